@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.ids import AttemptId
-from common.kv.shared_prompt import SharedPrompt
+from common.kv.prompt_blocks import PromptBlocks
 from common.prompt_logprobs import PromptLogprobs, check_num_entries
 from common.token_rules import NO_RULES, TokenRules
 
@@ -133,17 +132,17 @@ class GenerationRequest:
     output_token_ids: tuple[int, ...] = ()
     traceparent: str = ""
     cache_salt: str = ""
-    _words: array[int] | None = field(default=None, init=False, repr=False, compare=False)
+    known_blocks: PromptBlocks | None = field(default=None, repr=False, compare=False)
+    """What is known of this very prompt already, for `prompt_blocks`."""
 
     @property
-    def prompt_words(self) -> array[int]:
-        """The prompt, 32 bits a token, as it is hashed and copied into a seat: made once."""
-        words = self._words
-        if words is None:
-            tokens = self.prompt_token_ids
-            words = tokens.words if isinstance(tokens, SharedPrompt) else array("I", tokens)
-            object.__setattr__(self, "_words", words)
-        return words
+    def prompt_blocks(self) -> PromptBlocks:
+        """The words of the prompt, as they are hashed and copied into a seat, and its hashes."""
+        blocks = self.known_blocks
+        if blocks is None or blocks.token_ids is not self.prompt_token_ids:
+            blocks = PromptBlocks(self.prompt_token_ids)
+            object.__setattr__(self, "known_blocks", blocks)
+        return blocks
 
     def __post_init__(self) -> None:
         check_priority(self.priority)

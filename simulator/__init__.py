@@ -37,5 +37,5 @@ have done for each step is done at the end. So a jump is an optimisation and not
 times at which a router hears of the tokens in between differ, and it takes those from the run.
 
 What router and nodes make of the same prompt, its words and the hashes of its blocks, is made once
-for all of them (`common/kv/shared_prompt.py`): they are one process here.
+for all of them (`common/kv/prompt_blocks.py`): they are one process here.
 """

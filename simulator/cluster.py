@@ -104,9 +104,7 @@ class SimulatedCluster:
             for number in range(num)
         ]
         self.router.connect({node.me: node.put for node in self.nodes})
-        self._loads: dict[Incarnation, NodeLoad] = {
-            n.me: n.flow.snapshot().load for n in self.nodes
-        }
+        self._loads: dict[Incarnation, NodeLoad] = {n.me: n.flow.load() for n in self.nodes}
         self._renewal_s = lease_s / RENEWALS_PER_LEASE
         in_messages_s = _MESSAGES_TO_FIRST_TOKEN * setup.message_s
         self._edge_s = max(0.0, profile.beside.request_s - in_messages_s)
@@ -145,11 +143,11 @@ class SimulatedCluster:
 
         def until() -> bool:
             nonlocal is_stopped
-            if has_to_stop is not None and has_to_stop(self.served, self.timeline.now_s()):
-                is_stopped = True
+            assert has_to_stop is not None, "it is asked only if there is one"
+            is_stopped = has_to_stop(self.served, self.timeline.now_s())
             return is_stopped or self._num_open == 0
 
-        self.timeline.run(until)
+        self.timeline.run(self._has_ended if has_to_stop is None else until)
         if not is_stopped:
             self._end()
         return self.served
@@ -164,7 +162,7 @@ class SimulatedCluster:
         """
         self._on_served = on_served
         self._begin(ServedRequest(one, one.trace.arrival_s) for one in clients)
-        self.timeline.run(lambda: self._num_open == 0)
+        self.timeline.run(self._has_ended)
         self._end()
 
     def role_of(self, node: Incarnation) -> Role:
@@ -207,6 +205,9 @@ class SimulatedCluster:
             self.timeline.at(first_s, partial(self._renew, node))
         self._admit(coming)
 
+    def _has_ended(self) -> bool:
+        return not self._num_open
+
     def _end(self) -> None:
         if self._num_open:
             raise InternalError(f"{self._num_open} requests wait, and nothing happens any more")
@@ -243,7 +244,7 @@ class SimulatedCluster:
 
     def _renew(self, node: SimulatedNode) -> None:
         if self._num_open:
-            self._loads[node.me] = node.flow.snapshot().load
+            self._loads[node.me] = node.flow.load()
             self.timeline.after(self._renewal_s, partial(self._renew, node))
 
     def _list(self) -> None:

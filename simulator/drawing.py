@@ -21,9 +21,12 @@ _ONE, _LAST = DrawnTokens((FILLER_TOKEN_ID,)), DrawnTokens((STOP_TOKEN_ID,))
 def num_left(batch: StepBatch) -> list[int]:
     """Return how many tokens of its answer each entry has still to draw."""
     seats, rows = batch.seats, batch.rows
-    lengths = seats.sampling["seed"][rows].astype(np.int64)
-    left: list[int] = (lengths - seats.num_known[rows] + seats.num_prompt[rows]).tolist()
-    return left
+    num_output = seats.num_known.take(rows) - seats.num_prompt.take(rows)
+    length_of = seats.sampling["seed"].item  # steps are of a few entries, most often
+    return [
+        length_of(row) - count
+        for row, count in zip(rows.tolist(), num_output.tolist(), strict=True)
+    ]
 
 
 def not_last(num_entries: int, num_steps: int) -> npt.NDArray[np.int64]:
@@ -40,6 +43,6 @@ def drawn(batch: StepBatch, num_steps: int, num_left: Sequence[int]) -> list[Dra
     filler = (FILLER_TOKEN_ID,) * (num_steps - 1)
     last = _LAST if num_steps == 1 else DrawnTokens((*filler, STOP_TOKEN_ID))
     tokens = [last if left == num_steps else several for left in num_left]
-    if batch.is_sampled.all():
+    if batch.is_plain_decodes:
         return list(tokens)
     return [one if draws else None for one, draws in zip(tokens, batch.is_sampled, strict=True)]

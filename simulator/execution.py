@@ -11,8 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-
-import numpy as np
+from operator import sub
 
 from engine.core.runner_contract import OnLayer, RunnerResult
 from engine.core.scheduler import Scheduler
@@ -67,6 +66,8 @@ class ModelledExecution:
         """So many of these the scheduler knows."""
         self._num_left: list[int] = []
         """The tokens that each entry of the step had still to draw when it was begun."""
+        self._num_known: list[int] = []
+        """Its known tokens then, if all entries decode."""
         self._until_end = 0
         """After so many steps an answer ends, or another step must be planned; 0: after each."""
         self._context = 0
@@ -98,8 +99,9 @@ class ModelledExecution:
         self._num_left, self._num_recorded, self._until_end = num_left(batch), 0, 0
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
-        if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
-            self._context = int((batch.starts + 1).sum())
+        if on_layer is None and not num_copied and batch.is_plain_decodes:
+            self._num_known = batch.seats.num_known.take(batch.rows).tolist()
+            self._context = sum(self._num_known)
             self._until_end = self._num_until_end(batch)
             self._ends_s = self._ends_of_decodes(batch)
         else:
@@ -111,7 +113,7 @@ class ModelledExecution:
                 took_s,
                 self._on_pace,
                 self._began_s,
-                computes_prompts=not batch.is_decode.all(),
+                computes_prompts=batch.has_prompts,
             )
             self._ends_s = [self._cores.done_at_s(self._paced)]
         self._on_layer, self._next_layer = on_layer, 0
@@ -192,7 +194,7 @@ class ModelledExecution:
 
     def _ends_of_decodes(self, batch: StepBatch) -> list[float]:
         """Return the ends of a step of decodes and of those that would follow it unchanged."""
-        num_steps = self._num_to_full_block(batch) if self._until_end else 1
+        num_steps = self._num_to_full_block() if self._until_end else 1
         due_s, count = self._next_due_s(), len(batch)
         ends_s = self._cost.ends_of_decodes(self._began_s, count, self._context, num_steps)
         if due_s is not None:
@@ -205,15 +207,15 @@ class ModelledExecution:
         if not self._may_repeat or scheduler.waiting or len(batch) < len(scheduler.running):
             return 0
         seats, rows = batch.seats, batch.rows
-        longest = np.minimum(
-            seats.num_prompt[rows] + seats.max_new_tokens[rows], scheduler.limits.max_model_len
-        )
-        return max(1, min(int((longest - seats.num_known[rows]).min()), *self._num_left))
+        longest: list[int] = (
+            seats.num_prompt.take(rows) + seats.max_new_tokens.take(rows)
+        ).tolist()
+        num_left: int = min(*map(sub, longest, self._num_known), *self._num_left)
+        return max(1, num_left)
 
-    def _num_to_full_block(self, batch: StepBatch) -> int:
+    def _num_to_full_block(self) -> int:
         """Return how often the step can be run until a block is full, or an answer ends."""
-        block_size = self._scheduler.limits.block_size
+        block_size, num_new = self._scheduler.limits.block_size, self._num_recorded - 1
         # The last known token is computed next, and a block is full when its last slot is written.
-        num_used = (batch.seats.num_known[batch.rows] - 1) % block_size
-        num_steps = block_size - int(num_used.max())
-        return min(num_steps, self._until_end - self._num_recorded)
+        num_used = max((known + num_new) % block_size for known in self._num_known)
+        return min(block_size - num_used, self._until_end - self._num_recorded)

@@ -218,8 +218,11 @@ class SimulatedNode:
 
     def take_news(self) -> News:
         """Return what entered and left the tiers since the last call; those alone that changed."""
-        news = {tier: told.take_news() for tier, told in self.tiers.items()}
-        return {tier: changed for tier, changed in news.items() if changed}
+        news = {}
+        for tier, told in self.tiers.items():
+            if changed := told.take_news():
+                news[tier] = changed
+        return news
 
     def _flush(self) -> None:
         said = self._said

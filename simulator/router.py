@@ -141,7 +141,7 @@ class SimulatedRouter:
 
     def ask(self, request: GenerationRequest, served: ServedRequest) -> None:
         """Take a request of a client."""
-        name, prompt = request.id.choice_id, request.prompt_token_ids
+        name, prompt = request.id.choice_id, request.prompt_blocks
         flow = RequestFlow(
             name,
             prompt,

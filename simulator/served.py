@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 from common.observing.latency import LatencyTargets, percentile, tpot_s
@@ -30,7 +30,7 @@ class TokenTimes(NamedTuple):
         """Return those of tokens that came at these times, in order."""
         if len(at_s) == 1:
             return cls(at_s[0], -1.0, at_s[0], 0.0)
-        longest_s = max(after - before for before, after in pairwise(at_s))
+        longest_s = max(map(sub, at_s[1:], at_s))
         return cls(at_s[0], at_s[1], at_s[-1], longest_s)
 
 

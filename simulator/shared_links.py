@@ -8,7 +8,6 @@ the other end is slower goes to nobody: it is a lower bound of what a fair netwo
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -36,9 +35,9 @@ class SharedLinks:
         self._flows: dict[int, _Flow] = {}
         self._numbers: dict[Hashable, int] = {}
         """The number of each port: to compare names takes most of the time of many flows."""
-        self._num_out: Counter[int] = Counter()
-        self._num_into: Counter[int] = Counter()
-        """How many flows each port out and each port in has; a port that has none is left out."""
+        self._num_out: list[int] = []
+        self._num_into: list[int] = []
+        """How many flows each port out and each port in has, by the number of the port."""
         self._moved_at_s = 0.0
 
     def __len__(self) -> int:
@@ -52,9 +51,8 @@ class SharedLinks:
         self._move(now_s)
         known = self._flows.get(flow)
         if known is None:
-            numbers = self._numbers
-            out, into = (numbers.setdefault(port, len(numbers)) for port in (source, target))
-            self._flows[flow] = coming = _Flow(out, into, num_bytes)
+            coming = _Flow(self._number(source), self._number(target), num_bytes)
+            self._flows[flow] = coming
             self._share(coming, 1)
         else:
             known.num_left += num_bytes
@@ -68,8 +66,9 @@ class SharedLinks:
 
     def next_end_s(self) -> float:
         """Return when the next flow has sent all that it has; infinity without one."""
-        spans = (flow.num_left / flow.rate for flow in self._flows.values())
-        return self._moved_at_s + min(spans, default=math.inf)
+        if not self._flows:
+            return math.inf
+        return self._moved_at_s + min([one.num_left / one.rate for one in self._flows.values()])
 
     def take_ended(self, now_s: float) -> list[int]:
         """Return the flows that have sent all that they had, and forget them."""
@@ -78,6 +77,14 @@ class SharedLinks:
         for name in ended:
             self._share(self._flows.pop(name), -1)
         return ended
+
+    def _number(self, port: Hashable) -> int:
+        number = self._numbers.get(port)
+        if number is None:
+            number = self._numbers[port] = len(self._numbers)
+            self._num_out.append(0)
+            self._num_into.append(0)
+        return number
 
     def _move(self, now_s: float) -> None:
         span_s, self._moved_at_s = now_s - self._moved_at_s, now_s
@@ -89,10 +96,8 @@ class SharedLinks:
         """Share the ports of a flow that has come (`change` 1) or gone (-1) among its flows."""
         out, into = self._num_out, self._num_into
         source, target = changed.source, changed.target
-        for ports, port in ((out, source), (into, target)):
-            ports[port] += change
-            if not ports[port]:
-                del ports[port]
+        out[source] += change
+        into[target] += change
         for flow in self._flows.values():
             if flow.source == source or flow.target == target:
                 flow.rate = self._bytes_per_s / max(out[flow.source], into[flow.target])

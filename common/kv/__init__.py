@@ -2,7 +2,7 @@
 
 kv_layout     the shape of a KV cache, and its fingerprint
 blocks        block arithmetic and block hashes
-shared_prompt a prompt in a process with several nodes: words and hashes are made once
+prompt_blocks the words of a prompt and the hashes of its blocks, made once
 prefix_source where the start of a prompt is cached
 tiers         where a node keeps blocks
 token_budget  how many tokens a step, a sequence and a pool can hold

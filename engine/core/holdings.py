@@ -13,6 +13,7 @@ from __future__ import annotations
 from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.planner_contract import Admission, PreemptionReason, StepLimits, StepPlan
+from engine.core.policies.growth import Lacking
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import NO_SEAT, Sequence
@@ -56,6 +57,11 @@ class Holdings:
     def is_idle(self) -> bool:
         """Whether no sequence waits, runs or receives."""
         return not (self.running or self.receiving or self.waiting)
+
+    def lacking(self) -> list[Lacking]:
+        """Return which running sequences need blocks for their last known token, by their index."""
+        rows = self.running.rows
+        return self.seats.lacking(rows, self.seats.num_known.take(rows), self._block_size)
 
     # --- from the queue to a seat --------------------------------------------------------------
 

@@ -116,7 +116,7 @@ class KeptPrefixes:
 
     def begin_plan(self) -> None:
         """Plan copies out that the step makes before it computes, before anything else of it."""
-        if self.is_late:
+        if self.is_late or not self.is_enabled:
             return
         copy = self._copy_out()
         if copy is not None:
@@ -155,6 +155,8 @@ class KeptPrefixes:
         In a step, copies of prefixes are made before swaps in the same direction: a swap may reuse
         a block or a host block of a prefix that was found for nobody.
         """
+        if not self.is_enabled:
+            return
         if self.is_late:
             copy = self._copy_out()
             if copy is not None:

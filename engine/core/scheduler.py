@@ -91,7 +91,7 @@ class Scheduler:
             requeues_at_tail=config.requeue == "tail",
             pass_limit=config.priority_pass_limit,
         )
-        self._counters = counters = StepCounters()
+        self.counters = counters = StepCounters()
         self._held = held = Holdings(limits, self.pool, self.waiting, self.swapping, counters)
         self.seats, self.running, self.receiving = held.seats, held.running, held.receiving
         self.exporting, self.quarantined = held.exporting, held.quarantined
@@ -100,11 +100,10 @@ class Scheduler:
         )
         self._config, self._speculation = config, speculation
         self._ahead: PlanAhead | None = None
-        self._why_not_ahead = AheadRule.NO_STEP
+        self._why_not_ahead, self._highest_num_bypassed = AheadRule.NO_STEP, 0
         self._after: StepAfter | None = None
         if can_go_on and speculation is None:  # drafts are found in the tokens of the step before
             self._after = StepAfter(held, limits, has_priorities=self.has_priorities)
-        self._highest_num_bypassed = 0
         self._prefixes = PrefixIndex(
             self.pool,
             block_size=limits.block_size,
@@ -116,6 +115,7 @@ class Scheduler:
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
+        self._never_copies = not keeps_prefixes and speculation is None and self._after is None
         self._again = StepAgain(held, limits, self._prefixes, counters)
         self._no_batch = planned_batch(self.seats, np.empty(0, np.int64), [], {}, 0)
         self._tried, self._eos_token_ids = TriedPlan(held), eos_token_ids
@@ -158,7 +158,7 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         """Return counters and present state, as one value."""
         return SchedulerStatistics(
-            counters=self._counters.copy(),
+            counters=self.counters.copy(),
             method="none" if self._speculation is None else self._speculation.method,
             blocks=self.pool.counts(),
             num_host_blocks_used=self.host_pool.num_used,
@@ -185,17 +185,22 @@ class Scheduler:
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
+        if self._never_copies and not (self.running or self.waiting):  # nothing is to be planned
+            self._tried.forget()
+            self._take_ahead(frozenset(), has_drafts=False)
+            self.counters.on_plan(StepPlan())
+            return PlannedStep(self._no_batch)
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
-            self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
+            self.counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
             ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
             plan = ahead or tried or self._decide()
             while self.kept_prefixes.fetch(plan, self.waiting):
                 plan = self._decide()
-        self._counters.on_plan(plan)
+        self.counters.on_plan(plan)
         step, ratio_before = self._take(plan, by_id), self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
@@ -214,7 +219,7 @@ class Scheduler:
         if step.has_drafts:
             self._why_not_ahead = AheadRule.DRAFTS
             return
-        forecast = Forecast(step, self.running, self.seats, self.pool)
+        forecast = Forecast(step, self.running, self.seats, self.pool, self.limits.block_size)
         self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
     def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
@@ -336,7 +341,7 @@ class Scheduler:
             rule = ahead.rule
             if plan is not None and self.kept_prefixes.fetch(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
-        self._counters.plans_ahead[rule.value] += 1
+        self.counters.plans_ahead[rule.value] += 1
         return plan
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
@@ -345,7 +350,7 @@ class Scheduler:
             return StepPlan()
         return plan_step(
             running=self.running if forecast is None else forecast.running,
-            num_lacking=self._num_lacking(forecast),
+            lacking=(self._held if forecast is None else forecast).lacking(),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
@@ -367,13 +372,6 @@ class Scheduler:
     def has_priorities(self) -> bool:
         """Whether requests with a higher priority go first."""
         return self._config.enable_priority_scheduling
-
-    def _num_lacking(self, forecast: Forecast | None) -> Ints:
-        """Return how many blocks each running sequence lacks for its last known token."""
-        block_size, rows = self.limits.block_size, self.running.rows
-        if forecast is not None:
-            return forecast.num_lacking(block_size)
-        return self.seats.num_lacking(rows, self.seats.num_known[rows], block_size)
 
     def _policy(self) -> PlanPolicy:
         return PlanPolicy(
@@ -443,7 +441,9 @@ class Scheduler:
 
     def _pass_decode_steps(self, number: int) -> None:
         for _ in range(number):
-            self.reservation = self.reservation.after_decode_step()
+            before, self.reservation = self.reservation, self.reservation.after_decode_step()
+            if self.reservation is before:
+                break  # and so it is after each further one
 
     def _reset_if_idle(self) -> None:
         if self._held.is_idle:

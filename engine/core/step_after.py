@@ -66,8 +66,8 @@ class StepAfter:
         if rows is None:
             return
         going = [step.sequences[entry] for entry in rows.entries.tolist()]
-        for entry in rows.num_lacking.nonzero()[0].tolist():
-            block_ids = held.pool.allocate(int(rows.num_lacking[entry]), BlockUse.RUNNING)
+        for entry, num in rows.lacking:
+            block_ids = held.pool.allocate(num, BlockUse.RUNNING)
             held.seats.add_blocks(going[entry].seat, block_ids)
         step.batch.going_on = rows.entries
         self._step = step

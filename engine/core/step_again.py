@@ -35,16 +35,16 @@ class StepAgain:
         if held.waiting or num_sequences < len(held.running):
             return False
         num_known = held.seats.num_known.take(rows)
-        lacking = held.seats.num_lacking(rows, num_known + num_steps, self._block_size)
-        if lacking.sum() > held.pool.num_available:
+        lacking = held.seats.lacking(rows, num_known + num_steps, self._block_size)
+        if sum(num for _, num in lacking) > held.pool.num_available:
             return False
         held.seats.append_several_each(rows, num_known, token_ids)
         # All that run decode, so the batch has them in their order.
         is_full = (num_known + num_steps - 1) % self._block_size < num_steps
         for entry in is_full.nonzero()[0].tolist():
             self._prefixes.publish(held.running[entry])
-        for entry in lacking.nonzero()[0].tolist():
-            block_ids = held.pool.allocate(int(lacking[entry]), BlockUse.RUNNING)
+        for entry, num in lacking:
+            block_ids = held.pool.allocate(num, BlockUse.RUNNING)
             held.seats.add_blocks(rows.item(entry), block_ids)
         self._counters.on_ran(took_s, has_prompts=False)
         self._counters.on_repeated(num_sequences, num_steps)

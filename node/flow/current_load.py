@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from common.nodes import NodeLoad
 from engine.core.scheduler import Scheduler
-from engine.core.statistics import SchedulerStatistics
 
 
 def current_load(
-    scheduler: Scheduler, seen: SchedulerStatistics, *, num_held: int, is_draining: bool
+    scheduler: Scheduler, *, num_queued_tokens: int, num_held: int, is_draining: bool
 ) -> NodeLoad:
-    """Return the load of a node whose statistics were `seen` last.
+    """Return the load of a node as of now.
 
     Requests that wait for a grammar or a disk, `num_held`, are not queued yet.
     """
-    counted = seen.counters
+    counted, blocks = scheduler.counters, scheduler.pool.counts()
     return NodeLoad(
         free_blocks=scheduler.pool.num_available,
         free_seats=max(scheduler.num_free_seats, 0),
         num_running=len(scheduler.running) + len(scheduler.receiving),
         num_waiting=len(scheduler.waiting) + num_held,
-        queued_tokens=seen.num_queued_tokens,
-        new_token_ratio=seen.new_token_ratio,
+        queued_tokens=num_queued_tokens,
+        new_token_ratio=scheduler.reservation.ratio,
         num_preemptions=counted.num_preemptions,
         num_recomputed_tokens=counted.num_recomputed_tokens,
         num_drafted=counted.num_drafted,
         num_accepted=counted.num_accepted,
-        num_cached_blocks=seen.blocks.cached,
-        num_reserved_blocks=seen.blocks.reserved,
-        num_receiving_blocks=seen.blocks.receiving,
-        num_quarantined_blocks=seen.blocks.quarantined,
-        num_prefix_host_blocks=seen.num_prefix_host_blocks,
-        num_prefix_disk_blocks=seen.disk.num_blocks,
+        num_cached_blocks=blocks.cached,
+        num_reserved_blocks=blocks.reserved,
+        num_receiving_blocks=blocks.receiving,
+        num_quarantined_blocks=blocks.quarantined,
+        num_prefix_host_blocks=scheduler.host_pool.num_prefixes,
+        num_prefix_disk_blocks=scheduler.disk_prefixes.size.num_blocks,
         num_steps=counted.num_steps,
         num_prompt_tokens=counted.num_chunk_tokens,
         prompt_steps_ms=round(1000 * counted.prompt_steps_s),

@@ -48,7 +48,7 @@ class FlowLimits:
                 f"this node has {num_blocks}",
                 param="prompt",
             )
-        highest = int(np.frombuffer(request.prompt_words, np.uint32).max())
+        highest = int(np.frombuffer(request.prompt_blocks.words, np.uint32).max())
         highest = max(highest, max(request.output_token_ids, default=0))
         highest_ruled = request.sampling.rules.highest_token_id
         if max(highest, highest_ruled) >= self.vocab_size:

@@ -59,6 +59,8 @@ class Inbox:
 
     def take_all(self) -> list[Message]:
         """Return all waiting messages, oldest first, without blocking."""
+        if not self._messages:
+            return []  # one that comes now is there when `wait` looks
         with self._condition:
             taken = list(self._messages)
             self._messages.clear()

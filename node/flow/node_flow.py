@@ -18,6 +18,7 @@ from common.errors import (
     Overloaded,
     PdserveError,
 )
+from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
@@ -186,6 +187,8 @@ class NodeFlow:
         return _earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())
 
     def _next_due_s(self) -> float | None:
+        if not self.is_draining:
+            return self.attempts.next_deadline_s()
         leaving = self._hand_over_of_cache
         ends_at_s = None if leaving is None or self._has_said_drained else leaving.ends_at_s
         if ends_at_s is not None and not self.is_empty:
@@ -275,13 +278,22 @@ class NodeFlow:
     def snapshot(self) -> NodeSnapshot:
         """Return the statistics and the load as of now, which change no more."""
         seen = self.scheduler.statistics()
-        load = current_load(
-            self.scheduler, seen, num_held=len(self._queue), is_draining=self.is_draining
-        )
         statistics = NodeStatistics(scheduler=seen, num_transfers=self.attempts.num_leases)
-        return NodeSnapshot(statistics, load)
+        return NodeSnapshot(statistics, self._load(seen.num_queued_tokens))
+
+    def load(self) -> NodeLoad:
+        """Return the load as of now, without the statistics."""
+        return self._load(self.scheduler.num_queued_tokens)
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _load(self, num_queued_tokens: int) -> NodeLoad:
+        return current_load(
+            self.scheduler,
+            num_queued_tokens=num_queued_tokens,
+            num_held=len(self._queue),
+            is_draining=self.is_draining,
+        )
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
         """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
@@ -426,4 +438,5 @@ def _is_asked_again(attempt: NodeAttempt, message: Submit) -> bool:
 
 
 def _earliest(*times_s: float | None) -> float | None:
-    return min((time_s for time_s in times_s if time_s is not None), default=None)
+    due_s = [time_s for time_s in times_s if time_s is not None]
+    return min(due_s) if due_s else None

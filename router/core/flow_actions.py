@@ -15,6 +15,7 @@ from common.errors import (
     StaleEpoch,
 )
 from common.ids import Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import GenerationRequest, SamplingParams
 from router.core.attempts import Attempt, Attempts, State
 from router.core.candidates import WAIT_S, Candidates
@@ -30,19 +31,19 @@ class FlowActions:
     def __init__(
         self,
         choice_id: str,
-        prompt_token_ids: tuple[int, ...],
+        prompt: PromptBlocks,
         sampling: SamplingParams,
         *,
         deadline_at_s: float,
         priority: int = 0,
         cache_salt: str = "",
     ) -> None:
-        self._prompt_token_ids = prompt_token_ids
+        self._prompt = prompt
         self._sampling = sampling
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._cache_salt = cache_salt
-        self._attempts = Attempts(choice_id, TokenLedger(sampling, len(prompt_token_ids)))
+        self._attempts = Attempts(choice_id, TokenLedger(sampling, len(prompt.token_ids)))
         self._choosing: Attempt | None = None
         self._candidates = Candidates()
         self._is_accepted = False
@@ -131,12 +132,13 @@ class FlowActions:
     def _request(self, attempt: Attempt, now_s: float) -> GenerationRequest:
         return GenerationRequest(
             id=attempt.id,
-            prompt_token_ids=self._prompt_token_ids,
+            prompt_token_ids=self._prompt.token_ids,
             sampling=self._sampling_behind(attempt.ledger.num_emitted),
             deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
             priority=self._priority,
             output_token_ids=tuple(attempt.ledger.emitted),
             cache_salt=self._cache_salt,
+            known_blocks=self._prompt,
         )
 
     def _sampling_behind(self, num_emitted: int) -> SamplingParams:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
 from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation, new_id
+from common.kv.prompt_blocks import PromptBlocks
 from common.observing.clock import Clock, MonotonicClock
 from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
@@ -191,15 +192,16 @@ class Dispatcher:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
         choice_id, now_s = new_id("choice"), self._clock.now_s()
         deadline_at_s = now_s + deadline_s
+        prompt = PromptBlocks(prompt_token_ids)
         flow = RequestFlow(
             choice_id,
-            prompt_token_ids,
+            prompt,
             sampling,
             deadline_at_s=deadline_at_s,
             priority=priority,
             cache_salt=cache_salt,
         )
-        query = query_of(prompt_token_ids, sampling, cache_salt, session, needs_salt=needs_salt)
+        query = query_of(prompt, sampling, cache_salt, session, needs_salt=needs_salt)
         listener = listener or RequestWatch("", self.model, now_s)
         trace = ChoiceTrace(listener, choice_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)

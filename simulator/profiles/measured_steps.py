@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 
 from common.measured_profile import MeasuredProfile
@@ -33,6 +33,8 @@ model's layers leaves at once here, which saves most of the events and delays a 
 the time of a quarter of its last step."""
 WITHIN_MACHINE = "shm"
 """The transport between nodes of one machine."""
+_PART, _MOST_PARTS = 64, 4096
+"""So many steps of decodes are computed at once, and so many parts are kept: 10 MB at most."""
 Point = tuple[int, int, float]
 """Rows or tokens, context, seconds."""
 
@@ -80,13 +82,16 @@ class StepTable:
             if len(self.sizes) == 1 or len(found) == num_steps:
                 continue
             lower, share = _place(self.sizes, size)
-            lines = self._segment(lower, now), self._segment(lower + 1, now)
-            ends = min(until for *_, until in lines)
-            (below, rise, at, span, _), (above, other, start, width, _) = lines
-            while len(found) < num_steps and (now := context + len(found)) < ends:
-                below_s = below + rise * ((now - at) / span)
-                above_s = above + other * ((now - start) / width)
-                found.append(max(0.0, below_s + (above_s - below_s) * share))
+            below, rise, at, span, until = self._segment(lower, now)
+            above, other, start, width, ends = self._segment(lower + 1, now)
+            end = _num_before(min(until, ends), context, num_steps)
+            took_s = [
+                below_s + ((above + other * ((now - start) / width)) - below_s) * share
+                for number in range(len(found), end)
+                for now in (context + number,)
+                for below_s in (below + rise * ((now - at) / span),)
+            ]
+            found += took_s if min(took_s, default=0.0) >= 0 else [max(0.0, s) for s in took_s]
         return found
 
     def _at(self, index: int, context: float) -> float:
@@ -103,6 +108,18 @@ class StepTable:
         begin, end = contexts[lower], contexts[lower + 1]
         until = math.inf if lower == len(contexts) - 2 else end
         return seconds[lower], seconds[lower + 1] - seconds[lower], begin, end - begin, until
+
+
+def _num_before(until: float, context: float, most: int) -> int:
+    """Return how many of `most` places from a context on, one token apart, are below another."""
+    if until == math.inf:
+        return most
+    number = min(most, max(0, math.ceil(until - context)))
+    while number < most and context + number < until:
+        number += 1
+    while number and context + (number - 1) >= until:
+        number -= 1
+    return number
 
 
 def _place(places: Sequence[int], wanted: float) -> tuple[int, float]:
@@ -122,6 +139,8 @@ class MeasuredSteps:
             profile, self._decodes.seconds, self._prompt_s, partial(_moved_s, profile)
         )
         self._chunks = _chunks(profile, self.beside.prompt_factor)
+        self._least_chunk_s = self._chunks.seconds(1, 0) / 2
+        self._part_s = lru_cache(_MOST_PARTS)(partial(self._decodes_s, num_steps=_PART))
 
     @property
     def unevenness(self) -> float:
@@ -139,11 +158,14 @@ class MeasuredSteps:
 
     def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:
         """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
-        counts, starts = batch.num_tokens, batch.starts
-        is_one = counts == 1
-        rows, context = int(is_one.sum()), int((starts[is_one] + 1).sum())
-        pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
-        num_tokens = int(counts.sum()) - rows
+        rows = context = num_tokens = pairs = 0
+        for count, start in zip(batch.num_tokens.tolist(), batch.starts.tolist(), strict=True):
+            if count == 1:
+                rows += 1
+                context += start + 1
+            else:
+                num_tokens += count
+                pairs += count * (2 * start + count + 1) // 2
         beside_s = self._block_copy_s * num_copied_blocks + self.beside.of_step(rows)
         return beside_s + self.seconds(rows, context, num_tokens, pairs)
 
@@ -154,7 +176,7 @@ class MeasuredSteps:
             return self._decodes.seconds(rows, context / rows) if rows else 0.0
         at_context = pairs / num_tokens - (num_tokens + 1) / 2
         chunk_s = max(
-            self._chunks.seconds(num_tokens, at_context), self._chunks.seconds(1, 0) / 2
+            self._chunks.seconds(num_tokens, at_context), self._least_chunk_s
         )  # many short prompts together attend to less than one of their length
         if not rows:
             return chunk_s
@@ -171,9 +193,27 @@ class MeasuredSteps:
 
         They attend to `context` tokens in the first step, and to `count` more in each further one.
         """
+        if count & (count - 1):  # a third of a token is rounded, and differs from step to step
+            took_s = self._decodes_s(count, context / count, num_steps)
+        else:
+            took_s = self._known_decodes_s(count, context, num_steps)
+        return list(accumulate(took_s, initial=began_s))[1:]
+
+    def _known_decodes_s(self, count: int, context: int, num_steps: int) -> list[float]:
+        """Return `_decodes_s`, in parts that begin at a multiple of `_PART` and are made once."""
+        whole, rest = divmod(context, count)
+        begin, skipped = whole - whole % _PART, whole % _PART
+        took_s: list[float] = []
+        while len(took_s) < num_steps:
+            part_s = self._part_s(count, begin + rest / count)
+            took_s += part_s[skipped : skipped + num_steps - len(took_s)]
+            begin, skipped = begin + _PART, 0
+        return took_s
+
+    def _decodes_s(self, count: int, context: float, num_steps: int) -> list[float]:
+        """Return the seconds of steps, each at one more token of context for each decode."""
         beside_s = self.beside.of_step(count)
-        took_s = self._decodes.rising(count, context / count, num_steps)
-        return list(accumulate((s + beside_s for s in took_s), initial=began_s))[1:]
+        return [s + beside_s for s in self._decodes.rising(count, context, num_steps)]
 
     def _prompt_s(self, num_tokens: int) -> float:
         """Return the seconds of a prompt alone, in chunks of the largest size that was measured."""

@@ -39,7 +39,7 @@ TOUCHING = {
     "tests/rdma/test_rdma_endings.py": 2,
     "tests/simulation/test_request_endings.py": 1,
     "tests/simulation/test_reservation_faults.py": 1,
-    "tests/support/engine/build.py": 10,
+    "tests/support/engine/build.py": 9,
     "tests/support/http/http_edge.py": 4,
     "tests/support/kv/kv_cluster.py": 2,
     "tests/support/models/running.py": 1,

@@ -146,16 +146,15 @@ class BlockPool:
 
         Raises `ValueError` for a block without owner.
         """
-        uses, references, running = self._use, self._references, BlockUse.RUNNING
-        num_given = dict.fromkeys(BlockUse, 0)
-        for block_id in block_ids:
-            if references[block_id] == 0:
-                raise ValueError(f"block {block_id} has no owner")
-            num_given[uses[block_id]] += 1
-            uses[block_id] = running
-        for use, number in num_given.items():
-            self._num_used[use] -= number
-            self._num_used[running] += number
+        given, running = list(block_ids), BlockUse.RUNNING
+        before = [self._use[block_id] for block_id in given if block_id in self._use]
+        if len(before) < len(given):
+            owned = self._use.keys()
+            raise ValueError(f"block {next(b for b in given if b not in owned)} has no owner")
+        for use in set(before):
+            self._num_used[use] -= before.count(use)
+        self._num_used[running] += len(given)
+        self._use.update(dict.fromkeys(given, running))
 
     def quarantine(self, block_ids: Iterable[int]) -> list[int]:
         """Quarantine the receiving ones of `block_ids`, until `release`, and return them."""
@@ -188,21 +187,29 @@ class BlockPool:
         quarantined until its writer is known to have stopped.
         """
         references, uses, receiving = self._references, self._use, BlockUse.RECEIVING
-        findable, num_used = self.prefix_cache.block_ids(), self._num_used
-        evictable, free = self._evictable, self._free
-        for block_id in reversed(list(block_ids)):
-            num_left = references[block_id] - 1
-            if num_left < 0:
-                raise ValueError(f"block {block_id} is released but has no owner")
-            if uses[block_id] is receiving:
-                raise ValueError(f"block {block_id} is released but another node may write it")
-            references[block_id] = num_left
-            if num_left == 0:
-                num_used[uses.pop(block_id)] -= 1
-                if block_id in findable:
-                    evictable[block_id] = None
-                else:
-                    free.append(block_id)
+        findable, num_released = self.prefix_cache.block_ids(), 0
+        evictable, free, running = self._evictable, self._free, BlockUse.RUNNING
+        try:
+            for block_id in reversed(list(block_ids)):
+                num_left = references[block_id] - 1
+                if num_left < 0:
+                    raise ValueError(f"block {block_id} is released but has no owner")
+                use = uses[block_id]
+                if use is receiving:
+                    raise ValueError(f"block {block_id} is released but another node may write it")
+                references[block_id] = num_left
+                if num_left == 0:
+                    del uses[block_id]
+                    if use is running:
+                        num_released += 1
+                    else:
+                        self._num_used[use] -= 1
+                    if block_id in findable:
+                        evictable[block_id] = None
+                    else:
+                        free.append(block_id)
+        finally:
+            self._num_used[running] -= num_released
 
     def use_of(self, block_id: int) -> BlockUse | None:
         """Return what a block is held for; None: it is free or cached."""

@@ -7,11 +7,16 @@ that, so drafts are trimmed before a sequence is preempted.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from engine.core.planner_contract import PreemptionReason, SequenceView, StopRule
+from engine.core.planner_contract import (
+    Chunk,
+    PreemptionReason,
+    SequenceView,
+    StopRule,
+)
 from engine.core.planning.step_budget import StepBudget
-from engine.core.policies.growth import Ints
+from engine.core.policies.growth import Lacking
 from engine.core.policies.victims import (
     headroom_blocks,
     lowest_priority_first,
@@ -22,65 +27,74 @@ from engine.core.policies.victims import (
 def plan_decodes(
     budget: StepBudget,
     decoding: list[SequenceView],
-    new: Ints,
+    lacking: Sequence[Lacking],
     *,
     is_anything_else_held: bool,
 ) -> list[SequenceView]:
     """Plan all of `decoding`, in order of arrival; return the sequences that keep their blocks.
 
-    Each needs `new` blocks for its last known token, and those for its drafts.
+    Those of `lacking`, by index, need blocks for their last known token; drafts need others.
     `is_anything_else_held`: prefills, transfers or exports hold blocks that they will release.
     Otherwise a single remaining sequence that cannot grow never will.
     """
     size = budget.limits.block_size
-    num_needed = int(new.sum())
+    num_needed = sum(num for _, num in lacking)
     if num_needed > budget.available + budget.coming:
         decoding, num_needed = _retract(budget, decoding, num_needed)
-        new = np.array([_blocks_needed(s, 0, size) for s in decoding], np.int64)
+        needs = enumerate(_blocks_needed(s, 0, size) for s in decoding)
+        lacking = [(index, num) for index, num in needs if num]
     if budget.available < num_needed <= budget.available + budget.coming:
         budget.plan.stopped_by = StopRule.COPYING
-        _plan_those_that_fit(budget, decoding, new)
+        _plan_those_that_fit(budget, decoding, lacking)
     elif num_needed > budget.available:
         # The last one left: it waits until held blocks are released, or until it is preempted.
         budget.plan.stopped_by = StopRule.NO_VICTIM
         if not is_anything_else_held:
             budget.plan.starved.append(decoding[0].sequence_id)
     else:
-        budget.plan_decodes(decoding, *_with_drafts(budget, decoding, new))
+        budget.plan_decodes(decoding, _with_drafts(budget, decoding, lacking))
     return decoding
 
 
-def _plan_those_that_fit(budget: StepBudget, decoding: list[SequenceView], new: Ints) -> None:
+def _plan_those_that_fit(
+    budget: StepBudget, decoding: list[SequenceView], lacking: Sequence[Lacking]
+) -> None:
     """Plan one token of each sequence for which blocks are left; the others wait for copies."""
-    chosen: list[int] = []
-    num_left = budget.available
-    for number, num_new in enumerate(new.tolist()):
+    chosen: list[SequenceView] = []
+    more: dict[int, Chunk] = {}
+    num_left, needs = budget.available, dict(lacking)
+    for index, sequence in enumerate(decoding):
+        num_new = needs.get(index, 0)
         if num_new <= num_left:
-            chosen.append(number)
+            if num_new:
+                more[len(chosen)] = Chunk(1, num_new)
+            chosen.append(sequence)
             num_left -= num_new
-    new = new[chosen]
-    budget.plan_decodes([decoding[number] for number in chosen], new, np.zeros_like(new))
+    budget.plan_decodes(chosen, more)
 
 
-def _with_drafts(budget: StepBudget, decoding: list[SequenceView], new: Ints) -> tuple[Ints, Ints]:
-    """Return how many blocks and drafts each sequence gets: as many drafts as are left over."""
-    num_drafts = np.zeros(len(new), np.int64)
+def _with_drafts(
+    budget: StepBudget, decoding: list[SequenceView], lacking: Sequence[Lacking]
+) -> dict[int, Chunk]:
+    """Return the chunks with new blocks or drafts, by index: as many drafts as are left over."""
     spare_tokens = budget.tokens_left - len(decoding)
     if budget.limits.num_speculative_tokens == 0 or spare_tokens <= 0:
-        return new, num_drafts
-    size, num_blocks = budget.limits.block_size, new.copy()
-    spare_blocks = budget.available - int(new.sum())
-    for number, num_new in enumerate(new.tolist()):
-        sequence = decoding[number]
+        return {index: Chunk(1, num_new) for index, num_new in lacking}
+    size, needs, more = budget.limits.block_size, dict(lacking), dict[int, Chunk]()
+    spare_blocks = budget.available - sum(needs.values())
+    for index, sequence in enumerate(decoding):
+        num_new = num_blocks = needs.get(index, 0)
+        count = 0
         if sequence.draft_token_ids and spare_tokens > 0:
             most_held = sequence.num_held_blocks + num_new + spare_blocks
             num_slots = most_held * size - sequence.num_computed - 1
             count = min(_wanted_drafts(budget, sequence, spare_tokens), num_slots)
-            num_blocks[number] = num_with_drafts = _blocks_needed(sequence, count, size)
-            num_drafts[number] = count
-            spare_blocks -= num_with_drafts - num_new
+            num_blocks = _blocks_needed(sequence, count, size)
+            spare_blocks -= num_blocks - num_new
             spare_tokens -= count
-    return num_blocks, num_drafts
+        if num_blocks or count:
+            more[index] = Chunk(1, num_blocks, count)
+    return more
 
 
 def new_blocks(

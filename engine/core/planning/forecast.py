@@ -13,9 +13,9 @@ import numpy as np
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.planner_contract import SequenceView
-from engine.core.policies.growth import GrowthColumns
+from engine.core.policies.growth import GrowthColumns, Lacking
 from engine.core.sequences.running import Running
-from engine.core.sequences.seats import Ints, Seats
+from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep
@@ -104,9 +104,16 @@ class PoolForecast:
 class Forecast:
     """The running sequences, the seats and the pool after `step`, in which nothing is drafted."""
 
-    def __init__(self, step: PlannedStep, running: Running, seats: Seats, pool: BlockPool) -> None:
+    def __init__(
+        self,
+        step: PlannedStep,
+        running: Running,
+        seats: Seats,
+        pool: BlockPool,
+        block_size: int,
+    ) -> None:
         self.running: list[SequenceView] = []
-        self._seats = seats
+        self._seats, self._block_size = seats, block_size
         self._rows: list[int] = []
         """The seats of `running`."""
         self._drawing: list[int] = []
@@ -134,10 +141,10 @@ class Forecast:
                 self._rows.append(sequence.seat)
         self.pool = PoolForecast(pool, frozenset(freed)) if freed else pool
 
-    def num_lacking(self, block_size: int) -> Ints:
-        """Return how many blocks each of `running` will lack for its last known token."""
+    def lacking(self) -> list[Lacking]:
+        """Return which of `running` will need blocks for their last known token, by their index."""
         num_known = np.array([sequence.num_known for sequence in self.running], np.int64)
-        return self._seats.num_lacking(np.array(self._rows, np.int64), num_known, block_size)
+        return self._seats.lacking(np.array(self._rows, np.int64), num_known, self._block_size)
 
     def growth(self) -> GrowthColumns:
         """Return what a reservation will read of every seat."""

@@ -39,16 +39,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.core.policies.growth import Lacking
 from engine.core.sequences.seats import Ints, Seats
 from engine.core.step.step_in_flight import PlannedStep
 
 
 @dataclass(frozen=True, slots=True)
 class RowsAfter:
-    """The entries of a step that go on after it, and how many blocks each of them lacks."""
+    """The entries of a step that go on after it, and which of these need blocks, by their index."""
 
     entries: Ints
-    num_lacking: Ints
+    lacking: list[Lacking]
 
 
 def rows_after(
@@ -66,7 +67,7 @@ def rows_after(
     `num_running` sequences run, `num_waiting` wait; `has_seat`: one of those could be given a seat.
     """
     batch = step.batch
-    if not (batch.is_plain and batch.is_decode.all()):
+    if not batch.is_plain_decodes:
         return None
     if len(batch) != num_running or _has_copies(step):
         return None
@@ -76,8 +77,8 @@ def rows_after(
     has_seat |= len(entries) < len(batch)
     if not len(entries) or (num_waiting and has_seat):
         return None
-    lacking = seats.num_lacking(batch.rows[entries], known[entries] + 1, block_size)
-    if lacking.sum() > num_available:
+    lacking = seats.lacking(batch.rows[entries], known[entries] + 1, block_size)
+    if sum(num for _, num in lacking) > num_available:
         return None
     return RowsAfter(entries, lacking)
 

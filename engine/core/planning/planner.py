@@ -15,7 +15,7 @@ sequence is not seated again in the same step.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence, Set
-from itertools import islice
+from itertools import accumulate, islice
 
 from engine.core.planner_contract import (
     MatchPrefix,
@@ -29,7 +29,7 @@ from engine.core.planner_contract import (
 from engine.core.planning.admission_plan import plan_admissions
 from engine.core.planning.decode_plan import plan_decodes
 from engine.core.planning.step_budget import StepBudget
-from engine.core.policies.growth import GrowthColumns, Ints
+from engine.core.policies.growth import GrowthColumns, Lacking
 from engine.core.sequences.status import SequenceStatus
 
 _LEAST_SHARE = 8
@@ -39,7 +39,7 @@ _LEAST_SHARE = 8
 def plan_step(
     *,
     running: Sequence[SequenceView],
-    num_lacking: Ints,
+    lacking: Sequence[Lacking],
     receiving: Sequence[SequenceView],
     waiting: Collection[SequenceView],
     num_exporting: int,
@@ -54,7 +54,8 @@ def plan_step(
 ) -> StepPlan:
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
-    `num_lacking[i]` blocks are missing for the last known token of `running[i]`, if it decodes.
+    `lacking` are those of `running` that decode and have no block for their last known token, by
+    index, and how many they need.
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
     have no seat, but their blocks are still read by a transfer, or may still be written. Blocks are
     also held by `num_copies` copies of KV, and for prefixes from and to other nodes; `num_coming`
@@ -68,14 +69,17 @@ def plan_step(
     prefilling: list[SequenceView] = []
     if len(decoding) < len(running):
         prefilling = [s for s in running if s.status is not decode]
-        num_lacking = num_lacking[[s.status is decode for s in running]]
+        if lacking:
+            is_decode = [s.status is decode for s in running]
+            num_before = list(accumulate(is_decode, initial=0))
+            lacking = [(num_before[i], num) for i, num in lacking if is_decode[i]]
     num_seats = limits.max_num_seqs - len(running) - len(receiving)
     budget = StepBudget(limits, pool, policy, num_seats, num_coming)
     if decoding:
         decoding = plan_decodes(
             budget,
             decoding,
-            num_lacking,
+            lacking,
             is_anything_else_held=bool(prefilling or receiving or num_exporting or num_copies),
         )
         budget.bound_work()

@@ -10,7 +10,7 @@ the same chunk on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isqrt
 
 from engine.core.planner_contract import (
@@ -25,7 +25,6 @@ from engine.core.planner_contract import (
     StepLimits,
     StepPlan,
 )
-from engine.core.policies.growth import Ints
 
 _LEAST_SHARE = 8
 """However long their context is, prompts get at least an eighth of the tokens that decodes leave: a
@@ -73,19 +72,20 @@ class StepBudget:
             self.plan.num_decode_tokens -= planned.num_tokens
             self.plan.num_draft_tokens -= planned.num_drafts
 
-    def plan_decodes(
-        self, sequences: Sequence[SequenceView], num_new_blocks: Ints, num_drafts: Ints
-    ) -> None:
-        """Plan one known token and the drafts of each; no more than there are tokens left.
+    def plan_decodes(self, sequences: Sequence[SequenceView], more: Mapping[int, Chunk]) -> None:
+        """Plan one known token of each; no more than there are tokens left.
 
-        To be called before anything else is planned.
+        `more` are the chunks with new blocks or drafts, by index, in order. To be called before
+        anything else is planned.
         """
         plan, sequences = self.plan, sequences[: self.tokens_left]
         plan.chunks = dict.fromkeys([s.sequence_id for s in sequences], PLAIN_DECODE)
         plan.num_decode_tokens = len(sequences)
-        for number in (num_new_blocks | num_drafts)[: len(sequences)].nonzero()[0].tolist():
-            sequence, count = sequences[number], int(num_new_blocks[number])
-            plan.chunks[sequence.sequence_id] = chunk = Chunk(1, count, int(num_drafts[number]))
+        for index, chunk in more.items():
+            if index >= len(sequences):
+                break
+            sequence, count = sequences[index], chunk.num_new_blocks
+            plan.chunks[sequence.sequence_id] = chunk
             plan.num_draft_tokens += chunk.num_drafts
             if count:
                 self.growing.append((sequence, count))

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Lacking = tuple[int, int]
+"""The index of a sequence or seat, and how many blocks it needs beside those that it has."""
 
 MILLION = 1_000_000
 """One whole, in millionths."""

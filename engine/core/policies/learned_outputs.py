@@ -9,9 +9,9 @@ kept when the node is idle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -81,19 +81,17 @@ class LearnedOutputs:
         return self
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PeakReserve:
-    """The expected future of some sequences.
+class _Future(NamedTuple):
+    """What some sequences are expected to use, from now to the end of the last one.
 
     The columns are sorted by `ends`: in how many tokens each sequence ends. `known` are its tokens
-    now, `held_tokens` the slots of all. When a sequence ends, those after it in the columns and
-    itself are still there: `num_left` sequences with `left_known` tokens now. `most_used` is the
-    largest use of tokens, `most_with_one` up to each of `ends` the largest with one token of a
-    further sequence for each that is drawn. A sequence that was taken out stands there a second
-    time, with weight -1, after itself.
+    now. When a sequence ends, those after it in the columns and itself are still there: `num_left`
+    sequences with `left_known` tokens now. `most_used` is the largest use of tokens, and
+    `most_with_one` up to each of `ends` the largest with one token of a further sequence for each
+    that is drawn. A sequence that was taken out stands there a second time, with weight -1, after
+    itself.
     """
 
-    policy: LearnedOutputs
     ends: Ints
     known: Ints
     weights: Ints
@@ -101,39 +99,83 @@ class PeakReserve:
     left_known: Ints
     most_used: int
     most_with_one: Ints
-    held_tokens: int
+
+    @classmethod
+    def of_sorted(
+        cls, ends: Ints, known: Ints, weights: Ints, num_left: Ints, weighted: Ints, rest: int
+    ) -> _Future:
+        """Return that of sequences by their ends, each of which uses `rest` tokens beside its own;
+        `weighted` are its tokens as often as it counts."""
+        left_known = weighted[::-1].cumsum()[::-1]
+        used = left_known + num_left * (ends + rest)
+        most_used = int(used.max(initial=0))
+        with_one = np.maximum.accumulate(used + ends)
+        return cls(ends, known, weights, num_left, left_known, most_used, with_one)
+
+    def changed(self, end: int, num_known: int, weight: int, rest: int) -> _Future:
+        """Return it with one more sequence, or with `weight` -1 without one."""
+        index = int(self.ends.searchsorted(end, side="right"))
+        known = inserted(self.known, index, num_known)
+        weights = inserted(self.weights, index, weight)
+        num_left = weights[::-1].cumsum()[::-1]
+        ends = inserted(self.ends, index, end)
+        return _Future.of_sorted(ends, known, weights, num_left, known * weights, rest)
+
+    def most_used_with(self, end: int, num_known: int, rest: int) -> int:
+        """Return the largest use if one more sequence was there, with `num_known` tokens now."""
+        most, own = self.most_used, num_known + rest
+        at_end = own + end
+        # Those that end together with the candidate are still there at its end.
+        num_before = int(self.ends.searchsorted(end))
+        if num_before:
+            most = max(most, int(self.most_with_one[num_before - 1]) + own)
+        if num_before < len(self.ends):
+            left = int(self.num_left[num_before]) * (end + rest)
+            at_end += int(self.left_known[num_before]) + left
+        return max(most, at_end)
+
+
+_NO_FUTURE = _Future(_NONE, _NONE, _NONE, _NONE, _NONE, 0, _NONE)
+
+
+class PeakReserve:
+    """The expected future of some sequences: `most_used` tokens, and the slots that they hold.
+
+    With one more sequence only the largest use is known at first. The rest is made when somebody
+    asks what a further one would change: most often the last candidate of a plan was added.
+    """
+
+    __slots__ = ("_future", "held_tokens", "most_used", "policy")
+
+    def __init__(
+        self,
+        policy: LearnedOutputs,
+        held_tokens: int,
+        most_used: int,
+        future: _Future | Callable[[], _Future],
+    ) -> None:
+        """Take what is known; `future` may be what makes the rest."""
+        self.policy, self.held_tokens, self.most_used = policy, held_tokens, most_used
+        self._future = future
 
     @classmethod
     def of(cls, policy: LearnedOutputs, rows: GrowthColumns) -> PeakReserve:
         """Return the reserve of `rows`. A sequence that leaves after its prompt never grows."""
         if not np.count_nonzero(rows.max_new_tokens):  # as on a node that only prefills
-            return cls(policy, _NONE, _NONE, _NONE, _NONE, _NONE, 0, _NONE, 0)
+            return cls._known(policy, 0, _NO_FUTURE)
         held_tokens = int(rows.num_held_blocks.dot(rows.max_new_tokens > 0)) * policy.block_size
         ends = policy.expected(rows)
         order = ends.argsort(kind="stable")
         order = order[len(ends) - np.count_nonzero(ends > 0) :]
         ends, known = ends.take(order), rows.num_known.take(order)
         num_left = np.arange(len(ends), 0, -1)
-        return cls._of_sorted(policy, ends, known, np.ones_like(ends), num_left, known, held_tokens)
+        rest = _rest(policy)
+        future = _Future.of_sorted(ends, known, np.ones_like(ends), num_left, known, rest)
+        return cls._known(policy, held_tokens, future)
 
     @classmethod
-    def _of_sorted(
-        cls,
-        policy: LearnedOutputs,
-        ends: Ints,
-        known: Ints,
-        weights: Ints,
-        num_left: Ints,
-        weighted: Ints,
-        held_tokens: int,
-    ) -> PeakReserve:
-        left_known = weighted[::-1].cumsum()[::-1]
-        used = left_known + num_left * (ends + _rest(policy))
-        most_used = int(used.max(initial=0))
-        with_one = np.maximum.accumulate(used + ends)
-        return cls(
-            policy, ends, known, weights, num_left, left_known, most_used, with_one, held_tokens
-        )
+    def _known(cls, policy: LearnedOutputs, held_tokens: int, future: _Future) -> PeakReserve:
+        return cls(policy, held_tokens, future.most_used, future)
 
     @property
     def blocks(self) -> int:
@@ -145,27 +187,38 @@ class PeakReserve:
         if candidate.max_new_tokens <= 0:
             return self.blocks
         held_tokens = self.held_tokens + candidate.num_held_blocks * self.policy.block_size
-        end, rest = self.policy.expected_of(candidate), _rest(self.policy)
-        if end <= 0:
-            return self._blocks(self.most_used, held_tokens)
-        most, own = self.most_used, candidate.num_known + rest
-        at_end = own + end
-        # Those that end together with the candidate are still there at its end.
-        num_before = int(self.ends.searchsorted(end))
-        if num_before:
-            most = max(most, int(self.most_with_one[num_before - 1]) + own)
-        if num_before < len(self.ends):
-            left = int(self.num_left[num_before]) * (end + rest)
-            at_end += int(self.left_known[num_before]) + left
-        return self._blocks(max(most, at_end), held_tokens)
+        end, most_used = self.policy.expected_of(candidate), self.most_used
+        if end > 0:
+            rest = _rest(self.policy)
+            most_used = self._columns().most_used_with(end, candidate.num_known, rest)
+        return self._blocks(most_used, held_tokens)
 
     def plus(self, view: GrowthView) -> PeakReserve:
         """Return the reserve with one more sequence."""
-        return self._with(view, 1)
+        if view.max_new_tokens <= 0:
+            return self
+        held_tokens = self.held_tokens + view.num_held_blocks * self.policy.block_size
+        end, num_known, rest = self.policy.expected_of(view), view.num_known, _rest(self.policy)
+        if end <= 0:
+            return self._holding(held_tokens)
+        future = self._columns()
+        return PeakReserve(
+            self.policy,
+            held_tokens,
+            future.most_used_with(end, num_known, rest),
+            lambda: future.changed(end, num_known, 1, rest),
+        )
 
     def minus(self, view: GrowthView) -> PeakReserve:
         """Return the reserve without a sequence."""
-        return self._with(view, -1)
+        if view.max_new_tokens <= 0:
+            return self
+        held_tokens = self.held_tokens - view.num_held_blocks * self.policy.block_size
+        end, rest = self.policy.expected_of(view), _rest(self.policy)
+        if end <= 0:
+            return self._holding(held_tokens)
+        future = self._columns().changed(end, view.num_known, -1, rest)
+        return self._known(self.policy, held_tokens, future)
 
     def grown(self, view: GrowthView, num_blocks: int) -> PeakReserve:
         """Return the reserve when a seated sequence holds so many more blocks."""
@@ -173,39 +226,14 @@ class PeakReserve:
             return self
         return self._holding(self.held_tokens + num_blocks * self.policy.block_size)
 
-    def _with(self, view: GrowthView, weight: int) -> PeakReserve:
-        if view.max_new_tokens <= 0:
-            return self
-        held_tokens = self.held_tokens + weight * view.num_held_blocks * self.policy.block_size
-        end = self.policy.expected_of(view)
-        if end <= 0:
-            return self._holding(held_tokens)
-        index = int(self.ends.searchsorted(end, side="right"))
-        known = inserted(self.known, index, view.num_known)
-        weights = inserted(self.weights, index, weight)
-        return self._of_sorted(
-            self.policy,
-            inserted(self.ends, index, end),
-            known,
-            weights,
-            weights[::-1].cumsum()[::-1],
-            known * weights,
-            held_tokens,
-        )
-
     def _holding(self, held_tokens: int) -> PeakReserve:
-        # Many sequences may grow in a step, and `replace` looks at every field.
-        return PeakReserve(
-            self.policy,
-            self.ends,
-            self.known,
-            self.weights,
-            self.num_left,
-            self.left_known,
-            self.most_used,
-            self.most_with_one,
-            held_tokens,
-        )
+        return PeakReserve(self.policy, held_tokens, self.most_used, self._future)
+
+    def _columns(self) -> _Future:
+        future = self._future
+        if not isinstance(future, _Future):
+            future = self._future = future()
+        return future
 
     def _blocks(self, used: int, held_tokens: int) -> int:
         return -(-max(used - held_tokens, 0) // self.policy.block_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,48 +33,58 @@ def inserted(numbers: Ints, index: int, number: int) -> Ints:
     return longer
 
 
+def _moved(numbers: Ints, oldest: int, index: int, number: int) -> Ints:
+    """Return `numbers` without the one at `oldest`, and with another before that at `index`."""
+    changed = numbers.copy()
+    if oldest < index:
+        changed[oldest : index - 1] = numbers[oldest + 1 : index]
+        changed[index - 1] = number
+    else:
+        changed[index + 1 : oldest + 1] = numbers[index:oldest]
+        changed[index] = number
+    return changed
+
+
 @dataclass(frozen=True, slots=True)
 class OutputHistory:
     """The latest lengths of complete outputs, by class of `max_tokens`.
 
     A class holds the requests whose `max_tokens` have the same power of two: who asks for at most
     200 tokens gets other answers than who asks for 8000. `recent` has the lengths of each class in
-    the order of their ends, `ordered` by length. All lengths that predict stand in `keys`, sorted,
-    with the class in the high bits; those of a class end at `key_ends`. `used_class` is the class
-    that predicts for each class.
+    the order of their ends. All lengths stand in `keys` too, sorted, with the class in the high
+    bits; those of a class end at `key_ends`. `used_class` is the class that predicts for each
+    class.
     """
 
     recent: tuple[tuple[int, ...], ...] = ((),) * _NUM_CLASSES
-    ordered: tuple[Ints, ...] = field(default=(_NONE,) * _NUM_CLASSES, compare=False, repr=False)
     keys: Ints = field(default_factory=_NONE.copy, compare=False, repr=False)
-    key_ends: Ints = field(default_factory=_NONE.copy, compare=False, repr=False)
-    used_class: Ints = field(default_factory=_NONE.copy, compare=False, repr=False)
+    key_ends: Ints = field(
+        default_factory=lambda: np.zeros(_NUM_CLASSES, np.int64), compare=False, repr=False
+    )
+    used_class: Ints = field(
+        default_factory=lambda: np.full(_NUM_CLASSES, _ALL, np.int64), compare=False, repr=False
+    )
 
     def after_output(self, num_output: int, max_new_tokens: int) -> OutputHistory:
         """Return the history with one more output, without the oldest where a class is full."""
-        recent, ordered = list(self.recent), list(self.ordered)
+        recent, keys = list(self.recent), self.keys
         key_ends, used_class = self.key_ends, self.used_class
         for number in (_ALL, max_new_tokens.bit_length()):
-            lengths, in_order = recent[number], ordered[number]
+            lengths, key = recent[number], (number << _SHIFT) + num_output
+            index = int(keys.searchsorted(key))
             if len(lengths) == _MOST_RECENT:
-                oldest = int(in_order.searchsorted(lengths[0]))
-                in_order = np.concatenate((in_order[:oldest], in_order[oldest + 1 :]))
-            recent[number] = (*lengths, num_output)[-_MOST_RECENT:]
-            ordered[number] = inserted(in_order, int(in_order.searchsorted(num_output)), num_output)
-        counts = [len(lengths) for lengths in recent]
-        usable = [n for n, count in enumerate(counts) if count >= _LEAST_RECENT]
-        if counts != [len(lengths) for lengths in self.recent]:
-            key_ends = np.cumsum([count if count >= _LEAST_RECENT else 0 for count in counts])
-            used_class = np.full(_NUM_CLASSES, _ALL, np.int64)
-            used_class[usable] = usable
-        return replace(
-            self,
-            recent=tuple(recent),
-            ordered=tuple(ordered),
-            keys=np.concatenate([_NONE, *(ordered[n] + (n << _SHIFT) for n in usable)]),
-            key_ends=key_ends,
-            used_class=used_class,
-        )
+                oldest = int(keys.searchsorted((number << _SHIFT) + lengths[0]))
+                keys = _moved(keys, oldest, index, key)
+                recent[number] = (*lengths[1:], num_output)
+                continue
+            keys = inserted(keys, index, key)
+            recent[number] = lengths = (*lengths, num_output)
+            key_ends = key_ends.copy()
+            key_ends[number:] += 1
+            if len(lengths) == _LEAST_RECENT:
+                used_class = used_class.copy()
+                used_class[number] = number
+        return OutputHistory(tuple(recent), keys, key_ends, used_class)
 
     @property
     def can_predict(self) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 from common.kv.blocks import BlockHash, hash_words_behind, root_hash
-from common.kv.shared_prompt import SharedPrompt
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.sequences.sequence import Sequence
 
@@ -55,10 +54,12 @@ class PrefixIndex:
         sequence.num_hashed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:
-        size, hashes, prompt = self.block_size, sequence.block_hashes, sequence.prompt_token_ids
-        if len(hashes) < count and isinstance(prompt, SharedPrompt):
-            known = prompt.hashes_behind(self._root(sequence.request.cache_salt), size)
-            hashes += known[len(hashes) : count]
+        size, hashes = self.block_size, sequence.block_hashes
+        num_of_prompt = min(count, sequence.num_prompt // size)
+        if len(hashes) < num_of_prompt:
+            root, prompt = self._root(sequence.request.cache_salt), sequence.prompt_blocks
+            known = prompt.hashes_behind(root, size, num_of_prompt)
+            hashes += known[len(hashes) : num_of_prompt]
         if len(hashes) < count:
             parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)
             words = sequence.words(len(hashes) * size, count * size)

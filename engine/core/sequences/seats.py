@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Items
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
-from engine.core.policies.growth import GrowthColumns
+from engine.core.policies.growth import GrowthColumns, Lacking
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -37,8 +38,10 @@ SAMPLING_COLUMNS = np.dtype(
     ]
 )
 """One row of sampling parameters. `num_logprobs` can be `NOT_ASKED`."""
-_OF_PARAMS = [name for name in SAMPLING_COLUMNS.names or () if name != "num_logprobs"]
+_NOT_LOGPROBS = [name for name in SAMPLING_COLUMNS.names or () if name != "num_logprobs"]
+_of_params = attrgetter(*_NOT_LOGPROBS)
 """Columns that `SamplingParams` has under the same names."""
+_LOGPROBS_INDEX = (SAMPLING_COLUMNS.names or ()).index("num_logprobs")
 
 
 class Seats:
@@ -86,10 +89,9 @@ class Seats:
     def set_params(self, seat: int, params: SamplingParams) -> None:
         """Write the sampling parameters of a seat."""
         self.params[seat] = params
-        row = self.sampling[seat]
-        for name in _OF_PARAMS:
-            row[name] = getattr(params, name)
-        row["num_logprobs"] = NOT_ASKED if params.logprobs is None else params.logprobs
+        num_logprobs = NOT_ASKED if params.logprobs is None else params.logprobs
+        values, index = _of_params(params), _LOGPROBS_INDEX
+        self.sampling[seat] = (*values[:index], num_logprobs, *values[index:])
         self.has_grammar[seat] = params.grammar is not None
         self.has_rules[seat] = params.rules != NO_RULES
         asked = params.prompt_logprobs
@@ -133,14 +135,20 @@ class Seats:
     def append_several_each(self, rows: Ints, known: Ints, token_ids: Ints) -> None:
         """Append tokens `[rows, several]`, of which all but the last of each are computed too."""
         several = token_ids.shape[1]
-        self.token_ids[rows[:, None], known[:, None] + np.arange(several)] = token_ids
-        self.num_known[rows] = known + several
-        self.num_computed[rows] = known + several - 1
+        for row, begin, of_row in zip(rows.tolist(), known.tolist(), token_ids, strict=True):
+            self.token_ids[row, begin : begin + several] = of_row
+        self.num_known[rows] = now_known = known + several
+        self.num_computed[rows] = now_known - 1
 
-    def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
-        """Return how many more blocks each of these seats needs for so many tokens."""
-        missing: Ints = -(-num_known // block_size) - self.num_blocks.take(rows)
-        return np.maximum(missing, 0)
+    def lacking(self, rows: Ints, num_known: Ints, block_size: int) -> list[Lacking]:
+        """Return which of these seats need more blocks for so many tokens, by their index, and how
+        many; most need none."""
+        num_blocks = self.num_blocks.take(rows)
+        short = (num_known > num_blocks * block_size).nonzero()[0]
+        return [
+            (index, -(-num_known.item(index) // block_size) - num_blocks.item(index))
+            for index in short.tolist()
+        ]
 
     def growth(self) -> GrowthColumns:
         """Return what a reservation reads of every seat, as copies; empty seats need nothing."""

@@ -59,9 +59,9 @@ class Sequence:
         "num_prompt",
         "num_swapped",
         "priority",
+        "prompt_blocks",
         "prompt_logprobs",
         "prompt_token_ids",
-        "prompt_words",
         "proposed_token_ids",
         "queue_key",
         "request",
@@ -86,7 +86,7 @@ class Sequence:
         """Sort key in the waiting queue, smallest first; only the queue writes it."""
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
-        self.prompt_words = request.prompt_words
+        self.prompt_blocks = request.prompt_blocks
         self.num_prompt = len(request.prompt_token_ids)
         self._output_token_ids: Tokens[int] = request.output_token_ids
         self.prompt_logprobs: list[PromptLogprobs] = []
@@ -143,7 +143,7 @@ class Sequence:
     def take_seat(self, seats: Seats) -> None:
         """Move into a free seat; it has no blocks yet."""
         self.seat = seats.take(
-            self.prompt_words,
+            self.prompt_blocks.words,
             self._output_token_ids,
             self.max_new_tokens,
             self.request.sampling,
@@ -252,7 +252,7 @@ class Sequence:
     def words(self, start: int, end: int) -> array[int]:
         """Return known tokens `start` to `end`, exclusive, as 32-bit numbers without a sign."""
         if end <= self.num_prompt:
-            return self.prompt_words[start:end]
+            return self.prompt_blocks.words[start:end]
         return array("I", self.tokens(start, end))
 
     def take_drafts(self, drawn: DrawnTokens) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import overload
+from functools import lru_cache
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence as SeatedSequence
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Column = TypeVar("Column", Ints, Bools)
 
 
 class StepBatch(Sequence[ScheduledSequence]):
@@ -48,9 +51,13 @@ class StepBatch(Sequence[ScheduledSequence]):
         self.starts: Ints = np.asarray(starts, np.int64)
         self.num_tokens: Ints = np.asarray(num_tokens, np.int64)
         self.num_drafts: Ints = np.asarray(num_drafts, np.int64)
-        self.is_sampled = np.asarray(is_sampled, np.bool_)
-        self.is_decode = np.zeros(len(self.rows), np.bool_)
-        self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
+        self.is_sampled: Bools = np.asarray(is_sampled, np.bool_)
+        self.is_decode: Bools = np.zeros(len(self.rows), np.bool_)
+        self.is_plain_decodes = False
+        """Whether its planner says that each entry decodes, one token and no draft."""
+        self.has_decodes = True
+        """Whether any entry may decode, as far as its planner knows."""
+        self.num_proposals: Ints = _all_zero(len(self.rows))
         self.going_on: Ints | None = None
         self.has_gone_on = False
         self.continues: Ints | None = None
@@ -60,7 +67,14 @@ class StepBatch(Sequence[ScheduledSequence]):
     @property
     def is_plain(self) -> bool:
         """Whether every entry computes one token, its last known one, and draws the next."""
+        if self.is_plain_decodes:
+            return True
         return bool(self.is_sampled.all() and (self.num_tokens == 1).all())
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether any entry computes a part of a prompt."""
+        return not (self.is_plain_decodes or self.is_decode.all())
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,8 +85,11 @@ class StepBatch(Sequence[ScheduledSequence]):
     def __getitem__(self, index: slice) -> list[ScheduledSequence]: ...
     def __getitem__(self, index: int | slice) -> ScheduledSequence | list[ScheduledSequence]:
         if not self._views:
-            self._views = [self._view(i) for i in range(len(self.rows))]
+            self._views = [self._made(i) for i in range(len(self.rows))]
         return self._views[index]
+
+    def _made(self, entry: int) -> ScheduledSequence:
+        return self._view(entry)
 
     def drafts(self, entry: int) -> list[int]:
         """Return the drafts of an entry."""
@@ -93,6 +110,7 @@ class StepBatch(Sequence[ScheduledSequence]):
             lambda i: self[entries[i]],
         )
         part.is_decode = self.is_decode[kept]
+        part.is_plain_decodes, part.has_decodes = self.is_plain_decodes, self.has_decodes
         part.num_proposals = self.num_proposals[kept]
         return part
 
@@ -109,24 +127,58 @@ def planned_batch(
     They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
     drafts after it. `chunks` are by entry; an entry without one is a plain decode.
     """
-    known, starts = seats.num_known.take(rows), seats.num_computed.take(rows)
-    num_tokens, num_drafts = np.ones_like(known), np.zeros(len(known), np.int64)
-    if chunks:
+    count, starts = len(rows), seats.num_computed.take(rows)
+    if num_decodes == count and not any(chunk.num_drafts for chunk in chunks.values()):
+        ones, every = _all_one(count), _all_true(count)
+        batch = _PlannedBatch(seats, rows, starts, ones, _all_zero(count), every, _no_view)
+        batch.is_decode, batch.is_plain_decodes = every, True
+    else:
+        num_tokens, num_drafts = np.ones_like(starts), np.zeros(count, np.int64)
         entries = list(chunks)
         num_tokens[entries] = [chunk.num_tokens + chunk.num_drafts for chunk in chunks.values()]
         num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
-    is_sampled = starts + num_tokens >= known
-    batch = StepBatch(
-        seats,
-        rows,
-        starts,
-        num_tokens,
-        num_drafts,
-        is_sampled,
-        lambda entry: _view(sequences[entry], batch, entry),
-    )
-    batch.is_decode[:num_decodes] = True
+        is_sampled = starts + num_tokens >= seats.num_known.take(rows)
+        batch = _PlannedBatch(seats, rows, starts, num_tokens, num_drafts, is_sampled, _no_view)
+        batch.is_decode[:num_decodes], batch.has_decodes = True, num_decodes > 0
+    batch.sequences = sequences
     return batch
+
+
+class _PlannedBatch(StepBatch):
+    """A batch that looks its entries up in sequences.
+
+    It holds no function that holds itself: batches are many, and would be left to the collector.
+    """
+
+    sequences: Sequence[SeatedSequence]
+
+    def _made(self, entry: int) -> ScheduledSequence:
+        return _view(self.sequences[entry], self, entry)
+
+
+def _no_view(entry: int) -> ScheduledSequence:
+    raise AssertionError("the entries of a planned batch are views of its sequences")
+
+
+# Columns of most batches, which nobody may change: to make one takes as long as to use it.
+@lru_cache(maxsize=256)
+def _all_one(count: int) -> Ints:
+    return _constant(np.ones(count, np.int64))
+
+
+@lru_cache(maxsize=256)
+def _all_zero(count: int) -> Ints:
+    return _constant(np.zeros(count, np.int64))
+
+
+@lru_cache(maxsize=256)
+def _all_true(count: int) -> Bools:
+    return _constant(np.ones(count, np.bool_))
+
+
+def _constant(column: Column) -> Column:
+    column.flags.writeable = False
+    return column
 
 
 def _view(sequence: SeatedSequence, batch: StepBatch, entry: int) -> ScheduledSequence:
@@ -183,7 +235,7 @@ def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
         [entry.sample is not None for entry in entries],
         lambda i: entries[i],
     )
-    batch.num_proposals[:] = [entry.num_proposals for entry in entries]
+    batch.num_proposals = np.array([entry.num_proposals for entry in entries], np.int64)
     return batch
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.planner_contract import StopRule
@@ -101,7 +103,9 @@ class PlannedStep:
         """Set how many drafts a drafter inside the runner may add to each drawn token."""
         drawing = self.batch.is_sampled.nonzero()[0]
         sequences = [self.sequences[entry] for entry in drawing]
-        self.batch.num_proposals[drawing] = numbers(sequences)
+        proposals = np.zeros(len(self.batch), np.int64)
+        proposals[drawing] = numbers(sequences)
+        self.batch.num_proposals = proposals
 
     def only(self, entries: Items[int]) -> PlannedStep:
         """Return the part of the step that computed these indices of the batch."""

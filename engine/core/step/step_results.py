@@ -90,7 +90,7 @@ class StepResults:
         Decodes that go on are written together first. What happens to any sequence beyond that
         (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
         """
-        self._counters.on_ran(step.took_s, has_prompts=not step.batch.is_decode.all())
+        self._counters.on_ran(step.took_s, has_prompts=step.batch.has_prompts)
         self._observe(step, has_scored=bool(results.prompt_logprobs))
         num_new = results.num_steps - results.num_recorded
         if num_new > 1:
@@ -102,8 +102,9 @@ class StepResults:
         plain.write(self._seats, has_drafts=self._speculation is not None)
         others: dict[int, StepOutput] = {}
         is_block_full = plain.has_filled(self._limits.block_size)
+        looked_at = is_block_full if plain.are_all else is_block_full | ~plain.is_plain
         num_idle = 0
-        for entry in np.flatnonzero(is_block_full | ~plain.is_plain).tolist():
+        for entry in looked_at.nonzero()[0].tolist():
             sequence, drawn = step.sequences[entry], results[entry]
             if drawn is None:
                 num_idle += 1
@@ -184,29 +185,36 @@ class PlainDecodes:
     """The entries of a step that decode, draw a token each time and do not end, before they are
     written.
 
-    `is_plain` says which ones they are; it does not change when something is written.
+    `is_plain` says which ones they are, and `are_all` whether there are no others; neither changes
+    when something is written.
     """
+
+    is_plain: Bools
 
     def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
         rows, num_steps, num_recorded = step.batch.rows, results.num_steps, results.num_recorded
+        self._sequences: Items[Sequence] = ()
+        if not step.batch.has_decodes:  # as on a node that only prefills
+            self.is_plain, self.are_all = np.zeros(len(rows), np.bool_), False
+            return
         self._num_known, self._num_new = seats.num_known.take(rows), num_steps - num_recorded
-        first_indices = self._num_known - seats.num_prompt.take(rows)
-        if num_recorded:
-            first_indices -= num_recorded
+        num_output = self._num_known - seats.num_prompt.take(rows)
         token_ids = np.array(_going_on(step.sequences, results, num_steps), np.int64)
-        self.is_plain: Bools = first_indices + num_steps < seats.max_new_tokens.take(rows)
-        self.is_plain &= step.batch.is_decode
+        self.is_plain = num_output + self._num_new < seats.max_new_tokens.take(rows)
+        if not step.batch.is_plain_decodes:
+            self.is_plain &= step.batch.is_decode
         self.is_plain &= (token_ids if num_steps == 1 else token_ids[:, 0]) != _OTHER
         if num_steps > 1:
             token_ids = token_ids[:, -1] if self._num_new == 1 else token_ids[:, num_recorded:]
         self._columns: Items[Ints] = (rows, self._num_known, token_ids)
-        self._first_indices = first_indices
-        self._sequences: Items[Sequence] = step.sequences
+        self._num_output, self._num_recorded = num_output, num_recorded
+        self._sequences = step.sequences
         self._drawn = cast("Items[DrawnTokens]", results)
-        if not self.is_plain.all():
+        self.are_all = np.count_nonzero(self.is_plain) == len(rows)
+        if not self.are_all:
             chosen = self.is_plain.tolist()
             self._columns = [column[self.is_plain] for column in self._columns]
-            self._first_indices = first_indices[self.is_plain]
+            self._num_output = num_output[self.is_plain]
             self._sequences = list(compress(step.sequences, chosen))
             self._drawn = list(compress(self._drawn, chosen))
 
@@ -215,6 +223,8 @@ class PlainDecodes:
 
     def write(self, seats: Seats, *, has_drafts: bool) -> None:
         """Append the tokens; `has_drafts`: the sequences may have had drafts, or get some."""
+        if not self._sequences:
+            return
         if self._num_new == 1:
             seats.append_one_each(*self._columns)
         else:
@@ -228,17 +238,21 @@ class PlainDecodes:
 
         The KV of the last token that it draws does not exist yet.
         """
-        num_computed = self._num_known + self._num_new - 1
+        if not self._sequences:
+            return self.is_plain
+        num_computed = self._num_known + (self._num_new - 1)
         filled: Bools = num_computed % block_size < self._num_new
         return filled
 
     def outputs(self) -> list[StepOutput]:
         """Return an output for each of them."""
+        if not self._sequences:
+            return []
         return list(
             map(
                 StepOutput,
                 self._sequences,
-                self._first_indices.tolist(),
+                (self._num_output - self._num_recorded).tolist(),
                 [one.token_ids for one in self._drawn],
                 [one.logprobs for one in self._drawn],
                 repeat(None),

@@ -130,6 +130,8 @@ class PrefixDisk:
     def on_time(self, now_s: float) -> list[Effect]:
         """Let go on what waited for as long as computing takes; look at the folders."""
         effects: list[Effect] = []
+        if self._cost is None:
+            return effects  # there is no disk
         for waiter, wait in list(self._waiting.items()):
             if wait.until_s <= now_s:
                 del self._waiting[waiter]
@@ -138,7 +140,7 @@ class PrefixDisk:
                     self._reads.on_failed(now_s)
                 self._late |= wait.reads
                 effects += wait.go_on()
-        if self._cost is None or self._is_looking or now_s < self._look_at_s:
+        if self._is_looking or now_s < self._look_at_s:
             return effects
         self._is_looking = True
         is_all = not self._prefixes.may_write and not self._writes.is_on(now_s)
@@ -146,8 +148,10 @@ class PrefixDisk:
 
     def next_due_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
+        if self._cost is None:
+            return None
         due_s = [wait.until_s for wait in self._waiting.values()]
-        if self._cost is not None and not self._is_looking:
+        if not self._is_looking:
             due_s.append(self._look_at_s)
         return min(due_s, default=None)
 

@@ -21,13 +21,14 @@ _MOST_SENT = 1 / 8
 
 def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState) -> list[float]:
     """Return `1 / (1 + pressure)` per node, the tokens of the prompt that it lacks included."""
-    found: dict[int, HeldBlocks] = {}
+    found: dict[tuple[str, int], HeldBlocks] = {}
     scores = []
     for node in nodes:
-        hashes = query.block_hashes(node.record)
-        held = found.get(id(hashes))
+        record = node.record
+        layout = record.fingerprint, record.block_size
+        held = found.get(layout)
         if held is None:
-            held = found[id(hashes)] = state.blocks.held(hashes)
+            held = found[layout] = state.blocks.held(query.block_hashes(record))
         work = _work(node, query, held.on(node.incarnation))
         scores.append(1 / (1 + pressure(node) + work))
     return scores

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, hash_full_blocks, root_hash
-from common.kv.shared_prompt import SharedPrompt
+from common.kv.blocks import BlockHash, root_hash
+from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
@@ -66,6 +66,8 @@ class Query:
     cache_salt: str = ""
     session: SessionId = b""
     last: SessionNodes = NO_NODES
+    blocks: PromptBlocks | None = None
+    """Those of the prompt, from who has them."""
     known_hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
     """Those that were asked for, by the fingerprint and the block size of a node."""
 
@@ -90,20 +92,17 @@ class Query:
         """Return the hashes of the prompt's full blocks as this node cuts them, the first
         `MAX_HASHED_BLOCKS`."""
         key = (record.fingerprint, record.block_size)
-        if key not in self.known_hashes:
-            tokens, size = self.prompt_token_ids, record.block_size
-            if isinstance(tokens, SharedPrompt):
-                root = root_hash(record.fingerprint, self.cache_salt)
-                found = tokens.hashes_behind(root, size)[:MAX_HASHED_BLOCKS]
-            else:
-                head = tokens[: MAX_HASHED_BLOCKS * size]
-                found = hash_full_blocks(head, size, record.fingerprint, self.cache_salt)
-            self.known_hashes[key] = found
-        return self.known_hashes[key]
+        found = self.known_hashes.get(key)
+        if found is None:
+            blocks = self.blocks or PromptBlocks(self.prompt_token_ids)
+            root = root_hash(record.fingerprint, self.cache_salt)
+            hashes = blocks.hashes_behind(root, record.block_size, MAX_HASHED_BLOCKS)
+            found = self.known_hashes[key] = hashes[:MAX_HASHED_BLOCKS]
+        return found
 
 
 def query_of(
-    prompt_token_ids: tuple[int, ...],
+    prompt: PromptBlocks,
     sampling: SamplingParams,
     cache_salt: str,
     session: SessionId = b"",
@@ -115,13 +114,14 @@ def query_of(
     Without `needs_salt` they need not know salts.
     """
     return Query(
-        prompt_token_ids,
+        prompt.token_ids,
         sampling.max_tokens,
         needs_grammars=sampling.grammar is not None,
         needs_token_rules=(needs_salt and bool(cache_salt)) or sampling.rules != NO_RULES,
         needs_prompt_logprobs=sampling.prompt_logprobs is not None,
         cache_salt=cache_salt,
         session=session,
+        blocks=prompt,
     )
 
 

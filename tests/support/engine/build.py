@@ -156,7 +156,7 @@ def state_of(scheduler: Scheduler) -> str:
         *scheduler.exporting.values(),
     ]
     # Hashes are a memory of what was looked up.
-    unseen = ("block_hashes", "_seats")
+    unseen = ("block_hashes", "prompt_blocks", "_seats")
     fields = [name for name in Sequence.__slots__ if name not in unseen]
     fields += ["num_known", "num_computed", "output_token_ids", "block_table"]
     of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
@@ -358,13 +358,14 @@ class Engine:
         self.scheduler.plan_ahead(step)
         assert state_of(self.scheduler) == before, "planning ahead has taken something"
         scheduler = self.scheduler
-        after = Forecast(step, scheduler.running, scheduler.seats, scheduler.pool)
+        size = scheduler.limits.block_size
+        after = Forecast(step, scheduler.running, scheduler.seats, scheduler.pool, size)
         self._foreseen = _outlook(scheduler, after.running, after.pool)
 
     @property
     def plans_ahead(self) -> dict[str, int]:
         """How often a plan was made ahead, and what prevented it how often."""
-        counted = self.scheduler._counters.plans_ahead
+        counted = self.scheduler.counters.plans_ahead
         return {rule: count for rule, count in counted.items() if count}
 
     def run(self, most_steps: int = 200) -> None:

@@ -220,7 +220,7 @@ def plan(
     found = cached or {}
     return plan_step(
         running=running,
-        num_lacking=np.array([lacking_blocks(view) for view in running], np.int64),
+        lacking=[(i, num) for i, num in enumerate(map(lacking_blocks, running)) if num],
         receiving=landing,
         waiting=queue,
         num_exporting=exporting,

@@ -7,7 +7,7 @@ from simulator.clients import (
     MAX_TOKENS_CHOICES,
     STOP_TOKEN_ID,
     client_requests,
-    prompt_token_ids,
+    prompt_of,
 )
 from simulator.trace_file import TraceRequest
 
@@ -48,12 +48,12 @@ def test_a_seed_decides() -> None:
 
 
 def test_equal_hash_ids_are_equal_tokens_and_nothing_else_is() -> None:
-    first = prompt_token_ids(TraceRequest(0.0, 1200, 1, (5, 9, 2)), 0)
-    second = prompt_token_ids(TraceRequest(0.0, 1100, 1, (5, 9, 7)), 1)
+    first = prompt_of(TraceRequest(0.0, 1200, 1, (5, 9, 2)), 0).token_ids
+    second = prompt_of(TraceRequest(0.0, 1100, 1, (5, 9, 7)), 1).token_ids
     assert (len(first), len(second)) == (1200, 1100)
     assert first[:1024] == second[:1024]
     assert not set(first[1024:]) & set(second[1024:])
-    alone = [prompt_token_ids(TraceRequest(0.0, 64, 1), index) for index in (0, 5, 9)]
+    alone = [prompt_of(TraceRequest(0.0, 64, 1), index).token_ids for index in (0, 5, 9)]
     tokens = {token for prompt in (*alone, first, second) for token in prompt}
     assert len(tokens) == 3 + 4
     assert not tokens & {FILLER_TOKEN_ID, STOP_TOKEN_ID}

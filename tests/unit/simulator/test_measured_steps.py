@@ -69,15 +69,18 @@ def test_drawing_counts_in_a_step_with_a_chunk() -> None:
     assert steps.seconds(64, 6400, 1024, 600_000) == pytest.approx(both_s + 64e-4, rel=0.02)
 
 
-def test_runs_of_decodes_end_where_single_steps_do() -> None:
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_runs_of_decodes_end_where_single_steps_do(rows: int) -> None:
     """Bit by bit, also where a run passes a measured context, and beyond the last one."""
     for steps, context in product((STEPS, MeasuredSteps(measured((4,)), 0.0)), (100, 1000, 9000)):
-        ends_s = steps.ends_of_decodes(7.0, 3, 3 * context, 60)
+        total = rows * context + rows // 2
+        ends_s = steps.ends_of_decodes(7.0, rows, total, 90)
         now_s = 7.0
         for number, end_s in enumerate(ends_s):
-            now_s = steps.ends_of_decodes(now_s, 3, 3 * (context + number), 1)[0]
+            step_s = steps.seconds(rows, total + rows * number) + steps.beside.of_step(rows)
+            now_s += step_s
             assert end_s == now_s
-        assert len(ends_s) == 60
+        assert len(ends_s) == 90
 
 
 def test_a_time_that_is_longer_than_that_of_a_larger_step_is_noise() -> None:

@@ -344,11 +344,9 @@ def test_what_prevents_that_a_step_goes_on(engine: Engine, step: PlannedStep) ->
         getattr(step, name).append(one)
         assert behind(step, engine) is None, name
         getattr(step, name).clear()
-    for column, value in (("is_sampled", False), ("is_decode", False), ("num_tokens", 2)):
-        of_entries = getattr(step.batch, column)
-        before, of_entries[1] = of_entries[1], value
-        assert behind(step, engine) is None, column
-        of_entries[1] = before
+    step.batch.is_plain_decodes = False
+    assert behind(step, engine) is None
+    step.batch.is_plain_decodes = True
     assert behind(step, engine) == [0, 1]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from common.errors import NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import FinishReason, RequestOutput, SamplingParams
 from router.core.effects import (
     Accepted,
@@ -73,7 +74,7 @@ class ModelCluster:
 
     def __post_init__(self) -> None:
         sampling = SamplingParams(max_tokens=self.max_tokens)
-        self.flow = RequestFlow("req", (1, 2, 3), sampling, deadline_at_s=DEADLINE_S)
+        self.flow = RequestFlow("req", PromptBlocks((1, 2, 3)), sampling, deadline_at_s=DEADLINE_S)
         self.perform(self.flow.start())
 
     # What the flow wants.

@@ -6,6 +6,7 @@ from common.errors import (
     PdserveError,
 )
 from common.ids import AttemptId, Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import FinishReason, RequestOutput, SamplingParams
 from router.core.attempts import State
 from router.core.effects import (
@@ -28,7 +29,7 @@ LOCAL = DecodeGrant(None, 32)
 
 def new_flow(max_tokens: int = 8, logprobs: int | None = None) -> RequestFlow:
     sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
-    flow = RequestFlow("req", (1, 2, 3), sampling, deadline_at_s=60.0)
+    flow = RequestFlow("req", PromptBlocks((1, 2, 3)), sampling, deadline_at_s=60.0)
     assert flow.start() == [Choose(None, frozenset())]
     return flow
 

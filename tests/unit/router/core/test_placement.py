@@ -6,6 +6,7 @@ import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
@@ -113,7 +114,7 @@ def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:
 def test_only_nodes_that_know_rules_and_salts_get_them(
     rules: TokenRules, salt: str, is_needed: bool
 ) -> None:
-    request = query_of((1, 2, 3), SamplingParams(max_tokens=8, rules=rules), salt)
+    request = query_of(PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8, rules=rules), salt)
     old = [node("d0"), prefill("p0")]
     new = [node("d1", has_token_rules=True), prefill("p1", has_token_rules=True)]
     if is_needed:
@@ -125,17 +126,20 @@ def test_only_nodes_that_know_rules_and_salts_get_them(
 
 
 def test_a_salt_that_is_wanted_and_not_needed_leaves_no_node_out() -> None:
-    request = query_of((1, 2, 3), SamplingParams(max_tokens=8), "mine", needs_salt=False)
+    request = query_of(
+        PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), "mine", needs_salt=False
+    )
     assert names(choose([node("d0"), prefill("p0")], request)) == ("d0", "p0")
     ruled = SamplingParams(max_tokens=8, rules=TokenRules(bad_words=((1,),)))
     with pytest.raises(Overloaded, match="knows biases, bad words and salts"):
-        choose([node("d0")], query_of((1, 2, 3), ruled, "mine", needs_salt=False))
+        choose([node("d0")], query_of(PromptBlocks((1, 2, 3)), ruled, "mine", needs_salt=False))
 
 
 def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
     sampling = SamplingParams(max_tokens=8, prompt_logprobs=0)
     asked, plain = (
-        query_of((1, 2, 3), one, "") for one in (sampling, SamplingParams(max_tokens=8))
+        query_of(PromptBlocks((1, 2, 3)), one, "")
+        for one in (sampling, SamplingParams(max_tokens=8))
     )
     old = [node("d0"), prefill("p0")]
     new = [node("d1", has_prompt_logprobs=True), prefill("p1", has_prompt_logprobs=True)]
@@ -143,7 +147,9 @@ def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
     with pytest.raises(Overloaded, match="no decode or mixed node answers with prompt_logprobs"):
         choose(old, asked)
     assert names(choose(old, plain)) == ("d0", "p0")
-    one_token = query_of((1, 2, 3), SamplingParams(max_tokens=1, prompt_logprobs=0), "")
+    one_token = query_of(
+        PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=1, prompt_logprobs=0), ""
+    )
     assert names(choose([*old, *new], one_token)) == (None, "p1")
     # No new prefill node: a decode node computes the prompt itself.
     assert names(choose([*old, new[0]], one_token)) == ("d1", None)
@@ -153,7 +159,9 @@ def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
 def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:
     record = node("d0").record
     of = [
-        query_of((1, 2, 3, 4), SamplingParams(max_tokens=8), salt).block_hashes(record)
+        query_of(PromptBlocks((1, 2, 3, 4)), SamplingParams(max_tokens=8), salt).block_hashes(
+            record
+        )
         for salt in ("", "mine", "yours")
     ]
     assert len({hashes[0] for hashes in of}) == 3

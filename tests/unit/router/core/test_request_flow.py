@@ -21,6 +21,7 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import FinishReason, RequestCounts, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.attempts import State
 from router.core.effects import (
@@ -78,7 +79,9 @@ def test_a_prefill_node_that_ends_without_token_0_fails_its_attempt() -> None:
 
 
 def test_the_requests_carry_their_priority() -> None:
-    flow = RequestFlow("r", (1,), SamplingParams(max_tokens=2), deadline_at_s=9.0, priority=-7)
+    flow = RequestFlow(
+        "r", PromptBlocks((1,)), SamplingParams(max_tokens=2), deadline_at_s=9.0, priority=-7
+    )
     flow.start()
     (reserve,) = flow.on_choice(D0, P0, "why", 0.0)
     assert isinstance(reserve, SendReserve)
@@ -550,7 +553,7 @@ def test_outputs_of_other_nodes_and_attempts_are_ignored() -> None:
 
 def test_decode_far_ahead_of_a_missing_first_token_is_a_failure() -> None:
     sampling = SamplingParams(max_tokens=100_000)
-    flow = RequestFlow("req", (1,), sampling, deadline_at_s=60.0)
+    flow = RequestFlow("req", PromptBlocks((1,)), sampling, deadline_at_s=60.0)
     flow.start()
     flow.on_choice(D0, P0, "why", 0.0)
     flow.on_reserve_reply(D0, FIRST, TICKET, 0.0)

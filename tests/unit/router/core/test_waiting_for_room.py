@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.errors import Overloaded
 from common.ids import AttemptId, Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import SamplingParams
 from router.core.effects import Choose, Effect, Fail, LegClosed, SendPrefill, SendReserve
 from router.core.request_flow import DecodeGrant, RequestFlow
@@ -16,7 +17,9 @@ NONE_LEFT = Overloaded("every decode node was tried", retry_after_s=1.0)
 
 def both_full() -> tuple[RequestFlow, list[Effect]]:
     """Both decode nodes refused once; the effects of learning that no third one exists."""
-    flow = RequestFlow("req", (1, 2, 3), SamplingParams(max_tokens=8), deadline_at_s=60.0)
+    flow = RequestFlow(
+        "req", PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), deadline_at_s=60.0
+    )
     flow.start()
     for node in (D0, D1):
         (reserve,) = flow.on_choice(node, P0, "why", 10.0)

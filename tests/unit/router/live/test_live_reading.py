@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.ids import AttemptId, Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import RequestOutput, SamplingParams
 from router.core.request_flow import DecodeGrant, RequestFlow
 from router.live.reading import LiveRequest, Phase, live_requests
@@ -15,7 +16,9 @@ FIRST, SECOND = AttemptId("req", 1), AttemptId("req", 2)
 
 
 def new_flow() -> RequestFlow:
-    flow = RequestFlow("req", (1, 2, 3), SamplingParams(max_tokens=8), deadline_at_s=60.0)
+    flow = RequestFlow(
+        "req", PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), deadline_at_s=60.0
+    )
     flow.start()
     return flow
 

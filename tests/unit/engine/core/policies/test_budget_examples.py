@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from common.kv.token_budget import num_speculative_tokens
@@ -94,7 +93,7 @@ def planned(*, cap: int, seats: int, num_decodes: int, method: str, configured: 
     running = [prefill, *decodes] if num_decodes < seats else decodes
     return plan_step(
         running=running,
-        num_lacking=np.ones(len(running), np.int64),
+        lacking=[(index, 1) for index in range(len(running))],
         receiving=[],
         waiting=[],
         num_exporting=0,

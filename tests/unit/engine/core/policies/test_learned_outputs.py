@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from itertools import accumulate
+
 import numpy as np
 import pytest
 
@@ -76,7 +79,20 @@ def test_the_latest_outputs_count() -> None:
     for length in [500] * 300 + [20] * 256:
         history = history.after_output(length, 1000)
     assert {len(lengths) for lengths in history.recent if lengths} == {256}
-    assert {int(lengths.max()) for lengths in history.ordered if len(lengths)} == {20}
+    assert {length for lengths in history.recent for length in lengths} == {20}
+    assert len(history.keys) == 2 * 256
+    assert expected(LearnedOutputs(1_000_000, 700_000, 4096, 0, 64, history), 0) == 20
+
+
+def test_what_is_known_of_outputs_is_sorted_and_complete_however_they_come() -> None:
+    history, draw = OutputHistory(), random.Random(3)
+    for _ in range(1500):
+        most = draw.choice((7, 60, 900, 5000))
+        history = history.after_output(draw.randrange(1, most + 1), most)
+    keys = [(n << 40) + one for n, lengths in enumerate(history.recent) for one in sorted(lengths)]
+    assert history.keys.tolist() == keys
+    assert history.key_ends.tolist() == list(accumulate(map(len, history.recent)))
+    assert history.used_class.tolist() == [n if one else 0 for n, one in enumerate(history.recent)]
 
 
 @pytest.mark.parametrize(

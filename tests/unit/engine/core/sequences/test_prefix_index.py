@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.kv.shared_prompt import SharedPrompt
+from common.kv.prompt_blocks import PromptBlocks
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
@@ -100,12 +100,13 @@ def test_kv_of_another_salt_is_not_found() -> None:
     assert index.match(sequence_of(A, B, (1,))) == plain
 
 
-def test_a_shared_prompt_is_found_as_any_other_and_so_is_an_answer_behind_it() -> None:
+def test_hashes_that_another_node_has_made_of_a_prompt_are_those_that_are_found() -> None:
     prompt, answer = (A[0],) * (2 * BLOCK_SIZE + 3), tuple(range(50, 50 + 2 * BLOCK_SIZE))
-    shared = SharedPrompt.of_runs(prompt[:1], len(prompt), len(prompt))
+    shared = PromptBlocks(prompt)
     found = []
-    for tokens in (prompt, shared):
-        sequence = Sequence(1, make_request(tokens, output_token_ids=answer, max_tokens=99))
+    for known in (None, shared, shared):
+        request = make_request(prompt, output_token_ids=answer, max_tokens=99)
+        sequence = Sequence(1, replace(request, known_blocks=known))
         found.append(list(index_of(BlockPool(1)).hashes_behind(sequence, 0)))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) == 4
