@@ -193,7 +193,7 @@ class Scheduler:
         else:
             ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
             plan = ahead or tried or self._decide()
-            while self.kept_prefixes.fetch(plan, self.waiting):
+            while self.kept_prefixes.prepare(plan, self.waiting):
                 plan = self._decide()
         self._counters.on_plan(plan)
         step, ratio_before = self._take(plan, by_id), self.reservation.ratio
@@ -210,12 +210,13 @@ class Scheduler:
         """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""
         if step.batch.has_gone_on:
             self._why_not_ahead = AheadRule.NOTHING_LEFT  # if none of its sequences goes on
-            return
-        if step.has_drafts:
+        elif step.has_drafts:
             self._why_not_ahead = AheadRule.DRAFTS
-            return
-        forecast = Forecast(step, self.running, self.seats, self.pool)
-        self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
+        elif self.kept_prefixes.holds_back:
+            self._why_not_ahead = AheadRule.PREFIX
+        else:
+            forecast = Forecast(step, self.running, self.seats, self.pool)
+            self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
     def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
         """Record what the runner computed; finished sequences have released their blocks.
@@ -332,7 +333,7 @@ class Scheduler:
         if ahead is not None:
             plan = ahead.take(running, self.waiting, self._prefixes, has_drafts=has_drafts)
             rule = ahead.rule
-            if plan is not None and self.kept_prefixes.fetch(plan, self.waiting):
+            if plan is not None and self.kept_prefixes.prepare(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
         self._counters.plans_ahead[rule.value] += 1
         return plan
