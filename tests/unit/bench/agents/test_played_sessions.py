@@ -158,9 +158,11 @@ def test_before_no_node_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
     for way in WAYS.values():
         assert cost.is_worth(1000)
         with monkeypatch.context() as patch:
-            patch.setattr(PullCost, "is_worth", PullCost.is_worth)  # and back again
+            for name in ("is_worth", "is_quicker"):
+                patch.setattr(PullCost, name, getattr(PullCost, name))  # and back again
             exec(way.at_start)
-            assert cost.is_worth(1000) is (way is not WAYS["before"])
+            has_pulls = way is not WAYS["before"]
+            assert (cost.is_worth(1000), cost.is_quicker(1000)) == (has_pulls, has_pulls)
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
