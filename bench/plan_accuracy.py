@@ -9,16 +9,25 @@ Here all nodes run with one thread, so the profile is measured with one thread t
 told how many cores they share. `oversubscribed` lists the shapes with as many nodes as cores, or
 more: the router and the client take some of these, which the plan does not know.
 
-For each shape: TTFT and TPOT at p50 and p99, goodput, what the plan says, and the relative error.
-`worst` is the largest error of each figure over all shapes. `winner` is, in reality and in the
-plan, the shape with the least median TTFT of those whose goodput is within 2 % of the most.
-`stages` and `cpu_s` show where both differ (`plan_stages.py`), the real value first; a figure that
-misses its goal is told on standard error, with its stage. `reference_ms` is how long one and the
-same computation took before the first shape and after each: where these differ, the machine was not
-the one that the profile describes, and the errors have as much of that.
+    real                the figures of each shape: TTFT and TPOT at p50 and p99, goodput
+    as_profiled         the plan with the profile as it was measured, before the first shape
+    at_measured_speed   the same plan, whose steps become slower and faster when the machine does
 
-Each shape serves for `--duration-s`, ten minutes by default. Run it while the
-machine does nothing else; `--quick` serves few requests, and its percentiles say little.
+The speed of a machine may change by half while this runs, as that of a virtual one does, and then
+`as_profiled` errs by as much. So two steps of the model are timed every two seconds beside the
+clusters, and between the requests with which the profile was measured (`machine_speed.py`); no
+figure of a cluster is used for it. `slowness` is how many times as long they took as then: least,
+mean and most. Where all of it is near 1, both plans are the same.
+
+Of each plan: figures, their relative `error`, `worst` of all shapes, and `winner`, the shape with
+the least median TTFT of those whose goodput is within 2 % of the most. A figure of a plan is the
+median of five seeds, which choose between equal nodes; `spread` has the least and the most. A real
+cluster draws once, so of few requests p99 may be anything in between. `stages` and `cpu_s` show
+where both sides differ (`plan_stages.py`), the real value first; a figure that misses its goal is
+told on standard error, with its stage.
+
+Each shape serves for `--duration-s`, ten minutes by default. Run it while the machine does nothing
+else; `--quick` serves few requests, and its percentiles say little.
 """
 
 from __future__ import annotations
@@ -26,43 +35,41 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 
-import numpy as np
-
-from bench.plan_stages import (
-    OF_TPOT,
-    OF_TTFT,
-    RealStages,
-    Run,
-    beside_each_other,
-    largest_difference,
-    planned_cpu_s,
-    planned_stages,
-    stages_of,
+from bench.machine_speed import (
+    Pace,
+    SampledBetween,
+    SlowedSteps,
+    Slowness,
+    SpeedHistory,
+    SpeedMeter,
 )
+from bench.plan_errors import num_cores, of_plan, rounded, side_of, spread_of, winner
+from bench.plan_stages import RealStages, Run, planned_cpu_s, planned_stages, stages_of
 from bench.running_cluster import Load, started_cluster
 from bench.serving import WARM_UP, replay
 from common.errors import ConfigError
 from common.nodes import Role
-from common.observing.latency import (
-    LatencyTargets,
-    RequestTiming,
-    goodput_rps,
-    percentile,
-)
-from common.settings.config import Config, EngineConfig
+from common.observing.latency import LatencyTargets, RequestTiming
+from common.settings.config import Config, EngineConfig, ModelConfig
+from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.configuration.flags import UP_DEFAULTS
 from pdserve.planning.search import Fleet
 from pdserve.planning.trial import setup_of
+from pdserve.profiling.profile_command import (
+    ProfiledRunner,
+    loaded_runner,
+    run_profile,
+    served_times,
+)
+from pdserve.profiling.served_times import ServedTimes, StreamAsker
 from simulator.clients import ClientRequest
 from simulator.cluster import SimulatedCluster
 from simulator.profile import DeviceProfile, read_profile
@@ -75,13 +82,12 @@ SHAPES = {
     "1P2D": Fleet(1, 2),
     "2 mixed": Fleet(mixed=2),
 }
-GOALS = {"p50": 0.07, "p99": 0.20, "goodput": 0.07}
+SEEDS = range(5)
 NUM_THREADS = 1
 SHORTER = 4
 """A prompt and an answer have so many times fewer tokens than those of the trace."""
-_EQUAL = 0.02
-"""Goodputs that differ by so little are equal: they depend on when the last request ends."""
-_REFERENCES = 100
+PROFILED_BEFORE_S = 15.0
+"""Seconds in which the speed is measured where the profile is a file."""
 _LEAST_PROMPT, _MOST_PROMPT, _LEAST_OUTPUT, _MOST_OUTPUT = 16, 1024, 2, 96
 
 
@@ -99,45 +105,26 @@ def scaled(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceReque
     ]
 
 
-def figures(
-    timings: Sequence[RequestTiming], targets: LatencyTargets, duration_s: float
-) -> dict[str, float]:
-    """Return TTFT and TPOT in seconds, and goodput in requests per second."""
-    found = {"goodput": goodput_rps(timings, targets, duration_s=duration_s)}
-    columns = {
-        "ttft": [one.ttft_s for one in timings],
-        "tpot": [tpot for one in timings if (tpot := one.tpot_s) is not None],
-    }
-    for name, values in columns.items():
-        for percent in (50, 99):
-            found[f"{name}_p{percent}"] = percentile(values, percent) if values else 0.0
-    return found
-
-
-def errors(real: Mapping[str, float], planned: Mapping[str, float]) -> dict[str, float]:
-    """Return how far each planned figure is from the real one, as a share of the real one."""
-    return {
-        name: abs(planned[name] - value) / value if value else float(planned[name] > 0)
-        for name, value in real.items()
-    }
-
-
-def winner(results: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the shape with the least median TTFT, of those with about the most goodput."""
-    most = max(row["goodput"] for row in results.values())
-    good = [name for name, row in results.items() if row["goodput"] >= most * (1 - _EQUAL)]
-    return min(good, key=lambda name: results[name]["ttft_p50"])
-
-
 def planned_run(
-    profile: DeviceProfile, config: Config, shape: Fleet, requests: Sequence[TraceRequest]
+    profile: DeviceProfile,
+    config: Config,
+    shape: Fleet,
+    requests: Sequence[TraceRequest],
+    slowness: Slowness | None = None,
+    seed: int = 0,
 ) -> Run:
-    """Return what the plan says of each request.
+    """Return what the plan says of each request; with `slowness` at the speed of the real machine.
 
     Clients ask for exactly as many tokens as they get, as those of the real cluster do.
     """
     at_once = max(1, num_cores() // NUM_THREADS)
-    cluster = SimulatedCluster(setup_of(profile, config, shape, seed=0, at_once=at_once))
+    slowed = None
+    if slowness is not None:
+        slowed = SlowedSteps(profile.step, slowness)
+        profile = replace(profile, step=slowed)
+    cluster = SimulatedCluster(setup_of(profile, config, shape, seed=seed, at_once=at_once))
+    if slowed is not None:
+        slowed.now_s = cluster.timeline.now_s
     clients = [ClientRequest(one, i, one.num_output, 0) for i, one in enumerate(requests)]
     served = cluster.run(clients)
     timings = [
@@ -157,8 +144,10 @@ def planned_run(
     )
 
 
-async def real_run(shape: Fleet, requests: Sequence[TraceRequest]) -> Run:
-    """Return what a cluster on this machine does."""
+async def real_run(
+    shape: Fleet, requests: Sequence[TraceRequest], meter: SpeedMeter, profiled: Pace
+) -> tuple[Run, Slowness]:
+    """Return what a cluster on this machine does, and how slow the machine was meanwhile."""
     flags = [f for role, n in shape.num_nodes.items() for f in (f"--{role.value}", str(n))]
     planned = [
         (one.arrival_s, Load(num_prompt_tokens=one.num_prompt, num_output_tokens=one.num_output,
@@ -170,40 +159,62 @@ async def real_run(shape: Fleet, requests: Sequence[TraceRequest]) -> Run:
             await cluster.timed(WARM_UP)
         stages = RealStages(cluster)
         await stages.begin()
-        timings, num_failed, took_s = await replay(cluster, planned)
+        with meter.sampling() as history:
+            began_at_s = time.monotonic()
+            timings, num_failed, took_s = await replay(cluster, planned)
         before, cpu_s = await stages.until_now()
-    return Run(
+    run = Run(
         timings=timings,
         took_s=took_s,
         stages=stages_of(timings, before),
         cpu_s=cpu_s,
         num_failed=num_failed,
     )
+    return run, Slowness(history, profiled, began_at_s)
 
 
-def reference_s() -> float:
-    """Return how long a computation takes that is always the same, in the median of many."""
-    numbers = np.ones((384, 384), np.float32)
-    took_s = []
-    for _ in range(_REFERENCES):
-        began_s = time.perf_counter()
-        for _ in range(8):
-            np.sin(numbers)
-        took_s.append(time.perf_counter() - began_s)
-    return median(took_s)
-
-
-def measured_profile(folder: Path) -> Path:
-    """Measure the demo model on this machine with one thread; about a minute."""
-    path = folder / "profile.json"
-    command = [sys.executable, "-m", "pdserve", "profile", str(path), "--model", "demo"]
-    tokens = str(UP_DEFAULTS["max_num_batched_tokens"])
-    subprocess.run(
-        [*command, "--num-threads", str(NUM_THREADS), "--max-num-batched-tokens", tokens],
-        check=True,
-        stdout=sys.stderr,
+def profiled_config() -> Config:
+    """Return the settings with which the demo model is profiled. Raises `CheckpointError`."""
+    return Config(
+        role=Role.MIXED,
+        model=ModelConfig(model=str(resolve_checkpoint(str(UP_DEFAULTS["model"])))),
+        engine=EngineConfig(
+            max_num_batched_tokens=int(UP_DEFAULTS["max_num_batched_tokens"]),
+            num_threads=NUM_THREADS,
+        ),
     )
-    return path
+
+
+def loaded_meter(config: Config) -> tuple[SpeedMeter, ProfiledRunner]:
+    """Return a meter of the machine's speed, and its runner, warm."""
+    with redirect_stdout(sys.stderr):
+        runner = loaded_runner(config)
+    return SpeedMeter(runner, config.engine.block_size), runner
+
+
+def measured_profile(folder: Path) -> tuple[Path, SpeedMeter, Pace]:
+    """Measure the demo model on this machine with one thread, as `pdserve profile` does.
+
+    Return the profile, a meter of the machine's speed, and the speed when a cluster was measured:
+    what a profile says of a cluster follows from that time.
+    """
+    config, path, history = profiled_config(), folder / "profile.json", SpeedHistory()
+    meter, runner = loaded_meter(config)
+
+    def serve(served: Config) -> ServedTimes:
+        return served_times(served, lambda url: SampledBetween(StreamAsker(url), meter, history))
+
+    with redirect_stdout(sys.stderr):
+        run_profile(config, str(path), lambda wanted: runner, serve)
+    return path, meter, history.mean()
+
+
+def read_before(path: Path) -> tuple[Path, SpeedMeter, Pace]:
+    """Return a profile that was measured before, a meter, and the machine's speed now."""
+    meter, _ = loaded_meter(profiled_config())
+    with meter.sampling() as history:
+        time.sleep(PROFILED_BEFORE_S)
+    return path, meter, history.mean()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -233,93 +244,53 @@ def chosen_requests(options: argparse.Namespace) -> list[TraceRequest]:
     return scaled(requests, options.rate_rps)
 
 
-async def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Run every shape, in reality and in the plan. Raises `ConfigError`."""
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    """Run every shape, in reality and in both plans. Raises `ConfigError`."""
     requests = chosen_requests(options)
     with tempfile.TemporaryDirectory() as folder:
-        path = options.profile or measured_profile(Path(folder))
+        measured = read_before(options.profile) if options.profile else None
+        path, meter, profiled = measured or measured_profile(Path(folder))
         profile = read_profile(path, transport="shm")
     config = Config(
         role=Role.DECODE,
         engine=EngineConfig(max_num_batched_tokens=int(UP_DEFAULTS["max_num_batched_tokens"])),
     )
     targets = LatencyTargets(ttft_s=options.slo_ttft_ms / 1e3, tpot_s=options.slo_tpot_ms / 1e3)
-    names = options.shape or list(SHAPES)
-    real, planned = dict[str, Run](), dict[str, Run]()
-    references_s = [reference_s()]
+    names: list[str] = options.shape or list(SHAPES)
+    real, planned, followed = dict[str, list[Run]](), dict[str, list[Run]](), dict[str, list[Run]]()
+    slowness: dict[str, dict[str, list[float]]] = {}
     for name in names:
         print(f"{len(requests)} requests to {name}", file=sys.stderr, flush=True)
-        real[name] = await real_run(SHAPES[name], requests)
-        references_s.append(reference_s())
-        planned[name] = planned_run(profile, config, SHAPES[name], requests)
-    return report(
-        {name: (figures(one.timings, targets, one.took_s), one) for name, one in real.items()},
-        {name: (figures(one.timings, targets, one.took_s), one) for name, one in planned.items()},
-    ) | {
+        run, slow = asyncio.run(real_run(SHAPES[name], requests, meter, profiled))
+        real[name], slowness[name] = [run], slow.shown()
+        planned[name], followed[name] = (
+            [planned_run(profile, config, SHAPES[name], requests, one, seed) for seed in SEEDS]
+            for one in (None, slow)
+        )
+    sides = [side_of(runs, targets) for runs in (real, planned, followed)]
+    shown = {name: row for name, (row, _) in sides[0].items()}
+    return {
+        "cores": num_cores(),
         "requests": len(requests),
-        "reference_ms": [round(1e3 * one, 2) for one in references_s],
+        "oversubscribed": [n for n in names if SHAPES[n].total * NUM_THREADS >= num_cores()],
+        "slowness": slowness,
+        "real": rounded(shown),
+        "winner": winner(shown),
+        "failed": {name: one.num_failed for name, (one,) in real.items()},
+        "as_profiled": of_plan(sides[0], sides[1], "as profiled")
+        | {"spread": spread_of(planned, targets)},
+        "at_measured_speed": of_plan(sides[0], sides[2], "at the measured speed")
+        | {"spread": spread_of(followed, targets)},
         "unevenness": round(getattr(profile.step, "unevenness", 0.0), 3),
         "beside": {name: round(value, 6) for name, value in asdict(profile.beside).items()},
     }
-
-
-Sides = Mapping[str, tuple[Mapping[str, float], Run]]
-"""The figures of each shape, and its run."""
-
-
-def report(real: Sides, planned: Sides) -> dict[str, object]:
-    """Return how far the plan is from reality; tell what misses its goal, and in which stage."""
-    found = {name: errors(real[name][0], planned[name][0]) for name in real}
-    worst = {key: max(row[key] for row in found.values()) for key in next(iter(found.values()))}
-    for name, row in found.items():
-        for figure in (one for one, error in row.items() if error > goal_of(one)):
-            values = f"{real[name][0][figure]:.4f}, planned {planned[name][0][figure]:.4f}"
-            names = OF_TPOT if "tpot" in figure else OF_TTFT
-            stage, over_s = largest_difference(real[name][1], planned[name][1], names)
-            said = f"{name} {figure}: {values}; most of it in {stage}: {1e3 * over_s:+.1f} ms"
-            print(said, file=sys.stderr)
-    winners = {
-        side: winner({name: row for name, (row, _) in rows.items()})
-        for side, rows in (("real", real), ("plan", planned))
-    }
-    return {
-        "cores": num_cores(),
-        "oversubscribed": [n for n in real if SHAPES[n].total * NUM_THREADS >= num_cores()],
-        "real": _rounded({name: row for name, (row, _) in real.items()}),
-        "plan": _rounded({name: row for name, (row, _) in planned.items()}),
-        "error": _rounded(found),
-        "stages": {
-            name: beside_each_other(real[name][1].stages, planned[name][1].stages) for name in real
-        },
-        "cpu_s": {
-            name: beside_each_other(real[name][1].cpu_s, planned[name][1].cpu_s) for name in real
-        },
-        "failed": {name: one.num_failed for name, (_, one) in real.items()},
-        "worst": {key: round(value, 4) for key, value in worst.items()},
-        "within_goals": all(value <= goal_of(key) for key, value in worst.items()),
-        "winner": winners,
-    }
-
-
-def goal_of(figure: str) -> float:
-    """Return the largest error that is aimed at."""
-    return next(goal for name, goal in GOALS.items() if figure.endswith(name))
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _rounded(results: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {name: {k: round(v, 4) for k, v in row.items()} for name, row in results.items()}
 
 
 def main() -> int:
     """Parse, measure, print."""
     options = parser().parse_args()
     try:
-        result = asyncio.run(measure(options))
+        result = measure(options)
     except ConfigError as error:
         sys.exit(str(error))
     print(json.dumps(result, indent=None if options.json else 2))

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from common.errors import ConfigError
 
 FORMAT = "pdserve profile"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MEASURED = "measured by pdserve profile"
 MAX_FILE_BYTES = 4 << 20
 UNITS = {
@@ -31,6 +31,8 @@ UNITS = {
     "tokens_per_sequence": "one token and its drafts",
     "num_bytes": "bytes of KV",
     "others": "other nodes of the machine that computed at the same time",
+    "nodes": "nodes that serve a request: 1 where one computes its prompt and its answer",
+    "compute_s": "seconds from the first step of a prompt to its first token, on its node",
 }
 
 
@@ -112,7 +114,9 @@ class FirstTokenTime:
 
     tokens: int
     others: int
+    nodes: int
     seconds: float
+    compute_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +130,9 @@ class SecondTokenTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
-    """Everything. Each time is the least of a few; points that would have taken too long are left
-    out. `verified` is empty where the speculative method drafts nothing, and the times of tokens
-    that clients see where no cluster served."""
+    """Everything. Each time is the least of a few, of what clients see the median; points that
+    would have taken too long are left out. `verified` is empty where the speculative method drafts
+    nothing, and the times of tokens that clients see where no cluster served."""
 
     pdserve_version: str
     measured_at: str

@@ -92,7 +92,11 @@ class SimulatedCluster:
         )
         self._cores = None
         if setup.at_once:
-            self._cores = SharedCores(setup.at_once, profile.beside.slowdown)
+            self._cores = SharedCores(
+                setup.at_once,
+                decode_slowdown=profile.beside.decode_slowdown,
+                prompt_slowdown=profile.beside.prompt_slowdown,
+            )
         self._records: dict[Incarnation, NodeRecord] = {}
         self.nodes = [
             self._node(Incarnation(f"{role.value}-{number}", 1), role)
@@ -276,6 +280,7 @@ class SimulatedCluster:
             may_repeat=setup.may_repeat,
             next_due_s=flow.next_deadline_s,
             cores=self._cores,
+            push_s=setup.profile.beside.push_s,
         )
         self._records[me] = self._record(config, me)
         return SimulatedNode(

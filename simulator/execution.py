@@ -27,7 +27,8 @@ from simulator.timeline import Timeline
 class ModelledExecution:
     """The `Execution` of a node's step loop. The loop's turn at `ends_at_s` takes the results.
 
-    With `may_repeat`, equal steps are run at once. `next_due_s` says when the node has something to
+    With `may_repeat`, equal steps are run at once. A step whose layers are pushed takes `push_s`
+    longer. `next_due_s` says when the node has something to
     do besides steps. On `cores` that nodes share, the end of a step moves with what others do:
     `on_moved` is called then.
     """
@@ -44,6 +45,7 @@ class ModelledExecution:
         may_repeat: bool,
         next_due_s: Callable[[], float | None],
         cores: SharedCores | None = None,
+        push_s: float = 0.0,
     ) -> None:
         self._timeline = timeline
         self._cost = cost
@@ -52,6 +54,7 @@ class ModelledExecution:
         self._may_repeat = may_repeat and cores is None
         self._next_due_s = next_due_s
         self._cores = cores
+        self._push_s = push_s
         self._paced: PacedStep | None = None
         self.on_moved: Callable[[], object] = lambda: None
         self._batch: StepBatch | None = None
@@ -100,10 +103,16 @@ class ModelledExecution:
             self._until_end = self._num_until_end(batch)
             self._ends_s = self._ends_of_decodes(batch)
         else:
-            self._ends_s = [self._began_s + self._cost.step_s(batch, num_copied)]
+            push_s = 0.0 if on_layer is None else self._push_s
+            self._ends_s = [self._began_s + self._cost.step_s(batch, num_copied) + push_s]
         if self._cores is not None:
             took_s = self._ends_s[0] - self._began_s
-            self._paced = self._cores.begin(took_s, self._on_pace, self._began_s)
+            self._paced = self._cores.begin(
+                took_s,
+                self._on_pace,
+                self._began_s,
+                computes_prompts=not batch.is_decode.all(),
+            )
             self._ends_s = [self._cores.done_at_s(self._paced)]
         self._on_layer, self._next_layer = on_layer, 0
         if on_layer is not None:

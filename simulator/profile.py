@@ -149,6 +149,6 @@ def device_of(measured: MeasuredProfile, transport: str = "") -> DeviceProfile:
         kv_memory_bytes=machine.num_blocks * block_bytes,
         max_model_len=model.max_model_len,
         network_bytes_per_s=bytes_per_s,
-        network_latency_s=latency_s + step.beside.handoff_s,
+        network_latency_s=max(0.0, latency_s + step.beside.handoff_s),
         beside=step.beside,
     )

@@ -2,6 +2,8 @@
 
 The cluster has a prefill node and a decode node on this machine, and no other load. Answers of one
 client, of several, and of one while the prefill node computes the prompts of others.
+
+Of some times the median is kept, as that is what a request sees.
 """
 
 from __future__ import annotations
@@ -12,19 +14,30 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
+from statistics import median
 from typing import NamedTuple
 
 from common.measured_profile import FirstTokenTime, SecondTokenTime, StreamedTime
+from common.settings.handoff_config import HandoffConfig
 from pdserve.commands.answer_stream import COMPLETION, answer_events, served_model
+from pdserve.commands.http_client import opened
 
 NUM_PROMPT, NUM_OUTPUT = 512, 48
-NUM_SHORT_PROMPT, NUM_ROWS = 64, 8
+NUM_SMALL_PROMPT = 128
+"""A prompt for the prefill node, much shorter than the other: both together show what a request
+takes, and what each of its tokens does."""
+NUM_SHORT_PROMPT = HandoffConfig().local_prefill_threshold
+"""A prompt that the decode node computes itself."""
+NUM_ROWS = 8
 NUM_LONG_OUTPUT = 400
-NUM_REPEATS = 4
+NUM_REPEATS = 5
 _LEAST_TOKENS = 5
 """A mean of less gaps says little."""
 _READ_TIMEOUT_S = 60.0
 _BESIDE = ("", " beside prompts of another node")
+
+_COMPUTE = "pdserve_ttft_stage_seconds_sum"
+_METRICS_BYTES = 16 << 20
 
 Ask = Callable[[int, int, list[float], Callable[[], object]], float]
 """Asks for an answer: tokens of its prompt and of the answer, the times at which these came, added
@@ -39,11 +52,24 @@ class ServedTimes(NamedTuple):
     second_tokens: tuple[SecondTokenTime, ...] = ()
 
 
-class ServedTimer:
-    """Asks a router by `ask`, and keeps the least of some times. `tell` gets a line for each."""
+class _Timed(NamedTuple):
+    """When a request was sent and each of its tokens came, and how long its prompt was computed."""
 
-    def __init__(self, ask: Ask, tell: Callable[[str], None]) -> None:
+    at_s: list[float]
+    compute_s: float
+
+
+class ServedTimer:
+    """Asks a router by `ask`, and keeps the median of some times. `tell` gets a line for each.
+
+    `computed_s` says for how long prompts of all requests so far were computed.
+    """
+
+    def __init__(
+        self, ask: Ask, tell: Callable[[str], None], computed_s: Callable[[], float]
+    ) -> None:
         self._asked = ask
+        self._computed_s = computed_s
         self._tell = tell
         self._streamed: list[StreamedTime] = []
         self._first: list[FirstTokenTime] = []
@@ -58,12 +84,19 @@ class ServedTimer:
         return ServedTimes(tuple(self._streamed), tuple(self._first), tuple(self._second))
 
     def _alone(self) -> None:
-        answers = [self._ask(NUM_PROMPT, NUM_OUTPUT) for _ in range(NUM_REPEATS)]
-        self._on_gaps(1, NUM_PROMPT + NUM_OUTPUT // 2, 0, [_gap_s(one[2:]) for one in answers])
-        self._on_first(0, [first_s - sent_s for sent_s, first_s, *_ in answers])
-        second_s = min(second_s - first_s for _, first_s, second_s, *_ in answers)
-        self._second.append(SecondTokenTime(tokens=NUM_PROMPT, seconds=second_s))
-        self._tell(f"the second token, which waits for KV: {1e3 * second_s:.2f} ms")
+        """Measure answers to prompts of all lengths, in turns: the machine's speed may change."""
+        sizes = (NUM_SHORT_PROMPT, NUM_SMALL_PROMPT, NUM_PROMPT)
+        rounds = [[self._timed(size, NUM_OUTPUT) for size in sizes] for _ in range(NUM_REPEATS)]
+        for num_prompt, times in zip(sizes, zip(*rounds, strict=True), strict=True):
+            context, answers = num_prompt + NUM_OUTPUT // 2, [one.at_s for one in times]
+            self._on_gaps(1, context, 0, [_gap_s(one[2:]) for one in answers])
+            self._on_first(num_prompt, 0, times)
+            if num_prompt == NUM_SHORT_PROMPT:
+                continue  # its KV is there
+            second_s = median(second_s - first_s for _, first_s, second_s, *_ in answers)
+            self._second.append(SecondTokenTime(tokens=num_prompt, seconds=second_s))
+            said = f"the second token, which waits for the KV of {num_prompt}"
+            self._tell(f"{said}: {1e3 * second_s:.2f} ms")
 
     def _several(self) -> None:
         """Measure the gaps of some answers while all of them decode."""
@@ -88,34 +121,46 @@ class ServedTimer:
             if len(at_s) > 2:
                 begun.set()
 
-        spans: list[tuple[float, float]] = []
+        spans: list[_Timed] = []
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(self._asked, NUM_PROMPT, NUM_LONG_OUTPUT, at_s, on_token)
             begun.wait(_READ_TIMEOUT_S)
             while not asked.done() and len(spans) < NUM_REPEATS:
-                sent_at_s, first_at_s = self._ask(NUM_PROMPT, 1)
+                timed = self._timed(NUM_PROMPT, 1)
                 if not asked.done():
-                    spans.append((sent_at_s, first_at_s))
+                    spans.append(timed)
             asked.result()
-        gaps_s = _gaps_s([_between(at_s, *span) for span in spans])
+        gaps_s = _gaps_s([_between(at_s, *one.at_s) for one in spans])
         self._on_gaps(1, NUM_PROMPT + NUM_LONG_OUTPUT // 4, 1, gaps_s)
-        self._on_first(1, [first_s - sent_s for sent_s, first_s in spans])
+        self._on_first(NUM_PROMPT, 1, spans)
 
     def _on_gaps(self, rows: int, context: int, others: int, gaps_s: list[float]) -> None:
-        """Keep and tell the least of the times between two tokens; nothing without one."""
+        """Keep and tell the median of the times between two tokens; nothing without one."""
         if gaps_s:
-            time = StreamedTime(rows=rows, context=context, others=others, step_s=min(gaps_s))
+            time = StreamedTime(rows=rows, context=context, others=others, step_s=median(gaps_s))
             self._streamed.append(time)
             said = f"a token of each of {rows} answers{_BESIDE[others]}"
             self._tell(f"{said}: {1e3 * time.step_s:.2f} ms")
 
-    def _on_first(self, others: int, spans_s: list[float]) -> None:
-        """Keep and tell the least of the times until a first token; nothing without one."""
-        if spans_s:
-            time = FirstTokenTime(tokens=NUM_PROMPT, others=others, seconds=min(spans_s))
+    def _on_first(self, num_prompt: int, others: int, times: Sequence[_Timed]) -> None:
+        """Keep and tell the median of the times until a first token; nothing without one."""
+        if times:
+            time = FirstTokenTime(
+                tokens=num_prompt,
+                others=others,
+                seconds=median(one.at_s[1] - one.at_s[0] for one in times),
+                compute_s=median(one.compute_s for one in times),
+                nodes=1 if num_prompt == NUM_SHORT_PROMPT else 2,
+            )
             self._first.append(time)
             said = f"the first token after {time.tokens} of a prompt{_BESIDE[others]}"
             self._tell(f"{said}: {1e3 * time.seconds:.2f} ms")
+
+    def _timed(self, num_prompt: int, num_output: int) -> _Timed:
+        """Ask, while no other prompt is computed."""
+        before_s = self._computed_s()
+        at_s = self._ask(num_prompt, num_output)
+        return _Timed(at_s, self._computed_s() - before_s)
 
     def _ask(self, num_prompt: int, num_output: int) -> list[float]:
         """Return when a request was sent and when each token of its answer came."""
@@ -158,6 +203,17 @@ class StreamAsker:
                     at_s += [now_s] * len(choice.get("token_ids") or [])
                 on_token()
         return sent_at_s
+
+
+def computed_s(url: str) -> float:
+    """Return for how long prompts were computed of which a first token left the router at `url`.
+
+    Raises `RouterUnreachable` or `RouterRefused` where it does not answer.
+    """
+    with opened(url, "GET", "/metrics", timeout_s=_READ_TIMEOUT_S) as response:
+        lines = response.read(_METRICS_BYTES).decode().splitlines()
+    name = f'{_COMPUTE}{{stage="prefill_compute"}} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 def _gap_s(at_s: Sequence[float]) -> float:

@@ -26,19 +26,23 @@ Point = TypeVar("Point", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBounds:
-    """What a step can have: tokens in all, tokens of a sequence, blocks, sequences."""
+    """What a step can have: tokens in all, tokens of a sequence, blocks, sequences.
+
+    No more than `most_touched` of the blocks are used; sequences share them where that is too few.
+    """
 
     max_tokens: int
     max_len: int
     num_blocks: int
     block_size: int
     max_rows: int
+    most_touched: int
 
 
 class StepTimer:
     """Runs steps on a runner that is warm, and keeps the least time of each size.
 
-    It writes over the whole KV cache.
+    It writes over the KV cache.
     """
 
     def __init__(
@@ -129,9 +133,13 @@ class StepTimer:
     def _sequence(
         self, index: int, num_tokens: int, context: int, sample: SampleInput | None
     ) -> ScheduledSequence:
-        """Return a sequence with blocks of its own: shared ones would stay in the caches."""
+        """Return a sequence with blocks of its own: shared ones would stay in the caches.
+
+        With more blocks than may be touched it begins again with the first.
+        """
         num_blocks = blocks_for(context + num_tokens, self._bounds.block_size)
-        blocks = range(index * num_blocks, (index + 1) * num_blocks)
+        first = index * num_blocks
+        blocks = [one % self._bounds.most_touched for one in range(first, first + num_blocks)]
         num_drafts = num_tokens - 1 if sample is not None else 0
         return ScheduledSequence(
             index, [0] * num_tokens, context, blocks, sample, num_drafts=num_drafts,

@@ -1,18 +1,28 @@
 """What a node and its router take beside the steps of the model, by what clients saw of a cluster.
 
-    turn_s      of each step: planning it, applying its results, sending the tokens
-    row_s       of each further answer in a step
-    request_s   of each request: HTTP, placement, calls of nodes, the way of the first token
-    handoff_s   of each handoff, beside the time of its bytes: until the answer is in a step
-    slowdown    how many times as long a step takes while another node of the machine computes
+    turn_s           of each step: planning it, applying its results, sending the tokens
+    row_s            of each further answer in a step
+    request_s        of each request: HTTP, placement, calls of nodes, drawing the first token and
+                     its way
+    push_s           of each step whose KV goes to another node: its layers are handed over
+    handoff_s        of each handoff, beside the time of its bytes: until the answer is in a step;
+                     below 0 where bytes between pools of one process took longer
+    prompt_factor    how many times as long steps of prompts take in a cluster as in a process that
+                     does nothing else: their KV goes to other memory and to another node
+    decode_slowdown, prompt_slowdown
+                     how many times as long a step of answers alone, and one with a prompt, takes
+                     while another node of the machine computes
 
-All of them are differences or ratios of measured times. Noise may make a difference negative: then
-it is 0, and the ratio 1.
+All of them are differences or ratios of measured times. A short and a long prompt of another node
+tell what a prompt takes and what each of its tokens does. So what follows is right for the machine
+as it was when it served, even if it was slower or faster when steps were measured. A prompt that
+the decode node computes itself has no pushes. Noise may make another difference negative: then it
+is 0, and a slowdown 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,13 +34,16 @@ Seconds = Callable[[float, float], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideSteps:
-    """Seconds, and a ratio. The defaults are those of a profile without a cluster."""
+    """Seconds, and ratios. The defaults are those of a profile without a cluster."""
 
     turn_s: float = 0.0
     row_s: float = 0.0
     request_s: float = 0.0
+    push_s: float = 0.0
     handoff_s: float = 0.0
-    slowdown: float = 1.0
+    prompt_factor: float = 1.0
+    decode_slowdown: float = 1.0
+    prompt_slowdown: float = 1.0
 
     def of_step(self, rows: int) -> float:
         """Return the seconds of a step that decodes so many rows; none: it computes prompts."""
@@ -48,36 +61,76 @@ def beside_steps(
 ) -> BesideSteps:
     """Return what is beside steps of `decode_s`, the steps of prompts that take `prompt_s`, and the
     KV of a prompt that moves in `moved_s` after its last step."""
-    alone = sorted((one for one in profile.streamed if not one.others), key=lambda one: one.rows)
-    if not alone:
+    streamed = [one for one in profile.streamed if not one.others]
+    if not streamed:
         return NOTHING_BESIDE
 
     def over_s(one: StreamedTime) -> float:
         return one.step_s - decode_s(one.rows, one.context)
 
-    few, many = alone[0], alone[-1]
-    turn_s, row_s = max(0.0, over_s(few)), 0.0
-    if many.rows > few.rows:
-        row_s = max(0.0, (over_s(many) - turn_s) / (many.rows - few.rows))
-    first = {one.others > 0: one for one in profile.first_tokens}
-    ratios = [
-        one.step_s / (decode_s(one.rows, one.context) + turn_s)
-        for one in profile.streamed
-        if one.others and one.rows == few.rows
-    ]
+    rows = [one.rows for one in streamed]
+    few, many = min(rows), max(rows)
+    turn_s, row_s = max(0.0, _mean_over(over_s, streamed, few)), 0.0
+    if many > few:
+        row_s = max(0.0, (_mean_over(over_s, streamed, many) - turn_s) / (many - few))
     handoffs_s = [
-        max(0.0, second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens))
+        second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens)
         for second in profile.second_tokens
     ]
-    request_s = 0.0
-    if False in first:
-        request_s = max(0.0, first[False].seconds - prompt_s(first[False].tokens) - turn_s)
-        if True in first and first[True].tokens == first[False].tokens:
-            ratios.append(first[True].seconds / first[False].seconds)
+    alone = [one for one in profile.first_tokens if not one.others]
+    compute_s = {(one.nodes, one.tokens): one.compute_s for one in alone}
+    push_s, draw_s, prompt_factor = _prompts(compute_s, prompt_s, turn_s)
     return BesideSteps(
         turn_s=turn_s,
         row_s=row_s,
-        request_s=request_s,
+        request_s=draw_s + (fmean(one.seconds - one.compute_s for one in alone) if alone else 0.0),
+        push_s=push_s,
         handoff_s=fmean(handoffs_s) if handoffs_s else 0.0,
-        slowdown=max(1.0, fmean(ratios)) if ratios else 1.0,
+        prompt_factor=prompt_factor,
+        decode_slowdown=_slowdown(
+            one.step_s / (decode_s(one.rows, one.context) + turn_s)
+            for one in profile.streamed
+            if one.others and one.rows == few
+        ),
+        prompt_slowdown=_slowdown(
+            one.compute_s / compute_s[one.nodes, one.tokens]
+            for one in profile.first_tokens
+            if one.others and (one.nodes, one.tokens) in compute_s
+        ),
     )
+
+
+def _mean_over(
+    over_s: Callable[[StreamedTime], float], times: Iterable[StreamedTime], rows: int
+) -> float:
+    return fmean(over_s(one) for one in times if one.rows == rows)
+
+
+def _prompts(
+    compute_s: Mapping[tuple[int, int], float], prompt_s: Callable[[int], float], turn_s: float
+) -> tuple[float, float, float]:
+    """Return what pushes take and what drawing a first token takes, and how many times as long as
+    `prompt_s` the tokens of a prompt take.
+
+    `compute_s` is by the nodes of a request and the tokens of its prompt. A single length does not
+    tell apart what a prompt takes and what its tokens do: then these take what their steps take.
+    """
+    handed_over, local = (
+        sorted(tokens for nodes, tokens in compute_s if (nodes > 1) is is_handed_over)
+        for is_handed_over in (True, False)
+    )
+    if not handed_over:
+        return 0.0, 0.0, 1.0
+    small, large = handed_over[0], handed_over[-1]
+    factor, small_s, large_s = 1.0, compute_s[2, small], compute_s[2, large]
+    if large_s > small_s and prompt_s(large) > prompt_s(small):
+        factor = (large_s - small_s) / (prompt_s(large) - prompt_s(small))
+    both_s = max(0.0, small_s - turn_s - factor * prompt_s(small))
+    draws_s = [compute_s[1, one] - turn_s - factor * prompt_s(one) for one in local]
+    draw_s = min(both_s, max(0.0, fmean(draws_s))) if draws_s else 0.0
+    return both_s - draw_s, draw_s, factor
+
+
+def _slowdown(ratios: Iterable[float]) -> float:
+    found = list(ratios)
+    return max(1.0, fmean(found)) if found else 1.0

@@ -8,6 +8,8 @@ weights once:
            + what the rows cost above as many tokens of a prompt (drawing, short products)
            + what the node takes beside the model (`beside_steps`)
 
+Where a cluster was measured too, chunks take as many times longer as they did in it.
+
 Noise of a machine that does something else makes times longer, never shorter. So a step that took
 longer than one with more rows and more context takes what that one took: `unevenness` is the
 largest part that was cut off, and says how far a profile can be believed.
@@ -114,11 +116,12 @@ class MeasuredSteps:
 
     def __init__(self, profile: MeasuredProfile, block_copy_s: float) -> None:
         self._decodes = StepTable((p.rows, p.context, p.step_s) for p in profile.decodes)
-        self._chunks = StepTable((p.tokens, p.context, p.step_s) for p in profile.chunks)
+        self._chunks = _chunks(profile, 1.0)
         self._block_copy_s = block_copy_s
         self.beside = beside_steps(
             profile, self._decodes.seconds, self._prompt_s, partial(_moved_s, profile)
         )
+        self._chunks = _chunks(profile, self.beside.prompt_factor)
 
     @property
     def unevenness(self) -> float:
@@ -179,6 +182,10 @@ class MeasuredSteps:
             self._chunks.seconds(min(most, num_tokens - begin), begin)
             for begin in range(0, num_tokens, most)
         )
+
+
+def _chunks(profile: MeasuredProfile, factor: float) -> StepTable:
+    return StepTable((p.tokens, p.context, factor * p.step_s) for p in profile.chunks)
 
 
 def _moved_s(profile: MeasuredProfile, num_tokens: int) -> float:

@@ -1,7 +1,7 @@
 """Under grammars the demo model answers alike with every method, preempted, handed off, in chunks.
 
-The pool holds about half of what is asked for, so sequences are preempted. Everyday runs take a
-part of the ways to schedule; `--every-combination` takes all of them.
+The pool holds about half of what is asked for, so sequences are preempted. A part of
+`--every-combination`.
 """
 
 from __future__ import annotations
@@ -77,18 +77,6 @@ WAYS_TO_DRAW = [
     SamplingParams(max_tokens=32, temperature=0.0),
 ]
 """Without a penalty rows are drawn without a mask and then checked, unless drafts follow them."""
-WAYS = [("mtp", "swap", "sync"), ("grammar", "recompute", "async")]
-HANDOFFS = [("grammar", "swap")]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    is_all = metafunc.config.getoption("--every-combination")
-    if "way" in metafunc.fixturenames:
-        ways = list(product(METHODS, MODES, ("sync", "async"))) if is_all else WAYS
-        metafunc.parametrize("way", ways, ids="-".join)
-    if "handoff" in metafunc.fixturenames:
-        handoffs = list(product(METHODS, MODES)) if is_all else HANDOFFS
-        metafunc.parametrize("handoff", handoffs, ids="-".join)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +152,7 @@ def check_pressure(node: Node, method: str, mode: str) -> None:
 
 
 @pytest.mark.covers("G01", "G02")
+@pytest.mark.parametrize("way", [*product(METHODS, MODES, ("sync", "async"))], ids="-".join)
 def test_one_node_that_preempts(
     way: tuple[str, str, str],
     runners: tuple[ModelRunner, ModelRunner],
@@ -184,6 +173,7 @@ def test_one_node_that_preempts(
     check_pressure(node, method, mode)
 
 
+@pytest.mark.parametrize("handoff", [*product(METHODS, MODES)], ids="-".join)
 def test_a_handoff(
     handoff: tuple[str, str],
     runners: tuple[ModelRunner, ModelRunner],

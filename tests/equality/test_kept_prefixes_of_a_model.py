@@ -64,16 +64,20 @@ def node_on(runner: ModelRunner, num_blocks: int, method: str = "none", **given:
     )
 
 
+@pytest.fixture(scope="module")
+def right(requests: list[GenerationRequest]) -> list[list[int]]:
+    """Each prompt computed whole, on a node that has had no other."""
+    runner = demo_runners()[0]
+    return [answer_together(node_on(runner, 30), [request])[0] for request in requests]
+
+
 @pytest.mark.covers("F124")
 @pytest.mark.parametrize("method", ["none", "mtp"])
 @pytest.mark.parametrize("is_mirrored", [False, True], ids=["in the step", "beside the steps"])
 def test_answers_are_those_of_prompts_that_were_computed(
-    is_mirrored: bool, method: str, requests: list[GenerationRequest]
+    is_mirrored: bool, method: str, requests: list[GenerationRequest], right: list[list[int]]
 ) -> None:
-    runner = demo_runners()[0]
-    right = [answer_together(node_on(runner, 30), [request])[0] for request in requests]
-    if is_mirrored:
-        runner = mirrored_runner()
+    runner = mirrored_runner() if is_mirrored else demo_runners()[0]
     node = node_on(runner, 7, method, keeps_prefixes=True, num_host_blocks=14, is_async=is_mirrored)
     found = []
     for request in requests:

@@ -2,7 +2,7 @@
 
 A part of `test_under_pressure` for each type of the KV cache, and for both arithmetics: both ways
 to preempt, speculation by a layer whose KV is stored too, steps planned ahead, and a handoff
-between two pools.
+between two pools. A part of `--every-combination`.
 """
 
 from __future__ import annotations
@@ -33,28 +33,15 @@ WITH_LAYER: Combination = ("token_ratio", "shortest_output", "swap", "mtp", "syn
 IN_BYTES, WIDE = ("int8", "int8"), ("float32", "bfloat16")
 """What products take, and what the KV cache stores."""
 Case = tuple[tuple[str, str], Combination]
-EVERYDAY: tuple[Case, ...] = ((IN_BYTES, WITH_LAYER),)
-FURTHER: tuple[Case, ...] = (
+CASES: tuple[Case, ...] = (
+    (IN_BYTES, WITH_LAYER),
     (IN_BYTES, ("none", "last_in_first_out", "recompute", "mtp", "sync")),
     (IN_BYTES, ("fixed_blocks", "priority", "swap", "none", "async")),
     (WIDE, WITH_LAYER),
     *((("float32", dtype), WITH_LAYER) for dtype in ("float32", "int8")),
 )
-"""With `--every-combination`."""
-
 
 Runners = tuple[ModelRunner, ModelRunner]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All but one only with `--every-combination`."""
-    is_all = metafunc.config.getoption("--every-combination")
-    metafunc.parametrize(
-        ("runners", "combination"),
-        EVERYDAY + (FURTHER if is_all else ()),
-        indirect=["runners"],
-        ids=str,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +83,7 @@ def undisturbed(
     return answers
 
 
+@pytest.mark.parametrize(("runners", "combination"), CASES, indirect=["runners"], ids=str)
 def test_preempted_and_handed_over(
     combination: Combination,
     runners: Runners,

@@ -1,9 +1,11 @@
-"""The demo model at full seats: the process never takes more than was measured and planned."""
+"""The demo model at full seats: the process never takes more than was measured and planned.
+
+A part of `--every-combination`.
+"""
 
 from __future__ import annotations
 
 import gc
-from itertools import product
 
 import pytest
 
@@ -36,22 +38,6 @@ class Host(HostMeter):
         return DeviceMemory(self.peak_bytes() + KV_BYTES, "the memory of this test", 1.0)
 
 
-EVERY_CASE = list(product(FREE_METHODS, (True, False)))
-EVERYDAY_CASES = [("mtp", False)]
-"""Each method once, and each size of steps twice."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Both sizes of steps with every method only with `--every-combination`."""
-    if "method" in metafunc.fixturenames:
-        is_all = metafunc.config.getoption("--every-combination")
-        cases = [
-            pytest.param(method, is_local, id=f"{method}-{'local' if is_local else 'small steps'}")
-            for method, is_local in (EVERY_CASE if is_all else EVERYDAY_CASES)
-        ]
-        metafunc.parametrize(("method", "has_local_prefill"), cases)
-
-
 def requests() -> list[GenerationRequest]:
     """More than there are seats, drawn in every way; half of them repeat themselves."""
     ways = (
@@ -74,6 +60,8 @@ def requests() -> list[GenerationRequest]:
 
 
 @pytest.mark.covers("F107")
+@pytest.mark.parametrize("has_local_prefill", [True, False], ids=["local", "small steps"])
+@pytest.mark.parametrize("method", FREE_METHODS)
 def test_no_more_memory_than_planned(method: str, has_local_prefill: bool) -> None:
     drafts = 0 if method == "none" else NUM_DRAFTS
     speculation = SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)

@@ -1,4 +1,7 @@
-"""Processors without AVX-512 compute the same bits, with kernels of other shapes."""
+"""Processors without AVX-512 compute the same bits, with kernels of other shapes.
+
+Its kernels are compiled anew, so this is a part of `--every-combination`.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,7 @@ from tests.support.models import demo_digests
 pytestmark = [demo_digests.WITH_FMA, pytest.mark.timeout(300)]
 
 
-def test_logits_without_avx_512(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Its kernels are compiled anew, so this is a part of `--every-combination`."""
-    if not request.config.getoption("--every-combination"):
-        pytest.skip("only with --every-combination")
+def test_logits_without_avx_512(tmp_path: Path) -> None:
     printed = subprocess.run(
         [sys.executable, "-m", narrow_registers.__name__],
         env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},

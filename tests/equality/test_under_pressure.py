@@ -1,9 +1,9 @@
 """The demo model answers alike however it is scheduled: policy × order × mode × method × steps.
 
 Pools hold about half of what is asked for, so sequences are preempted all the time. Everyday runs
-take a part in which every choice occurs; `--every-combination` takes all of them, half with steps
-planned ahead. A decode node without local prefill recomputes in steps of its own size, for each
-method.
+take a part in which every choice occurs, on one node or over a handoff; `--every-combination` takes
+all of them, half with steps planned ahead. A decode node without local prefill recomputes in steps
+of its own size, for each method.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from tests.support.models.pressure import (
 NUM_SEATS = 4
 STEPS = ("sync", "async")
 COLUMNS = (RESERVATIONS, ORDERS, MODES, FREE_METHODS)
+EVERYDAY_WAYS = [("recompute", "mtp"), ("swap", "none")]
+"""How a node without local prefill preempts and drafts in everyday runs."""
 
 
 def every_combination() -> list[Combination]:
@@ -69,11 +71,18 @@ def covering_choices(rows: list[Combination]) -> list[Combination]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_all = metafunc.config.getoption("--every-combination")
     if "combination" in metafunc.fixturenames:
-        is_all = metafunc.config.getoption("--every-combination")
         rows = every_combination()
-        rows = rows if is_all else covering_choices(rows)
+        if not is_all:
+            is_handoff = metafunc.function is test_prefill_to_decode
+            rows = covering_choices(rows)[is_handoff::2]
         metafunc.parametrize("combination", rows, ids="-".join)
+    if "mode" in metafunc.fixturenames:
+        ways = list(product(MODES, FREE_METHODS)) if is_all else EVERYDAY_WAYS
+        metafunc.parametrize(("mode", "method"), ways)
+    elif "method" in metafunc.fixturenames:
+        metafunc.parametrize("method", FREE_METHODS if is_all else ["mtp"])
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +164,6 @@ def small_runner() -> ModelRunner:
 
 
 @pytest.mark.covers("S09")
-@pytest.mark.parametrize("method", FREE_METHODS)
-@pytest.mark.parametrize("mode", MODES)
 def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
     mode: str,
     method: str,
@@ -182,7 +189,6 @@ def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
 
 
 @pytest.mark.covers("S09")
-@pytest.mark.parametrize("method", FREE_METHODS)
 def test_continuing_on_a_node_without_local_prefill(
     method: str,
     small_runner: ModelRunner,

@@ -71,6 +71,7 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_the_demo_on_one_mixed_node(tmp_path: Path) -> None:
     port = free_loopback_port()

@@ -77,7 +77,7 @@ def test_what_a_pool_has_evicted_is_pulled_out_of_host_memory(cluster: Cluster) 
     wanted, _, source = complete(cluster, [*shared, 5])
     complete(cluster, other(1))
     complete(cluster, [*shared, 5])  # used twice
-    for number in range(2, 14):
+    for number in range(2, 10):
         complete(cluster, other(number))
     sent = 'pdserve_prefix_blocks_sent_total{tier="host"}'
     assert count(cluster, source, sent) == 0

@@ -26,7 +26,7 @@ EVERY_S = LEASE_S / 4
 STEP_S = 0.05
 PROMPT_TOKENS = 857
 DECODE_S = 0.3
-NUM_RUNS = everyday(12, of=60)
+NUM_RUNS = everyday(6, of=60)
 
 
 @dataclass

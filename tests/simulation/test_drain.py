@@ -54,7 +54,7 @@ def steps_of_a_life() -> int:
 
 
 NUM_STEPS = steps_of_a_life()
-POINTS = range(0, NUM_STEPS + 1, everyday(7, of=1))
+POINTS = range(0, NUM_STEPS + 1, everyday(13, of=1))
 """At which steps of a life a node leaves."""
 
 

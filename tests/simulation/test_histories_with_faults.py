@@ -14,7 +14,7 @@ from tests.simulation.bugs_to_plant import BUGS
 from tests.simulation.planted_bugs import ROOT, histories_until_found
 from tests.support.examples import everyday
 
-NUM_HISTORIES = everyday(8, of=400)
+NUM_HISTORIES = everyday(4, of=400)
 FIRST_SEED = 1000
 QUICKLY_FOUND = (
     "decoding begins with another token than the one that was drawn",
@@ -68,7 +68,7 @@ def test_every_planted_bug_has_its_place_in_the_source() -> None:
         assert bug.new not in ("", bug.old)
 
 
-@pytest.mark.parametrize("name", QUICKLY_FOUND)
+@pytest.mark.parametrize("name", QUICKLY_FOUND[: everyday(2, of=4)])
 def test_planted_bugs_are_found(name: str) -> None:
     bug = next(one for one in BUGS if one.name == name)
     found = histories_until_found(bug, most=20, seed=0)

@@ -13,6 +13,7 @@ from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
+from tests.support.examples import everyday
 
 OTHER = Incarnation("m", 1)
 SHARED = make_prompt(21, 5)
@@ -81,7 +82,7 @@ def test_a_source_that_is_gone_is_not_waited_for(make: type[TwoMixed | ShortProm
     assert pulls(world.receiver) == {"failed": 1}
 
 
-@pytest.mark.parametrize("num_steps", range(1, 10))
+@pytest.mark.parametrize("num_steps", range(1, 10, everyday(3, of=1)))
 @pytest.mark.parametrize("is_one_sided", [False, True])
 @pytest.mark.parametrize("make", MAKES)
 def test_an_abort_at_any_moment_leaves_nothing(

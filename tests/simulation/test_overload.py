@@ -13,8 +13,9 @@ from bench.replay.rows import BY_NAME
 from common.settings.config import SchedulingConfig
 from simulator.step_cost import StepCost
 from simulator.trace_file import TraceRequest
+from tests.support.examples import everyday
 
-NUM_REQUESTS = 160
+NUM_REQUESTS = everyday(80, of=160)
 MEAN_GAP_S = 0.5
 MAX_SHARE_LOST = 0.05
 

@@ -12,6 +12,7 @@ from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
+from tests.support.examples import everyday
 
 NEVER = 1_000_000
 
@@ -153,7 +154,7 @@ def test_a_commit_for_other_tokens_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: bool) -> None:
     world = world_that_pulls()
     world.network.is_one_sided = is_one_sided

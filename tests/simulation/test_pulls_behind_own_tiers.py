@@ -18,6 +18,7 @@ from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
+from tests.support.examples import everyday
 
 OTHER = Incarnation("q", 1)
 NUM_SHARED = 4
@@ -165,7 +166,7 @@ def test_a_prompt_that_waits_for_both_is_computed_when_neither_comes(tmp_path: P
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, tier: str, tmp_path: Path) -> None:
     world = Own(tier, tmp_path)
     if world.q.disk is not None:

@@ -340,7 +340,7 @@ def test_what_half_of_host_memory_does_not_hold_is_read_and_sent_in_parts(
     assert world.p.scheduler.host_pool.num_read == 0
 
 
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 @pytest.mark.parametrize("is_one_sided", [False, True])
 def test_an_abort_at_any_moment_leaves_nothing(
     num_steps: int, is_one_sided: bool, tmp_path: Path
@@ -362,7 +362,7 @@ def test_an_abort_at_any_moment_leaves_nothing(
     assert_finished(world, world.ask_q(last=12))
 
 
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int, tmp_path: Path) -> None:
     world = Stored(tmp_path)
     world.disk.num_polls = 2
@@ -397,7 +397,7 @@ def test_a_receiver_that_dies_leaves_what_is_read_to_others(tmp_path: Path) -> N
 def test_random_faults_of_disks_and_deaths_change_no_answer(tmp_path: Path) -> None:
     sent: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for seed in range(everyday(12, of=100)):
+    for seed in range(everyday(6, of=100)):
         choose = random.Random(seed)
         world = Stored(tmp_path / str(seed), num_host_blocks=choose.choice([7, 8, 9]))
         world.network.is_one_sided = seed % 3 == 0

@@ -230,7 +230,7 @@ def test_a_source_that_has_a_block_in_neither_says_so_at_once() -> None:
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: bool) -> None:
     world = Kept()
     world.network.is_one_sided = is_one_sided
@@ -247,7 +247,7 @@ def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: boo
     assert_finished(world, world.ask_q(last=12))
 
 
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int) -> None:
     world = Kept()
     world.fill()

@@ -23,6 +23,7 @@ from tests.simulation.three_nodes import (
 )
 from tests.simulation.world import PREFILL, ROUTER, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
+from tests.support.examples import everyday
 
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
 
@@ -182,7 +183,7 @@ def test_a_source_that_the_router_does_not_know_is_not_waited_for(source: Incarn
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-@pytest.mark.parametrize("num_steps", range(9))
+@pytest.mark.parametrize("num_steps", range(0, 9, everyday(3, of=1)))
 def test_a_source_whose_loss_the_router_notices_is_not_waited_for(
     num_steps: int, is_one_sided: bool
 ) -> None:
@@ -224,7 +225,7 @@ def test_a_refusal_that_comes_late_or_twice_changes_nothing() -> None:
     assert pulls(world.q) == {"landed": 1}
 
 
-@pytest.mark.parametrize("num_steps", range(9))
+@pytest.mark.parametrize("num_steps", range(0, 9, everyday(3, of=1)))
 def test_a_refusal_at_any_moment_leaves_nothing(num_steps: int) -> None:
     """Also while what has landed is copied to where steps read it."""
     world = Three()
@@ -241,7 +242,7 @@ def test_a_refusal_at_any_moment_leaves_nothing(num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-@pytest.mark.parametrize("num_steps", range(1, 9))
+@pytest.mark.parametrize("num_steps", range(1, 9, everyday(3, of=1)))
 def test_a_source_that_dies_costs_nothing_but_time(num_steps: int, is_one_sided: bool) -> None:
     world = Three()
     world.network.is_one_sided = is_one_sided
@@ -261,7 +262,7 @@ def test_a_source_that_dies_costs_nothing_but_time(num_steps: int, is_one_sided:
     assert_finished(world, asked)
 
 
-@pytest.mark.parametrize("num_steps", range(1, 9))
+@pytest.mark.parametrize("num_steps", range(1, 9, everyday(3, of=1)))
 def test_a_source_that_stops_says_so(num_steps: int) -> None:
     world = Three()
     world.the_first()
@@ -278,7 +279,7 @@ def test_a_source_that_stops_says_so(num_steps: int) -> None:
     assert_finished(world, asked)
 
 
-@pytest.mark.parametrize("num_steps", range(1, 9))
+@pytest.mark.parametrize("num_steps", range(1, 9, everyday(3, of=1)))
 def test_a_source_that_drains_sends_before_it_leaves(num_steps: int) -> None:
     world = Three()
     world.the_first()
@@ -293,7 +294,7 @@ def test_a_source_that_drains_sends_before_it_leaves(num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: bool) -> None:
     world = Three()
     world.network.is_one_sided = is_one_sided

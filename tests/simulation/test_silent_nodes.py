@@ -21,7 +21,7 @@ from tests.support.engine.build import check_idle
 from tests.support.engine.hash_runner import expected_prompt_logprobs
 from tests.support.examples import everyday
 
-NUM_RUNS = everyday(20, of=120)
+NUM_RUNS = everyday(12, of=120)
 
 
 class Disturbed(Cluster):

@@ -15,6 +15,7 @@ from node.flow.messages import AbortAttempt
 from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, ROUTER, World, ask_until_committed
+from tests.support.examples import everyday
 
 NEVER = 1_000_000
 SWAPPING = SchedulingConfig(
@@ -88,7 +89,7 @@ def test_blocks_of_an_aborted_sequence_are_not_reused_before_their_copy_is_done(
     world.check_closed()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(everyday(10, of=40)))
 def test_copies_that_take_any_time_change_no_answer(seed: int) -> None:
     choose = random.Random(seed)
     world = World(decode=NodeSize(num_blocks=choose.choice([10, 24]), seats=3, max_model_len=32))
@@ -110,7 +111,7 @@ def test_copies_that_take_any_time_change_no_answer(seed: int) -> None:
     assert world.outcomes()["aborted"] <= len(aborted)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(everyday(6, of=20)))
 def test_swapped_kv_is_copied_beside_the_steps_and_changes_no_answer(seed: int) -> None:
     """Copies take any time and may fail; requests are aborted meanwhile."""
     choose = random.Random(seed)

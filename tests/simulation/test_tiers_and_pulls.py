@@ -22,7 +22,7 @@ from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
 
-NUM_RUNS = everyday(24, of=160)
+NUM_RUNS = everyday(10, of=160)
 OTHER = Incarnation("q", 1)
 MORE_FAULTS = ["evict", "refuse pull", "restart", "warm"]
 

@@ -10,6 +10,7 @@ from node.flow.pulls import prefix_pulls
 from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
+from tests.support.examples import everyday
 
 NEW = Incarnation("n", 1)
 PROMPT = make_prompt(21, 5)
@@ -95,7 +96,7 @@ def test_prompts_are_served_meanwhile_and_wait_for_no_part() -> None:
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-@pytest.mark.parametrize("num_steps", range(1, 12))
+@pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_in_the_middle_leaves_what_has_landed(
     monkeypatch: pytest.MonkeyPatch, num_steps: int, is_one_sided: bool
 ) -> None:

@@ -19,12 +19,13 @@ from common.nodes import Role
 from router.core.known.roster import Roster
 from router.core.placement import Placer
 from router.core.policies.query import NodeView, Query
+from tests.support.examples import everyday
 from tests.support.nodes.node_views import node
 
 NUM_NODES = 60
 """Nodes of each role."""
 SEATS = 16
-NUM_REQUESTS = 1800
+NUM_REQUESTS = everyday(700, of=1800)
 SHARED_TOKENS = 640
 OWN_TOKENS = 128
 BLOCK_SIZE = 64

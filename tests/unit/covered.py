@@ -8,7 +8,7 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from tests.unit.tree import parsed
+from tests.unit.tree import blocks, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def ids_by_test() -> dict[str, frozenset[str]]:
         text = path.read_text()
         for name in re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE):
             found[name]
-        for node in ast.walk(parsed(text)) if "mark.covers" in text else ():
+        for node in blocks(parsed(text)) if "mark.covers" in text else ():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found[node.name].update(ids_of(node))
     return {name: frozenset(ids) for name, ids in found.items()}

@@ -31,7 +31,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.tree import name_of, parsed, python_files
+from tests.unit.tree import blocks, name_of, parsed, python_files
 
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(
@@ -102,9 +102,9 @@ def is_property(function: Function) -> bool:
 
 def descriptions(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield each function whose docstring does not begin with a verb, and how it begins."""
-    for node in ast.walk(tree):
+    for node in blocks(tree):
         if isinstance(node, Function) and not is_property(node):
-            words = (ast.get_docstring(node) or "Return").split()
+            words = (ast.get_docstring(node, clean=False) or "Return").split()
             word = words[0].rstrip(",;:.")
             if not re.fullmatch("[A-Z][a-z]+", word) or NO_VERBS.fullmatch(word):
                 yield node.name, " ".join(words[:6])
@@ -114,9 +114,8 @@ def descriptions(tree: ast.Module) -> Iterator[tuple[str, str]]:
 def documented(tree: ast.Module) -> list[tuple[str, str]]:
     """Return the docstring of each attribute and constant, behind the name that it documents."""
     found = []
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for one, following in pairwise(body if isinstance(body, list) else []):
+    for node in blocks(tree):
+        for one, following in pairwise(node.body):  # type: ignore[attr-defined]
             if isinstance(one, ast.Assign | ast.AnnAssign) and isinstance(following, ast.Expr):
                 value = following.value
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -129,8 +128,8 @@ def documented(tree: ast.Module) -> list[tuple[str, str]]:
 def docstrings(tree: ast.Module) -> list[tuple[str, str]]:
     """Return every docstring of a module, behind the name that it documents."""
     found = [
-        (getattr(node, "name", "module"), ast.get_docstring(node) or "")
-        for node in ast.walk(tree)
+        (getattr(node, "name", "module"), (ast.get_docstring(node, clean=False) or "").strip())
+        for node in blocks(tree)
         if isinstance(node, ast.Module | ast.ClassDef | Function)
     ]
     return found + documented(tree)
@@ -220,7 +219,7 @@ def test_tests_name_what_they_are_about() -> None:
         node.name
         for path in python_files()
         if name_of(path).startswith("tests/")
-        for node in ast.walk(parsed(path.read_text()))
+        for node in blocks(parsed(path.read_text()))
         if isinstance(node, Function)
     ]
     assert [name for name in names if re.match("test_who(?:ever)?_", name)] == []

@@ -33,5 +33,23 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@cache
+def blocks(tree: ast.Module) -> list[ast.AST]:
+    """Return the nodes of a source that have a body of statements, the module among them.
+
+    No expression has one, so that few of all nodes are looked at.
+    """
+    found: list[ast.AST] = []
+    ahead: list[ast.AST] = [tree]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(getattr(node, "body", None), list):
+            found.append(node)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, None)
+            ahead += inner if isinstance(inner, list) else ()
+    return found
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()

@@ -48,7 +48,7 @@ def constrained(draw: st.DrawFn, engine: Engine) -> list[Arrival]:
 
 
 @pytest.mark.covers("G04")
-@settings(fixed, max_examples=everyday(60, of=150))
+@settings(fixed, max_examples=everyday(20, of=150))
 @given(st.data())
 def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:
     engine = data.draw(engines(least_blocks=8))
@@ -56,7 +56,7 @@ def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:
     check_answers(run, run.to_the_end())
 
 
-@settings(fixed, max_examples=everyday(30, of=60))
+@settings(fixed, max_examples=everyday(15, of=60))
 @given(st.integers(0, 10**6), st.sampled_from([0, 3, 12, 30]))
 def test_whole_answers_follow_their_schema(seed: int, min_tokens: int) -> None:
     for grammar, schema in zip(GRAMMARS, (PERSON, NUMBERS), strict=False):

@@ -72,7 +72,7 @@ def engines(draw: st.DrawFn) -> Engine:
 
 
 @pytest.mark.covers("S60")
-@settings(fixed, max_examples=everyday(40, of=100))
+@settings(fixed, max_examples=everyday(15, of=100))
 @given(st.data())
 def test_every_answer_is_right_whenever_drafts_come(data: st.DataObject) -> None:
     engine = data.draw(engines())

@@ -57,7 +57,7 @@ def check_answer(engine: Engine, sequence: Sequence) -> None:
 
 
 @pytest.mark.covers("S41")
-@settings(fixed, max_examples=everyday(25, of=60))
+@settings(fixed, max_examples=everyday(10, of=60))
 @given(st.data())
 def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None:
     engine = data.draw(engines())
@@ -82,7 +82,7 @@ def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None
 
 
 @pytest.mark.covers("S41")
-@settings(fixed, max_examples=everyday(25, of=60))
+@settings(fixed, max_examples=everyday(10, of=60))
 @given(st.data())
 def test_an_urgent_request_does_not_wait_for_the_outputs_of_others(data: st.DataObject) -> None:
     engine = data.draw(engines())

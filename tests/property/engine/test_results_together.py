@@ -14,6 +14,7 @@ from engine.core.runner_contract import (
 from engine.core.step.step_in_flight import PlannedStep
 from engine.core.step.step_results import StepOutput
 from tests.support.engine.build import Engine, make_prompt, make_request, state_of
+from tests.support.examples import everyday
 
 
 def made(method: str, seed: int) -> Engine:
@@ -62,7 +63,7 @@ def tell(outputs: Items[StepOutput]) -> list[object]:
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "mtp"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(everyday(3, of=8)))
 def test_results_together_are_results_one_after_the_other(method: str, seed: int) -> None:
     together, apart = made(method, seed), made(method, seed)
     most_drawn = 0

@@ -77,7 +77,7 @@ class FailingRun(Run):
 def test_every_answer_is_right_with_prefixes_in_host_memory() -> None:
     happened: Counter[str] = Counter()
 
-    @settings(fixed, max_examples=everyday(30, of=150))
+    @settings(fixed, max_examples=everyday(12, of=150))
     @given(st.data())
     def run(data: st.DataObject) -> None:
         engine = data.draw(crowded())

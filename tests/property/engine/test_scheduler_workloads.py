@@ -18,7 +18,7 @@ from tests.support.examples import everyday
 
 
 @pytest.mark.covers("B08", "F51", "F53", "S11", "S15", "S60")
-@settings(fixed, max_examples=everyday(75, of=500))
+@settings(fixed, max_examples=everyday(30, of=500))
 @given(st.data())
 def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -> None:
     engine = data.draw(engines())
@@ -27,7 +27,7 @@ def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -
 
 
 @pytest.mark.covers("F51")
-@settings(fixed, max_examples=everyday(20, of=100))
+@settings(fixed, max_examples=everyday(8, of=100))
 @given(st.data())
 def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -> None:
     length = data.draw(st.integers(4, 10))

@@ -29,7 +29,7 @@ def engines(draw: st.DrawFn) -> Engine:
 
 
 @pytest.mark.covers("S61")
-@settings(fixed, max_examples=everyday(75, of=500))
+@settings(fixed, max_examples=everyday(30, of=500))
 @given(st.data())
 def test_every_answer_is_right_though_steps_begin_early(data: st.DataObject) -> None:
     engine = data.draw(engines())
@@ -38,7 +38,7 @@ def test_every_answer_is_right_though_steps_begin_early(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("goes_on", ["early", "late"])
-@settings(fixed, max_examples=everyday(20, of=100))
+@settings(fixed, max_examples=everyday(8, of=100))
 @given(data=st.data())
 def test_pools_that_preempt_all_the_time_change_no_answer(
     goes_on: str, data: st.DataObject

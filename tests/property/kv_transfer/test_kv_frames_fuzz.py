@@ -12,6 +12,7 @@ from common.errors import PeerProtocolError
 from kv_transfer.shared.limits import PROTOCOL_VERSION
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import seal
+from tests.support.examples import everyday
 
 SCALARS = st.one_of(
     st.none(),
@@ -31,7 +32,7 @@ VALUES = st.recursive(
 FIELDS = sorted({name for _, schema in frames.SCHEMAS.values() for name in schema})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=everyday(60, of=200), deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes(header: bytes) -> None:
     with contextlib.suppress(PeerProtocolError):
@@ -40,7 +41,7 @@ def test_random_bytes(header: bytes) -> None:
         frames.decode(seal(header))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=everyday(60, of=200), deadline=None)
 @given(
     st.one_of(st.integers(0, 14), SCALARS),
     st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=8),

@@ -19,6 +19,7 @@ from tests.property.kv_transfer.machine_world import (
     TOKEN,
     World,
 )
+from tests.support.examples import everyday
 
 PUSHES = st.permutations([(layer, o) for layer in range(3) for o in range(NUM_BLOCKS)])
 STEPS = st.lists(
@@ -36,7 +37,7 @@ STEPS = st.lists(
     ("lane", "verify"),
     [("zmq", "block"), ("zmq", "commit"), ("zmq", "off"), ("rdma", "off"), ("rdma", "commit")],
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=everyday(25, of=80), deadline=None)
 @given(PUSHES, STEPS, st.booleans())
 def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
     lane: str, verify: str, pushes: list[tuple[int, int]], steps: list[object], may_give_up: bool
@@ -106,7 +107,7 @@ def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
 
 @pytest.mark.covers("F24")
 @pytest.mark.parametrize("lane", ["zmq", "rdma"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=everyday(25, of=80), deadline=None)
 @given(PUSHES, STEPS, st.lists(st.integers(0, 4), max_size=30))
 def test_damaged_pieces_come_again_and_no_wrong_byte_lands(
     lane: str, pushes: list[tuple[int, int]], steps: list[object], damage: list[int]
@@ -150,7 +151,7 @@ def test_damaged_pieces_come_again_and_no_wrong_byte_lands(
     assert world.is_over
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=everyday(20, of=60), deadline=None)
 @given(PUSHES, st.integers(0, 30), st.integers(0, 2), st.sampled_from(SOURCES))
 def test_a_source_that_changes_under_a_frame_never_lands(
     pushes: list[tuple[int, int]], delivered: int, layer: int, block: int
@@ -182,7 +183,7 @@ def test_a_source_that_changes_under_a_frame_never_lands(
 
 
 @pytest.mark.covers("F14", "F15")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=everyday(30, of=100), deadline=None)
 @given(PUSHES, STEPS, st.sampled_from(["abort", "revoke", "cut", "expire"]))
 def test_writes_that_come_when_all_is_over_change_nothing(
     pushes: list[tuple[int, int]], steps: list[object], ending: str

@@ -6,18 +6,27 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-_POLL_S = 0.01
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
+_PAUSES = 3
+"""Pauses are so many times as long as a look, which takes the cores from what is waited for."""
 
 Value = TypeVar("Value")
+
+
+def pause_s(took_s: float) -> float:
+    """How long to wait before the next look, after one that took so long."""
+    return min(max(_POLL_S, _PAUSES * took_s), _LONGEST_POLL_S)
 
 
 def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 30.0) -> Value:
     """The first true value of `condition`. Fails the test, saying `what`, when none comes."""
     ends_at_s = time.monotonic() + timeout_s
     while True:
+        began_s = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() > ends_at_s:
+        now_s = time.monotonic()
+        if now_s > ends_at_s:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {value!r})")
-        time.sleep(_POLL_S)
+        time.sleep(pause_s(now_s - began_s))

@@ -18,7 +18,7 @@ from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from placement.store import LiveNode
 from router.dispatch.placement_recorder import TTL_S
-from tests.support.clocks.waiting import wait_until
+from tests.support.clocks.waiting import pause_s, wait_until
 from tests.support.cluster.books import Books, NodeBooks
 from tests.support.cluster.processes import SOURCES, ServeProcess
 
@@ -263,12 +263,15 @@ class Cluster:
         """Fails unless, soon, nothing is held for any request anywhere."""
         ends_at_s = time.monotonic() + timeout_s
         keys_end_at_s = ends_at_s
-        while held := self.held():
+        while True:
+            began_s = time.monotonic()
+            if not (held := self.held()):
+                return
             if any(not what.startswith("Redis has") for what in held):
                 keys_end_at_s = min(ends_at_s, time.monotonic() + KEYS_TIMEOUT_S)
             if time.monotonic() > min(ends_at_s, keys_end_at_s):
                 raise AssertionError("still held:\n  " + "\n  ".join(held))
-            time.sleep(0.02)
+            time.sleep(pause_s(time.monotonic() - began_s))
 
     def held(self) -> list[str]:
         """What is held for requests now, in words."""

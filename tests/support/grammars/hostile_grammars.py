@@ -33,7 +33,7 @@ HOSTILE = {
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     ),
     "many properties": schema(
-        {"properties": (p := {f"p{i}": {"type": "string"} for i in range(3000)}), "required": [*p]}
+        {"properties": (p := {f"p{i}": {"type": "string"} for i in range(1500)}), "required": [*p]}
     ),
     "a long enum": schema({"enum": [f"value {i}" for i in range(6000)]}),
     "huge counts": schema({"type": "array", "minItems": 10**9, "items": {"minLength": 10**9}}),

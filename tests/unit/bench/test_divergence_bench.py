@@ -58,9 +58,9 @@ def test_a_model_without_blocks_has_one_arithmetic(tmp_path: Path) -> None:
 def test_the_default_arithmetic_is_near_float32() -> None:
     """The bound is between what it is, and what it was with one step for each 32 activations."""
     folder = demo_model_folder()
-    text = TEXT.read_text(encoding="utf-8")[:6000]
+    text = TEXT.read_text(encoding="utf-8")[:3000]
     ids = TextModel.load(folder, "", 0).encode(text, add_special_tokens=False, param="text")
-    found: Any = figures(measure(folder, windows(list(ids), 512)[:2], 0))
-    assert found["num_tokens"] == 2 * 511
+    found: Any = figures(measure(folder, windows(list(ids), 512)[:1], 0))
+    assert found["num_tokens"] == 511
     assert 1e-4 < found["divergence"][DEFAULT] < 2.8e-3
     assert abs(found["loss"][DEFAULT]) < 0.01

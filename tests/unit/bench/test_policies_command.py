@@ -71,8 +71,8 @@ def test_what_is_wrong_is_said_before_anything_runs(
 def test_scheduling_options_hold_for_all_replays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--trace", str(EXCERPTS / "azure_conv.csv"), "--requests", "40")
-    pressed = (*arguments, "--pool-blocks", "90", "--loads", "6", "--json")
+    arguments = ("--trace", str(EXCERPTS / "azure_conv.csv"), "--requests", "20")
+    pressed = (*arguments, "--pool-blocks", "50", "--loads", "6", "--json")
     recomputed = []
     for mode in ("recompute", "swap"):
         run(monkeypatch, *pressed, "--set", f"preemption_mode={mode}")

@@ -78,7 +78,7 @@ def changed(*where: str | int, to: Any) -> str:
         ("[]", "another format: wanted a JSON object with format 'pdserve profile'"),
         (changed("format", to="other"), "another format"),
         (changed("format", to=...), "another format"),
-        (changed("format_version", to=2), "format_version is 2: wanted 1; measure again"),
+        (changed("format_version", to=1), "format_version is 1: wanted 2; measure again"),
         (changed("model", to=...), "model is missing"),
         (changed("source", to=5), "source is 5: wanted a text"),
         (changed("model", to=[]), r"model is \[\]: wanted an object"),

@@ -24,10 +24,18 @@ STREAMED = (
     StreamedTime(rows=1, context=500, others=0, step_s=0.012),
     StreamedTime(rows=1, context=600, others=1, step_s=0.0132),
 )
-FIRST = (
-    FirstTokenTime(tokens=512, others=1, seconds=0.676),
-    FirstTokenTime(tokens=512, others=0, seconds=0.520),
-)
+
+
+def first_token(
+    tokens: int, compute_s: float, *, nodes: int = 2, others: int = 0
+) -> FirstTokenTime:
+    """6 ms of a request are beside the computation of its prompt."""
+    return FirstTokenTime(
+        tokens=tokens, others=others, nodes=nodes, seconds=compute_s + 0.006, compute_s=compute_s
+    )
+
+
+FIRST = (first_token(512, 1.3 * 0.514, others=1), first_token(512, 0.514))
 WHOLE = replace(
     profile_of(*FILES["8b_h100"]),
     decodes=tuple(
@@ -46,8 +54,46 @@ def test_it_is_what_clients_saw_less_what_the_model_takes() -> None:
     found = beside(STREAMED, FIRST)
     assert found.turn_s == pytest.approx(0.002)
     assert found.row_s == pytest.approx((0.004 - 0.002) / 7)
-    assert found.request_s == pytest.approx(0.520 - 0.512 - 0.002)
-    assert found.slowdown == pytest.approx((1.1 + 1.3) / 2)
+    assert found.request_s == pytest.approx(0.006)
+    assert found.push_s == pytest.approx(0.0)
+    assert found.prompt_factor == 1.0, "one length does not tell a prompt and its tokens apart"
+    assert (found.decode_slowdown, found.prompt_slowdown) == pytest.approx((1.1, 1.3))
+
+
+def test_prompts_of_two_lengths_tell_apart_what_a_prompt_and_what_its_tokens_take() -> None:
+    """The longer one shows what the steps of prompts take in a cluster."""
+    small, large = (first_token(n, 0.014 + 0.002 + 1.1e-3 * n) for n in (128, 512))
+    beside_others = first_token(512, 1.2 * large.compute_s, others=1)
+    found = beside(STREAMED, (large, small, beside_others))
+    assert found.prompt_factor == pytest.approx(1.1)
+    assert (found.request_s, found.push_s) == pytest.approx((0.006, 0.014))
+    assert found.prompt_slowdown == pytest.approx(1.2)
+    profile = replace(WHOLE, streamed=STREAMED, first_tokens=(large, small))
+    steps = MeasuredSteps(profile, 0.0), MeasuredSteps(WHOLE, 0.0)
+    took_s = [one.seconds(0, 0, 200, 200 * 201 // 2) for one in steps]
+    assert took_s[0] == pytest.approx(1.1 * took_s[1])
+    assert steps[0].seconds(4, 400) == steps[1].seconds(4, 400), "decodes are what they were"
+
+
+def test_a_prompt_that_no_other_node_computes_has_no_pushes_and_draws_a_token() -> None:
+    handed_over = tuple(first_token(n, 0.014 + 0.003 + 0.002 + 1.1e-3 * n) for n in (128, 512))
+    local = first_token(64, 0.003 + 0.002 + 1.1e-3 * 64, nodes=1)
+    found = beside(STREAMED, (local, *handed_over))
+    assert (found.request_s, found.push_s) == pytest.approx((0.006 + 0.003, 0.014))
+    assert found.prompt_factor == pytest.approx(1.1), "the local one is not part of it"
+    found = beside(STREAMED, (first_token(64, 0.4, nodes=1), *handed_over))
+    assert (found.request_s, found.push_s) == pytest.approx((0.023, 0.0)), "noise is no push"
+    found = beside(STREAMED, (first_token(64, 0.05, nodes=1), *handed_over))
+    assert (found.request_s, found.push_s) == pytest.approx((0.006, 0.017))
+
+
+def test_a_machine_that_was_slower_when_it_served_is_so_in_all() -> None:
+    """Otherwise all of it would count as what a prompt takes, however short it is."""
+    times = tuple(first_token(n, 0.002 + 1.5 * (0.014 + 1e-3 * n)) for n in (128, 512))
+    found = beside(STREAMED, times)
+    assert (found.request_s, found.push_s, found.prompt_factor) == pytest.approx(
+        (0.006, 0.021, 1.5)
+    )
 
 
 def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
@@ -69,6 +115,19 @@ def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
     assert device_of(without).beside.handoff_s == pytest.approx(0.008)
 
 
+def test_a_handoff_that_was_quicker_than_bytes_of_one_process_takes_what_clients_saw() -> None:
+    num_bytes = WHOLE.model.kv_bytes_per_token * 1024
+    transfers = tuple(
+        TransferTime(transport="shm", num_bytes=n * num_bytes, seconds=0.020 + 0.004 * n)
+        for n in (1, 2)
+    )
+    second = (SecondTokenTime(tokens=1024, seconds=0.010 + 0.002 + 0.001 + 0.003),)
+    measured = replace(WHOLE, transfers=transfers, streamed=STREAMED, second_tokens=second)
+    assert device_of(measured, "shm").network_latency_s == pytest.approx(0.003)
+    quicker = replace(measured, second_tokens=(SecondTokenTime(tokens=1024, seconds=0.001),))
+    assert device_of(quicker, "shm").network_latency_s == 0.0
+
+
 def test_it_is_part_of_every_step() -> None:
     profile = replace(WHOLE, streamed=STREAMED, first_tokens=FIRST)
     found, model = MeasuredSteps(profile, 0.0), MeasuredSteps(WHOLE, 0.0)
@@ -83,9 +142,11 @@ def test_it_is_part_of_every_step() -> None:
 def test_nothing_measured_is_nothing_beside_and_noise_is_none() -> None:
     assert beside((), ()) == NOTHING_BESIDE
     quicker = tuple(replace(one, step_s=one.step_s / 2) for one in STREAMED)
-    found = beside(quicker, tuple(replace(one, seconds=0.1) for one in FIRST))
-    assert (found.turn_s, found.row_s, found.request_s) == (0.0, 0.0, 0.0)
-    assert found.slowdown == 1.0
+    found = beside(quicker, (first_token(512, 0.1),))
+    assert (found.turn_s, found.row_s, found.push_s) == (0.0, 0.0, 0.0)
+    assert (found.decode_slowdown, found.prompt_slowdown) == (1.0, 1.0)
+    upside_down = tuple(first_token(n, 9 / n) for n in (128, 512))
+    assert beside(STREAMED, upside_down).prompt_factor == 1.0
     found = beside(STREAMED[1:2], ())
     assert found == BesideSteps(turn_s=found.turn_s)
     assert found.turn_s == pytest.approx(0.002)

@@ -304,3 +304,35 @@ def test_what_a_request_takes_beside_passes_before_it_is_placed() -> None:
     quick, slow_served = (run(one, requests).served[0] for one in (setup, slow))
     assert slow_served.ttft_s - quick.ttft_s == pytest.approx(0.012 - 4 * setup.message_s)
     assert slow_served.tpot_s == pytest.approx(quick.tpot_s)
+
+
+def test_what_pushes_take_passes_in_steps_whose_kv_goes_to_another_node() -> None:
+    """Both steps of a prompt are longer. A mixed node keeps what it computes and pushes nothing."""
+    for nodes, num_pushed in (({P: 1, D: 1}, 2), ({MIXED: 1}, 0)):
+        setup = setup_of(nodes)
+        engine = replace(setup.config.engine, max_num_batched_tokens=64)
+        setup = replace(setup, config=replace(setup.config, engine=engine))
+        slow = replace(setup, profile=replace(PROFILE, beside=BesideSteps(push_s=0.03)))
+        requests = [TraceRequest(0.0, 100, 3)]
+        quick, slow_served = (run(one, requests).served[0] for one in (setup, slow))
+        assert slow_served.ttft_s - quick.ttft_s == pytest.approx(0.03 * num_pushed)
+        assert slow_served.tpot_s == pytest.approx(quick.tpot_s)
+
+
+def test_on_shared_cores_an_answer_and_a_prompt_slow_each_other_by_factors_of_their_own() -> None:
+    requests = [TraceRequest(0.0, 20, 300), TraceRequest(0.5, 400, 2)]
+
+    def served(**beside: float) -> list[ServedRequest]:
+        profile = replace(PROFILE, beside=BesideSteps(**beside))
+        return run(replace(setup_of({P: 1, D: 1}), profile=profile, at_once=2), requests).served
+
+    (answer, prompt), (slow_answer, same_prompt), (same_answer, slow_prompt) = (
+        served(),
+        served(decode_slowdown=3.0),
+        served(prompt_slowdown=3.0),
+    )
+    assert slow_prompt.compute_s == pytest.approx(3.0 * prompt.compute_s)
+    assert same_prompt.compute_s == pytest.approx(prompt.compute_s)
+    late_s = [one.last_at_s - answer.last_at_s for one in (slow_answer, same_answer)]
+    assert late_s[0] > 0.5 * prompt.compute_s
+    assert late_s[0] > 20 * abs(late_s[1])

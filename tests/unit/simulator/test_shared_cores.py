@@ -35,6 +35,16 @@ def test_others_slow_a_step_down_by_caches_and_by_cores(
     at_once: int, slowdown: float, num_steps: int, took_s: float
 ) -> None:
     """On the cores of one node nothing runs beside a step, whatever two nodes at once measured."""
-    cores = SharedCores(at_once, slowdown)
+    cores = SharedCores(at_once, decode_slowdown=slowdown)
     steps = [cores.begin(1.0, lambda: None, 0.0) for _ in range(num_steps)]
     assert [cores.done_at_s(step) for step in steps] == pytest.approx([took_s] * num_steps)
+
+
+def test_a_step_with_a_prompt_is_slowed_by_a_factor_of_its_own() -> None:
+    cores = SharedCores(2, decode_slowdown=1.5, prompt_slowdown=1.25)
+    prompt = cores.begin(1.0, lambda: None, 0.0, computes_prompts=True)
+    decode = cores.begin(0.4, lambda: None, 0.0)
+    assert cores.done_at_s(decode) == pytest.approx(0.6)
+    assert cores.done_at_s(prompt) == pytest.approx(1.25)
+    cores.end(decode, 0.6)
+    assert cores.done_at_s(prompt) == pytest.approx(0.6 + 1.0 - 0.6 / 1.25)

@@ -132,9 +132,9 @@ def test_each_load_is_compared_alone_and_the_oracle_with_nobody() -> None:
 
 
 def test_every_row_is_replayed_on_every_pool_at_every_load() -> None:
-    requests = read_trace(EXCERPTS / "azure_conv.csv", 40)
-    load = TraceLoad("t", requests, (90, 2000), {0.5: 2.0, 3.0: 8.0})
-    setup = ReplaySetup(num_blocks=90, max_num_seqs=32, max_num_batched_tokens=1024)
+    requests = read_trace(EXCERPTS / "azure_conv.csv", 16)
+    load = TraceLoad("t", requests, (40, 2000), {0.5: 2.0, 3.0: 12.0})
+    setup = ReplaySetup(num_blocks=40, max_num_seqs=32, max_num_batched_tokens=1024)
     cells: list[Cell] = []
     comparison = compare(
         [load],
@@ -146,11 +146,11 @@ def test_every_row_is_replayed_on_every_pool_at_every_load() -> None:
     names = [row.name for row in ROWS]
     assert cells == [
         Cell("t", blocks, share, name)
-        for blocks in (90, 2000)
+        for blocks in (40, 2000)
         for share in (0.5, 3.0)
         for name in names
     ]
-    pressed, calm = comparison.rows("t", 90, 3.0), comparison.rows("t", 2000, 0.5)
+    pressed, calm = comparison.rows("t", 40, 3.0), comparison.rows("t", 2000, 0.5)
     assert pressed["vLLM-like"]["preemptions"] > pressed["oracle"]["preemptions"] == 0
     assert pressed["learned"] != pressed["vLLM-like"]
     assert all(figures["preemptions"] == 0 for figures in calm.values())

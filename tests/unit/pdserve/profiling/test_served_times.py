@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from itertools import count
 
 import pytest
 
 from common.measured_profile import FirstTokenTime, StreamedTime
+from pdserve.profiling import served_times
 from pdserve.profiling.served_times import (
     NUM_LONG_OUTPUT,
+    NUM_OUTPUT,
     NUM_PROMPT,
     NUM_REPEATS,
     NUM_ROWS,
+    NUM_SHORT_PROMPT,
+    NUM_SMALL_PROMPT,
     ServedTimer,
+    ServedTimes,
+    computed_s,
 )
 
 TIMEOUT_S = 20.0
@@ -22,20 +30,25 @@ TIMEOUT_S = 20.0
 
 class Played:
     """A router whose answers come at times that were written down: a token every 10 ms, 20 ms where
-    others decode, 12 ms while a prompt is computed, in 0.5 s alone and 0.6 s beside an answer.
+    others decode, 12 ms while a prompt is computed, in 0.5 s alone and 0.6 s beside an answer. A
+    small prompt takes a quarter of it.
 
-    Each answer takes 1 ms longer than the one before it, so the first is the least.
+    Each answer takes 1 ms longer than the one before it, so the median is that of the third.
     """
 
     def __init__(self, *, is_quick: bool = False) -> None:
         self._is_quick = is_quick
         self._numbers, self.long, self.prompts = count(), threading.Event(), count()
         self.has_asked_all = threading.Event()
+        self.asked: list[int] = []
+        """The lengths of prompts, in order."""
+        self.computed_s = 0.0
 
     def __call__(
         self, num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
     ) -> float:
         late_s = next(self._numbers) * 1e-3
+        self.asked.append(num_prompt)
         if num_output == NUM_LONG_OUTPUT:
             at_s += [100.0 + 0.012 * index for index in range(NUM_LONG_OUTPUT)]
             on_token()
@@ -47,29 +60,65 @@ class Played:
             if number + 1 == NUM_REPEATS:
                 self.has_asked_all.set()
             at_s += [100.6 + number + late_s]
+            self.computed_s += 0.59
             return 100.0 + number
-        gap_s = 0.02 if num_prompt < NUM_PROMPT else 0.01 + late_s
-        first_s = 50.0 + (late_s if num_prompt < NUM_PROMPT else 0.0)
+        is_several = num_output == 2 * NUM_OUTPUT
+        gap_s = 0.02 if is_several else 0.01 + late_s
+        first_s = 50.0 + (late_s if is_several else 0.0)
         at_s += [first_s, *(first_s + 0.1 + gap_s * index for index in range(num_output - 1))]
-        return 49.5 - late_s
+        compute_s = 0.5 * num_prompt / NUM_PROMPT
+        self.computed_s += compute_s
+        return first_s - compute_s - late_s
 
 
-def test_the_least_times_are_kept_alone_among_others_and_beside_prompts() -> None:
+def measured(played: Played, lines: list[str]) -> ServedTimes:
+    return ServedTimer(played, lines.append, lambda: played.computed_s).measure()
+
+
+def test_medians_are_kept_alone_among_others_and_beside_prompts() -> None:
     lines: list[str] = []
-    streamed, first, second = ServedTimer(Played(), lines.append).measure()
-    alone, several, beside = streamed
-    assert (alone.rows, alone.others, several.rows, beside.others) == (1, 0, NUM_ROWS, 1)
-    assert alone.step_s == pytest.approx(0.011), "without the second token, which waits for KV"
+    played = Played()
+    streamed, first, second = measured(played, lines)
+    short, small, alone, several, beside = streamed
+    assert {(one.rows, one.others) for one in (short, small, alone)} == {(1, 0)}
+    assert (several.rows, beside.others) == (NUM_ROWS, 1)
+    assert alone.context - small.context == NUM_PROMPT - NUM_SMALL_PROMPT
+    assert short.step_s == pytest.approx(0.017)
+    assert small.step_s == pytest.approx(0.018), "without the second token, which waits for KV"
+    assert alone.step_s == pytest.approx(0.019)
     assert several.step_s == pytest.approx(0.02)
     assert beside.step_s == pytest.approx(0.012)
-    assert [(one.tokens, one.others) for one in first] == [(NUM_PROMPT, 0), (NUM_PROMPT, 1)]
-    assert first[0].seconds == pytest.approx(0.501)
-    assert first[1].seconds > 0.6
-    assert [one.seconds for one in second] == pytest.approx([0.1])
+    both = NUM_SMALL_PROMPT, NUM_PROMPT
+    assert [(one.tokens, one.others, one.nodes) for one in first] == [
+        (NUM_SHORT_PROMPT, 0, 1), *((tokens, 0, 2) for tokens in both), (NUM_PROMPT, 1, 2)
+    ]  # fmt: skip
+    assert [one.seconds for one in first[:3]] == pytest.approx([0.0695, 0.133, 0.509])
+    assert first[3].seconds > 0.6
+    assert [one.compute_s for one in first] == pytest.approx([0.0625, 0.125, 0.5, 0.59])
+    assert [one.tokens for one in second] == [*both]
+    assert [one.seconds for one in second] == pytest.approx([0.1, 0.1])
+    in_turns = [NUM_SHORT_PROMPT, *both] * NUM_REPEATS
+    assert played.asked[1 : 1 + len(in_turns)] == in_turns
     assert len(lines) == len(streamed) + len(first) + len(second)
 
 
 def test_an_answer_that_ends_before_any_prompt_was_computed_beside_it_says_nothing() -> None:
-    streamed, first, _ = ServedTimer(Played(is_quick=True), lambda line: None).measure()
+    streamed, first, _ = measured(Played(is_quick=True), [])
     assert {one.others for one in streamed if isinstance(one, StreamedTime)} == {0}
     assert {one.others for one in first if isinstance(one, FirstTokenTime)} == {0}
+
+
+def test_seconds_of_computing_are_those_of_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "pdserve_ttft_stage_seconds"
+    text = (
+        f'{name}_count{{stage="prefill_compute"}} 7\n{name}_sum{{stage="prefill_queue"}} 1.5\n'
+        f'{name}_sum{{stage="prefill_compute"}} 2.25\n'
+    )
+
+    @contextmanager
+    def opened(url: str, method: str, path: str, *, timeout_s: float) -> Iterator[BytesIO]:
+        assert (url, method, path) == ("http://there", "GET", "/metrics")
+        yield BytesIO(text.encode())
+
+    monkeypatch.setattr(served_times, "opened", opened)
+    assert computed_s("http://there") == 2.25

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from engine.core.runner_contract import ScheduledSequence
 from pdserve.profiling.step_times import MOST_REPEATS, StepBounds, StepTimer
 
-BOUNDS = StepBounds(max_tokens=512, max_len=2048, num_blocks=300, block_size=16, max_rows=16)
+BOUNDS = StepBounds(
+    max_tokens=512, max_len=2048, num_blocks=300, block_size=16, max_rows=16, most_touched=10**6
+)
 
 
 class Machine:
@@ -83,7 +86,17 @@ def test_it_ends_in_time_and_has_at_least_one_point(budget_s: float) -> None:
 
 def test_in_the_smallest_pool_there_is_something_to_measure() -> None:
     """A chunk of 16 tokens always fits; a decode as far as the pool goes."""
-    small = StepBounds(max_tokens=16, max_len=100, num_blocks=8, block_size=16, max_rows=1)
+    small = replace(BOUNDS, max_tokens=16, max_len=100, num_blocks=8, max_rows=1)
     assert [one.tokens for one in Machine().timer(small).chunks(1.0)] == [16]
     assert [one.context for one in Machine().timer(small).decodes(1.0)] == [99]
     assert Machine().timer(small).verified(4, 1.0) == ()
+
+
+def test_of_a_large_pool_no_more_is_touched_than_is_needed_to_miss_the_caches() -> None:
+    machine = Machine()
+    found = machine.timer(replace(BOUNDS, most_touched=100)).decodes(1e9)
+    assert [(one.rows, one.context) for one in found][-2:] == [(8, 128), (16, 128)]
+    used = [[block for one in batch for block in one.block_table] for batch in machine.batches]
+    assert {max(blocks) for blocks in used} > {99}
+    assert max(max(blocks) for blocks in used) == 99
+    assert len(used[-1]) == 16 * 9, "more than that many, some of them shared"

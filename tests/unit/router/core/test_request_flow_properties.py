@@ -61,7 +61,7 @@ def cruel_actions(cluster: ModelCluster) -> list[Action]:
 
 
 @pytest.mark.covers("F92")
-@settings(max_examples=everyday(100, of=400), deadline=None)
+@settings(max_examples=everyday(30, of=400), deadline=None)
 @given(data=st.data())
 def test_any_order_of_events(data: st.DataObject) -> None:
     answer_length = data.draw(st.integers(1, 6))
@@ -87,7 +87,7 @@ def test_any_order_of_events(data: st.DataObject) -> None:
     cluster.check_end()
 
 
-@settings(max_examples=everyday(60, of=200), deadline=None)
+@settings(max_examples=everyday(20, of=200), deadline=None)
 @given(data=st.data())
 def test_a_healthy_cluster_answers_in_full_in_any_order(data: st.DataObject) -> None:
     """Liveness: without faults nothing waits for the deadline."""

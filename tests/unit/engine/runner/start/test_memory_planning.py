@@ -6,6 +6,7 @@ import json
 import shutil
 import tracemalloc
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -295,11 +296,13 @@ def fill_seats(node: Node, num_requests: int) -> None:
     raise AssertionError("the node stalls")
 
 
-@pytest.mark.parametrize("has_local_prefill", [True, False])
-@pytest.mark.parametrize("method", FREE_METHODS)
+@pytest.mark.parametrize(
+    ("method", "has_local_prefill"), [*zip(FREE_METHODS, cycle([False, True]), strict=False)]
+)
 def test_no_step_takes_more_memory_than_the_largest_one(
     folder: Path, method: str, has_local_prefill: bool
 ) -> None:
+    """Each method with steps of one size; `tests/equality` has both, on the demo model."""
     per_seq = tokens_per_seq(method, NUM_DRAFTS)
     most = get_max_chunk_tokens(
         Role.DECODE,
