@@ -86,10 +86,10 @@ class TimedMasks(GrammarMasks):
 
     timed = Timed()
 
-    def begin(self, batch: StepBatch) -> PendingMasks | None:
+    def begin(self, batch: StepBatch, *, asks_afterwards: bool = True) -> PendingMasks | None:
         """Begin as usual; waiting is timed too."""
         began_s = time.perf_counter()
-        pending = super().begin(batch)
+        pending = super().begin(batch, asks_afterwards=asks_afterwards)
         self.timed.in_step_s += time.perf_counter() - began_s
         return None if pending is None else _TimedWait(pending, self.timed)
 

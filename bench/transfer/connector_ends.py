@@ -12,7 +12,7 @@ from common.ids import AttemptId, Incarnation
 from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import host_pool
-from kv_transfer.lanes.rdma.peer_writer import Engine
+from kv_transfer.lanes.rdma.peer_batches import Engine
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.lanes.rdma.slabs import Ranges
 from kv_transfer.lanes.shm.shm_lane import ShmLane
@@ -167,6 +167,9 @@ class FreeEngine(Engine):
         return True
 
     def submit(self, peer_name: str, ranges: Ranges) -> int:
+        return 1
+
+    def submit_read(self, peer_name: str, ranges: Ranges) -> int:
         return 1
 
     def wait(self, batch: int) -> bool:

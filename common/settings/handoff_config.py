@@ -43,7 +43,8 @@ class HandoffConfig(Section):
     kv_verify: str = setting(
         "auto",
         "checksums of KV",
-        note="commit: one per transfer; block: one per block; auto: block, but off over rdma",
+        note="commit: one per transfer; block: one per block; auto: block, but off over rdma "
+        "between caches in host memory",
         one_of=("auto", "off", "commit", "block"),
     )
     rdma_devices: str = setting("", "RDMA devices, separated by commas", note="default: all")

@@ -76,9 +76,12 @@ class RunnerResult(list[DrawnTokens | None]):
     after which nothing would be planned but the same step: nobody waits, no entry ends before the
     last time, and none needs a block that it does not have, but for the first `num_recorded` times,
     which the scheduler knows (`Scheduler.go_on`).
+
+    `left_behind` are entries that the step which has begun after this one did not compute: it took
+    another token for theirs (`StepBatch`).
     """
 
-    __slots__ = ("num_recorded", "num_steps", "prompt_logprobs")
+    __slots__ = ("left_behind", "num_recorded", "num_steps", "prompt_logprobs")
 
     def __init__(
         self,
@@ -86,11 +89,13 @@ class RunnerResult(list[DrawnTokens | None]):
         prompt_logprobs: Mapping[int, PromptLogprobs] | None = None,
         num_steps: int = 1,
         num_recorded: int = 0,
+        left_behind: Iterable[int] = (),
     ) -> None:
         super().__init__(drawn)
         self.prompt_logprobs = prompt_logprobs or {}
         self.num_steps = num_steps
         self.num_recorded = num_recorded
+        self.left_behind = frozenset(left_behind)
 
     def only(self, entries: Sequence[int]) -> RunnerResult:
         """Return the part of the result with these entries."""
@@ -98,6 +103,7 @@ class RunnerResult(list[DrawnTokens | None]):
         return RunnerResult(
             [self[entry] for entry in entries],
             {i: found[entry] for i, entry in enumerate(entries) if entry in found},
+            left_behind=[i for i, entry in enumerate(entries) if entry in self.left_behind],
         )
 
 

@@ -226,6 +226,8 @@ class Scheduler:
         self._tried.forget()
         if self._ahead is not None:
             self._ahead.on_results(step)
+        if self._after is not None:
+            self._after.on_results(step, results)
         self._pass_decode_steps(results.num_steps - results.num_recorded - 1)
         return self._results.apply(step, results)
 

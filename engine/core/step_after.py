@@ -8,6 +8,7 @@ from engine.core.blocks.block_pool import BlockUse
 from engine.core.holdings import Holdings
 from engine.core.planner_contract import PLAIN_DECODE, StepLimits, StepPlan, StopRule
 from engine.core.planning.going_on import rows_after
+from engine.core.runner_contract import RunnerResult
 from engine.core.step.step_in_flight import PlannedStep
 
 
@@ -36,6 +37,11 @@ class StepAfter:
             num_decode_tokens=len(left),
             stopped_by=StopRule.BEGUN if self._held.waiting else StopRule.NOTHING_WAITS,
         )
+
+    def on_results(self, step: PlannedStep, results: RunnerResult) -> None:
+        """Take those out of the step that was begun which it has not computed."""
+        for entry in results.left_behind:
+            self._entries.pop(step.sequences[entry].sequence_id, None)
 
     def on_taken(self, step: PlannedStep) -> None:
         """Tell the runner which begun step a planned one is, and offer it the one after."""

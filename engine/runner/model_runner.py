@@ -201,7 +201,10 @@ class ModelRunner:
         if not isinstance(batch, StepBatch):
             batch = batch_of(batch)
         flat = flatten(batch, self._limits)
-        pending = None if self.grammars is None else self.grammars.begin(batch)
+        pending = None
+        if self.grammars is not None:
+            asks_afterwards = self._row_draw.asks_afterwards
+            pending = self.grammars.begin(batch, asks_afterwards=asks_afterwards)
         layers = self._cache.layers_out(flat.slots, on_layer)
         if self._plain_steps is not None and batch.is_plain:
             hidden = self._plain_steps.begin(flat, batch)
@@ -212,8 +215,12 @@ class ModelRunner:
         for index in range(self._decoder.num_layers):
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
-        allowed = None if pending is None else pending.wait()
-        unmasked = None if pending is None else pending.unmasked
+        allowed = unmasked = None
+        if pending is not None:
+            if on_queued is not None and batch.has_gone_on:
+                on_queued()  # the step before is reported while masks are filled
+                on_queued = None
+            allowed, unmasked = pending.wait(), pending.unmasked
         rows = sampled_rows(
             batch, self.vocab_size, self.eos_token_ids, allowed, self._allowed_masks, unmasked
         )
@@ -222,7 +229,7 @@ class ModelRunner:
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
         drawn, bad = accept_drafts(batch, draws)
         scores, unscored = find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size)
-        results = RunnerResult(drawn, scores)
+        results = RunnerResult(drawn, scores, left_behind=draws.left_behind)
         for entry in unscored:
             results[entry] = None
         if pending is not None and self.grammars is not None:

@@ -22,7 +22,8 @@ transfer instead of raising.
 Where a pool is on a card, lanes of the host see a ring: a small pool of the same layout, in which a
 block is a slot for any layer. A lane reads and writes blocks in their places, and does not know
 that these are slots: the connector has blocks copied to slots before, and to the card after they
-were verified, and gives a lane the slots' numbers in place of the blocks'. So lanes, frames and
+were verified, and gives a lane the slots' numbers in place of the blocks'. So does it for blocks of
+host memory where a lane's receivers reach the ring alone. So lanes, frames and
 machines are the same for pools in host memory, which nothing is copied for, and a transfer may
 change its lane in the middle. The lane between cards uses no ring.
 

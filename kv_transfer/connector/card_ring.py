@@ -18,7 +18,7 @@ from kv_transfer.connector.workers import Finish
 from kv_transfer.lanes.card_pool import CardPool, CardSums, Queued, Waits
 from kv_transfer.lanes.pool_memory import Bytes, Pool
 from kv_transfer.shared.block_arrays import Blocks
-from kv_transfer.shared.limits import RING_RECEIVING_WINDOWS, RING_WINDOWS
+from kv_transfer.shared.limits import receiving_slots
 from kv_transfer.shared.ring_slots import Slots
 
 OnCopied = Callable[[HandoffFailed | None], None]
@@ -31,7 +31,7 @@ class CardRing:
         """Take `post`, which has the connector's thread do something."""
         self._card, self._post = card, post
         self._memory: Bytes | None = ring.memory.bytes()
-        num_receiving = max(1, ring.num_blocks * RING_RECEIVING_WINDOWS // RING_WINDOWS)
+        num_receiving = receiving_slots(ring.num_blocks)
         num_sending = ring.num_blocks - num_receiving
         self.sending = Slots(0, num_sending)
         self.receiving = Slots(num_sending, num_receiving)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from kv_transfer.connector.transfer_metrics import TransferMetrics
-from kv_transfer.lanes.lane import OneSidedLane
+from kv_transfer.lanes.lane import Lane, OneSidedLane
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import LANES_BY_SPEED
 
@@ -14,13 +14,13 @@ logger = logging.getLogger("pdserve.kv_transfer")
 
 
 class Fallbacks:
-    """Logs and counts each connection once that does not have a one-sided lane of this node."""
+    """Logs and counts each connection once that does not have this node's lane by RDMA."""
 
-    def __init__(self, one_sided: Mapping[str, OneSidedLane], metrics: TransferMetrics) -> None:
-        self._one_sided = one_sided
+    def __init__(self, by_rdma: Mapping[str, Lane], metrics: TransferMetrics) -> None:
+        self._by_rdma = by_rdma
         self._metrics = metrics
         # Lanes that were not offered to a connected peer, for a while.
-        self._withheld: dict[Peer, list[OneSidedLane]] = {}
+        self._withheld: dict[Peer, list[Lane]] = {}
 
     def note(self, peer: Peer, taken: str) -> None:
         """Record that the lane `taken` was agreed on with `peer`.
@@ -29,7 +29,7 @@ class Fallbacks:
         """
         slower_than = LANES_BY_SPEED[: LANES_BY_SPEED.index(taken)]
         withheld = []
-        for name, lane in self._one_sided.items():
+        for name, lane in self._by_rdma.items():
             if name not in slower_than:
                 continue
             if lane.offer(peer) is not None:
@@ -38,7 +38,7 @@ class Fallbacks:
             else:
                 withheld.append(lane)
                 why = "failed, and is left out for a while"
-                if lane.is_full_for(peer):
+                if isinstance(lane, OneSidedLane) and lane.is_full_for(peer):
                     self._metrics.on_fallback(name, "full")
                     why = "has as many peers as it can have, and is left out for a while"
             logger.warning("KV to %s goes over %s: %s %s", peer, taken, name, why)

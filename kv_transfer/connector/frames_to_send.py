@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import HandoffFailed
-from kv_transfer.connector.card_ring import CardRing
+from kv_transfer.connector.card_ring import CardRing, OnCopied
 from kv_transfer.lanes.lane import Lane, Payload
 from kv_transfer.sending.effects import SendChunk
 from kv_transfer.sending.sent_slots import SentSlots
@@ -23,6 +23,8 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import PULLING_LANES
 from kv_transfer.shared.ring_slots import Slots
 
+CopyOut = Callable[[int, Blocks, Blocks, OnCopied], None]
+"""Has blocks of a layer copied to slots, and says when."""
 OnCopiedOut = Callable[[bool, HandoffFailed | None], None]
 
 
@@ -72,7 +74,7 @@ class FramesToSend:
                 return
             yield waiting.popleft()
 
-    def copy_out(self, ring: CardRing, frame: FrameToSend, then: OnCopiedOut) -> None:
+    def copy_out(self, copy: CopyOut, frame: FrameToSend, then: OnCopiedOut) -> None:
         """Copy a frame's blocks to slots when there are enough, unless it is needed no more.
 
         What an earlier connection left in slots is read there. `then` is called with whether all
@@ -88,7 +90,7 @@ class FramesToSend:
             frame.slots, slots[is_missing] = lent, lent
             frame.chunk = LayerChunk(chunk.layer, chunk.ordinals, slots)
             if lent.size and self._is_needed(frame):
-                ring.copy_out(chunk.layer, chunk.source_blocks[is_missing], lent, on_copied)
+                copy(chunk.layer, chunk.source_blocks[is_missing], lent, on_copied)
             else:
                 on_copied(None)
 

@@ -21,9 +21,12 @@ from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, 
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import BlockSums
-from kv_transfer.shared.lanes import LANES_BY_SPEED
+from kv_transfer.shared.lanes import CARD_LANES, LANES_BY_SPEED
 from kv_transfer.transport import Parts
 from kv_transfer.wire import frames
+
+_Through = tuple[CardRing, Blocks]
+"""Slots of a ring that have the bytes before the card has them."""
 
 
 class ReceivingEnd:
@@ -66,6 +69,8 @@ class ReceivingEnd:
         # Copies under way by session, and the lanes of sessions that ended meanwhile.
         self._num_copies: Counter[bytes] = Counter()
         self._left_open: dict[bytes, str] = {}
+        # What goes to slots, on lanes that copy late: the write to the card, and where it is.
+        self._through: dict[Write, tuple[Write, _Through]] = {}
 
     @property
     def num_landings(self) -> int:
@@ -162,14 +167,16 @@ class ReceivingEnd:
         """Have the pieces copied into the pool if the lane copies, and verified there."""
         self._num_copies[write.session] += 1
         late = self._copying_late.get(write.lane)
-        if late is not None:
+        if self._ring is not None and write.lane not in CARD_LANES:
+            self._ask_for_slots(self._ring, late, write, parts)
+        elif late is not None:
             self._begin_copy(late, write, parts)
-        elif self._ring is not None:
-            self._ask_for_slots(self._ring, write, parts)
         else:
             self._workers.run(lambda: self._copy(write, parts))
 
-    def _ask_for_slots(self, ring: CardRing, write: Write, parts: Parts) -> None:
+    def _ask_for_slots(
+        self, ring: CardRing, late: LateCopyingLane | None, write: Write, parts: Parts
+    ) -> None:
         """Have the pieces copied to slots when there are enough, and from there to the card."""
         count = write.target_blocks.size
         if count > ring.receiving.count:
@@ -178,7 +185,10 @@ class ReceivingEnd:
             return
 
         def on_slots(slots: Blocks) -> None:
-            self._workers.run(lambda: self._copy(write, parts, (ring, slots)))
+            if late is not None:
+                self._begin_copy(late, write, parts, (ring, slots))
+            else:
+                self._workers.run(lambda: self._copy(write, parts, (ring, slots)))
 
         ring.receiving.ask(count, on_slots)
 
@@ -186,27 +196,35 @@ class ReceivingEnd:
         with self._lock:
             return self._machine.may_write(write)
 
-    def _begin_copy(self, lane: LateCopyingLane, write: Write, parts: Parts) -> None:
+    def _begin_copy(
+        self, lane: LateCopyingLane, write: Write, parts: Parts, through: _Through | None = None
+    ) -> None:
         if not self._may_write(write):
-            self._on_unwritten(write, None)
+            self._on_unwritten(write, None, through)
             return
+        copied = write
+        if through is not None:
+            copied = replace(write, target_blocks=through[1])
+            self._through[copied] = write, through
         try:
-            lane.begin_copy(write, parts, self._pool)
+            lane.begin_copy(copied, parts, self._pool)
         except PeerProtocolError as error:
-            self._on_unwritten(write, error)
+            self._through.pop(copied, None)
+            self._on_unwritten(write, error, through)
 
     def take_copied(self) -> None:
         """Record the copies that are over, on lanes that complete them later."""
         for lane in self._copying_late.values():
             for copied in lane.take_copied():
-                if copied.error is not None:
-                    self._on_failed(copied.write, copied.error)
+                write, through = self._through.pop(copied.write, (copied.write, None))
+                if copied.error is None:
+                    self._recorded(write, copied.sums, through)()
+                elif through is None:
+                    self._on_failed(write, copied.error)
                 else:
-                    self._verified(copied.write, copied.sums)()
+                    self._on_unread(write, copied.error, through)
 
-    def _copy(
-        self, write: Write, parts: Parts, through: tuple[CardRing, Blocks] | None = None
-    ) -> Finish:
+    def _copy(self, write: Write, parts: Parts, through: _Through | None = None) -> Finish:
         """Copy and verify, into slots of a ring if they are given; runs on any thread."""
         lane = self._copying.get(write.lane)
         if not self._may_write(write):
@@ -216,6 +234,10 @@ class ReceivingEnd:
             found = lane.copy(copied, parts, self._pool) if lane else self._sums_of_written(write)
         except PeerProtocolError as error:
             return partial(self._on_unwritten, write, error, through)
+        return self._recorded(write, found, through)
+
+    def _recorded(self, write: Write, found: pieces.Sums, through: _Through | None) -> Finish:
+        """Return what is to be done with a copy; from slots of a ring it goes on to the card."""
         record = self._verified(write, found)
         return record if through is None else partial(self._copy_in, write, *through, record)
 
@@ -261,7 +283,7 @@ class ReceivingEnd:
         self,
         write: Write,
         error: PeerProtocolError | None,
-        through: tuple[CardRing, Blocks] | None = None,
+        through: _Through | None = None,
     ) -> None:
         with self._lock:
             self._effects.extend(self._machine.on_unwritten(write))
@@ -271,6 +293,14 @@ class ReceivingEnd:
         if through is not None:
             ring, slots = through
             ring.receiving.give_back(slots)
+
+    def _on_unread(self, write: Write, error: HandoffFailed, through: _Through) -> None:
+        """Record bytes that the lane could not get into slots, and can get there no more."""
+        with self._lock:
+            self._effects.extend(self._machine.on_unread(write, error))
+        self._on_copy_ended(write.session)
+        ring, slots = through
+        ring.receiving.give_back(slots)
 
     def _on_failed(self, write: Write, error: HandoffFailed) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
+from kv_transfer.connector.card_ring import OnCopied
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.fallbacks import Fallbacks
 from kv_transfer.connector.frames_to_send import FramesToSend, FrameToSend
@@ -34,9 +35,10 @@ from kv_transfer.sending.effects import (
     TakeLane,
 )
 from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
-from kv_transfer.shared.lanes import POOL_ONLY_LANES
+from kv_transfer.shared.lanes import POOL_ONLY_LANES, RDMA_LANES, RING_ONLY_LANES
 from kv_transfer.transport import Parts
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
@@ -86,7 +88,8 @@ class SendingEnd:
         self._is_closed = False
         self._open: set[int] = set()
         self._lane_to: dict[Peer, Lane] = {}
-        self._fallbacks = Fallbacks(self._one_sided, parts.metrics)
+        by_rdma = {name: lane for name, lane in parts.lanes.items() if name in RDMA_LANES}
+        self._fallbacks = Fallbacks(by_rdma, parts.metrics)
         self.bytes_sent = 0
 
     @property
@@ -288,12 +291,29 @@ class SendingEnd:
                 lambda payload: self._workers.post(partial(finished, payload)),
                 is_summed=effect.verify != "off",
             )
-        elif self._ring is not None and is_in_pool:
-            self._frames.copy_out(self._ring, frame, partial(self._on_copied_out, frame))
+        elif self._ring is not None and (is_in_pool or lane.name in RING_ONLY_LANES):
+            copy = self._ring.copy_out if is_in_pool else self._copy_out_of_host
+            self._frames.copy_out(copy, frame, partial(self._on_copied_out, frame))
         else:
             if self._ring is not None:
                 frame.chunk = _moved(effect.chunk, self._memory.num_pool_blocks - self._num_blocks)
             self._workers.run(lambda: self._prepare(frame))
+
+    def _copy_out_of_host(
+        self, layer: int, blocks: Blocks, slots: Blocks, on_copied: OnCopied
+    ) -> None:
+        """Have a worker copy blocks of host memory to slots of the ring."""
+        moved = blocks.astype(np.int64) + self._memory.num_pool_blocks - self._num_blocks
+
+        def copy() -> Finish:
+            host, placed = self._memory.place_blocks(moved.astype(np.uint32))
+            for plane, ring in zip(
+                host.planes(layer), self._memory.pool.planes(layer), strict=True
+            ):
+                ring[slots] = plane[placed]
+            return partial(on_copied, None)
+
+        self._workers.run(copy)
 
     def _on_late_payload(self, frame: FrameToSend, payload: Payload | HandoffFailed) -> None:
         """Send a chunk whose sums are known. Raises an error of the card: the node has to end."""

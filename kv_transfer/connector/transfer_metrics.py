@@ -26,7 +26,7 @@ from common.errors import HandoffFailed
 from common.observing.histogram import Histogram, HistogramView
 from kv_transfer.sending.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.shared.effects import Peer
-from kv_transfer.shared.lanes import ONE_SIDED_LANES
+from kv_transfer.shared.lanes import RDMA_LANES
 from kv_transfer.transfer_timing import TransferTiming
 
 SECONDS = (
@@ -148,7 +148,7 @@ class TransferMetrics:
         self._ended = Counter({(lane, how): 0 for lane in self._lanes for how in OUTCOMES})
         self._sent_again = Counter(dict.fromkeys(self._lanes, 0))
         self._fallbacks = Counter(
-            {(lane, why): 0 for lane in self._lanes if lane in ONE_SIDED_LANES for why in FALLBACKS}
+            {(lane, why): 0 for lane in self._lanes if lane in RDMA_LANES for why in FALLBACKS}
         )
         self._reconnects = Counter(dict.fromkeys(self._lanes, 0))
         self._last_lanes: OrderedDict[str, str] = OrderedDict()

@@ -1,10 +1,10 @@
-"""How the bytes get from pool to pool, and four ways for it.
+"""How the bytes get from pool to pool, and five ways for it.
 
 lane         what a lane is
 inline_lane  after the header, on the same connection: message parts out of a pool
 ipc/         copied from card to card
 shm/         copied out of the sender's pool, which is shared memory
-rdma/        written into the receiver's registered pool
+rdma/        written into the receiver's registered pool, or read out of the sender's ring
 card_pool    what is asked of a pool on a card
 pool_memory  a pool or a ring, on the host or a device; what is sent from beside it
 pieces       the pool's bytes, summed and copied: in one pass by fused_copy, a kernel, where it can
@@ -30,9 +30,10 @@ thread must not wait for each.
 
 Blocks that are kept in host memory are numbered behind those of the pool, so a push, a chunk and a
 frame name blocks of both alike, and every chunk is in one of them. The lanes that read bytes with
-the processor of the host send from both. RDMA would have to pin all of that memory and open it to
+the processor of the host send from both. `rdma` would have to pin all of that memory and open it to
 writers, and a copy from card to card cannot read it: these lanes abort such a transfer, which its
-receiver takes for a miss.
+receiver takes for a miss. Where a ring is read by RDMA such blocks are copied to its slots, as a
+card's are.
 
 A card's sum is its own, not XXH3, which goes through a piece from its beginning to its end: a piece
 would be one program's work, and cards want hundreds. Here each word is mixed with its index and all

@@ -57,7 +57,7 @@ class CardPool(Protocol):
         """Take the memory of the ring for `begin_out` and `begin_in`, once: uint8 `[num_bytes]`.
 
         It begins on a page, and is a ring for this layout (`pool_memory.ring_pool`). It was not
-        touched yet.
+        touched yet, unless a lane has registered it.
         """
 
     @property

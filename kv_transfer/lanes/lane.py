@@ -2,8 +2,8 @@
 
 Every pair of nodes has one control connection (`transport`), in order, with all frames. HELLO and
 WELCOME agree on the lane for the bytes: after the header (`inline_lane`), between cards (`ipc`),
-through shared memory (`shm`) or by RDMA (`rdma`). A lane object serves one connector, in both
-directions, on the connector's thread unless a method says otherwise.
+through shared memory (`shm`) or by RDMA (`rdma`, `rdma_read`). A lane object serves one connector,
+in both directions, on the connector's thread unless a method says otherwise.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class LateCopyingLane(Lane, Protocol):
     """A lane whose copies are completed later, for example by a device's engine.
 
     The frame of a copy is acknowledged, its landing lands and the blocks of one that was revoked
-    are released when the copy is over, and not before.
+    are released when the copy is over, and not before. Where the receiver has a ring, copies go to
+    its slots, but on `CARD_LANES`; a copy to slots that fails ends the connection, and its landing
+    goes on over the next one.
     """
 
     def attach(self, wake: Callable[[], None]) -> None:
@@ -164,6 +166,7 @@ class LaneFull(HandoffFailed):
     """The lane serves as many peers as it can."""
 
 
+@runtime_checkable
 class OneSidedLane(Lane, Protocol):
     """A lane on which the sender writes the receiver's pool itself (`ONE_SIDED_LANES`).
 

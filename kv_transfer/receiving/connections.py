@@ -97,7 +97,7 @@ class Connections:
         effects: Effects = [Dropped(DropReason.MALFORMED, str(error))]
         is_known = self._sessions.get(session_id) is not None
         if is_known and isinstance(error, DamagedHeader):
-            return effects + self._interrupt(session_id, error)
+            return effects + self.interrupt(session_id, error)
         if is_known or isinstance(error, frames.UnknownVersion):
             effects.append(SendBack(session_id, frames.Rejected(error.code, str(error))))
         return effects + self.drop(session_id, HandoffStep.FAIL, error)
@@ -113,8 +113,11 @@ class Connections:
         self._sessions.drop(session.id)
         return self._landings.fail_all(session.sender, step, error) + self._closed(session)
 
-    def _interrupt(self, session_id: bytes, error: DamagedHeader) -> Effects:
-        """End a connection that damaged a header; its landings continue on the next one."""
+    def interrupt(self, session_id: bytes, error: HandoffFailed) -> Effects:
+        """End a connection that lost a header, or a frame's bytes; its landings continue.
+
+        Its sender connects again and sends what was not acknowledged.
+        """
         session = self._sessions.get(session_id)
         assert session is not None
         self._sessions.await_again(session)

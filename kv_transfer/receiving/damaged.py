@@ -36,7 +36,7 @@ class DamagedPieces:
         return max(times, default=0) < MAX_REPEATS_PER_PIECE
 
     def may_lose_header(self) -> bool:
-        """Count a header of its connection with a wrong checksum; return whether it may go on."""
+        """Count a header, or bytes, that its connection lost; return whether it may go on."""
         self._num_headers += 1
         return self._num_headers <= MAX_DAMAGED_HEADERS
 

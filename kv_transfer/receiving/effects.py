@@ -73,8 +73,8 @@ class DropReason(Enum):
     """Why a received message was dropped without touching memory.
 
     LATE (its landing is closed) and DUPLICATE are expected of correct senders. Of a DAMAGED one
-    some pieces had a wrong checksum; only those do not count. REFUSED is a connection, for example
-    because there are too many.
+    some pieces had a wrong checksum; only those do not count. Of an UNREAD one the lane could not
+    get the bytes. REFUSED is a connection, for example because there are too many.
     """
 
     MALFORMED = "malformed"
@@ -85,6 +85,7 @@ class DropReason(Enum):
     WRONG_SENDER = "wrong_sender"
     DUPLICATE = "duplicate"
     DAMAGED = "damaged"
+    UNREAD = "unread"
     REFUSED = "refused"
 
 

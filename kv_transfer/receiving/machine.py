@@ -3,8 +3,9 @@
 A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
 once more `may_write` (here, when its copy begins), and only then touches memory. The shell copies
 on any thread, verifies checksums of the copied bytes, and reports each `Write` once: `on_written`,
-`on_corrupt` or `on_unwritten`. Then the frame is acknowledged. A piece with a wrong checksum is not
-in the pool, and is asked for again a few times before its landing fails.
+`on_corrupt`, `on_unwritten` or `on_copy_failed`. Then the frame is acknowledged. A piece with a
+wrong checksum is not in the pool, and is asked for again a few times before its landing fails. A
+frame whose bytes could not be had is not acknowledged, and its connection ends: `on_unread`.
 
 `landings` has the open landings and how they end, `connections` how sessions begin and end.
 """
@@ -137,7 +138,10 @@ class Receiver:
         if session is None:
             refusal = frames.Rejected(frames.NO_SESSION, "say HELLO first")
             detail = f"{type(frame).__name__} from {session_id.hex()}"
-            return [Dropped(DropReason.NO_SESSION, detail), SendBack(session_id, refusal)]
+            return self._abort_interrupted(session_id, frame) or [
+                Dropped(DropReason.NO_SESSION, detail),
+                SendBack(session_id, refusal),
+            ]
         self.sessions.hear(session, now_s)
         try:
             if part_sizes and not isinstance(frame, frames.Data):
@@ -176,6 +180,17 @@ class Receiver:
     def on_unwritten(self, write: Write) -> Effects:
         """Record that the copy of `write` was not made, or failed."""
         return self._copied(write)
+
+    def on_unread(self, write: Write, error: HandoffFailed) -> Effects:
+        """Record that the lane could not get the bytes of `write`, which the pool has nothing of.
+
+        The frame is not acknowledged. Its connection ends, and on the next one it is sent again.
+        """
+        session = self._session_of.get(write)
+        effects: Effects = [Dropped(DropReason.UNREAD, str(error))]
+        if session is not None and self.sessions.get(session.id) is session:
+            effects += self._connections.interrupt(session.id, error)
+        return effects + self._copied(write)
 
     def on_copy_failed(self, write: Write, error: HandoffFailed) -> Effects:
         """Fail the landing of `write`, whose copy failed."""
@@ -353,6 +368,17 @@ class Receiver:
             SendBack(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
         ]
         return again or self.landings.complete(landing)
+
+    def _abort_interrupted(self, session_id: bytes, frame: frames.Frame) -> Effects:
+        """End a landing whose connection was interrupted, by an ABORT that was on its way on it.
+
+        Its sender may be about to end, and will not connect again to say so.
+        """
+        landing = self.landings.get(frame.lease_token) if isinstance(frame, frames.Abort) else None
+        if landing is None or landing.session != session_id or landing.may_be_written:
+            return []
+        error = GivenUp(f"{landing.sender} aborted the transfer")
+        return self.landings.fail(landing, HandoffStep.FAIL, error)
 
     def _on_abort(self, session: Session, frame: frames.Abort, now_s: float) -> Effects:
         if frame.lease_token == NO_LEASE:

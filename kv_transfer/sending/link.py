@@ -20,7 +20,12 @@ from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
-from kv_transfer.shared.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
+from kv_transfer.shared.lanes import (
+    ONE_SIDED_LANES,
+    PULLING_LANES,
+    RING_ONLY_LANES,
+    verification,
+)
 from kv_transfer.shared.limits import (
     BESIDE_WINDOWS,
     MAX_FRAMES_IN_FLIGHT,
@@ -313,7 +318,7 @@ class Link:
     def grant(self, window_bytes: int) -> None:
         """Take the window that the peer grants from now on; less may be in flight already."""
         self._window_bytes = min(window_bytes, self._limits.window_bytes)
-        if self.lane in PULLING_LANES | ONE_SIDED_LANES:
+        if self.lane in (PULLING_LANES | ONE_SIDED_LANES) - RING_ONLY_LANES:
             self._window_bytes *= BESIDE_WINDOWS
 
     def takes_anew(self, welcome: Welcome) -> bool:

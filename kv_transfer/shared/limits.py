@@ -40,7 +40,8 @@ MAX_TRANSFERS_PER_LINK = 512
 BESIDE_WINDOWS = 2
 """Window factor of lanes whose bytes travel beside the frames: in flight they take no memory.
 
-With one window the receiver of a pull lane stalls on checksums while it copies.
+With one window the receiver of a pull lane stalls on checksums while it copies. Where they are read
+into slots they take these, and one sender should not take all that a receiver has.
 """
 MAX_FRAMES_IN_FLIGHT = 256
 MAX_TURNS_PER_ACK = 4
@@ -57,6 +58,11 @@ WRITER_SHARE, REPORT_SHARE = 0.5, 0.4
 """Shares of the peer timeout for a silent writer, and for a report that a fence waits for."""
 MAX_DAMAGED_HEADERS = 16
 """Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
+
+
+def receiving_slots(num_slots: int) -> int:
+    """Return how many slots of a ring, its last ones, are for what is received."""
+    return max(1, num_slots * RING_RECEIVING_WINDOWS // RING_WINDOWS)
 
 
 def frame_blocks_towards(said: int) -> int:

@@ -142,6 +142,7 @@ def drawn_json(step: PlannedStep, results: RunnerResult) -> dict[str, Any]:
 
     `drawn` are their numbers. `ends` are entries and which of their tokens ended the answer, and
     `drafts` and `forced` entries and how many tokens are proposed and certain after them.
+    `left_behind` are the entries that the step which was begun after this one does not have.
     """
     counts = [0 if one is None else len(one.token_ids) for one in results]
     found: dict[str, Any] = {}
@@ -159,6 +160,8 @@ def drawn_json(step: PlannedStep, results: RunnerResult) -> dict[str, Any]:
     found |= {name: value for name, value in pairs.items() if value}
     if results.prompt_logprobs:
         found["scored"] = sorted(results.prompt_logprobs)
+    if results.left_behind:
+        found["left_behind"] = sorted(results.left_behind)
     if results.num_steps > 1:
         found["num_steps"] = results.num_steps
     return found

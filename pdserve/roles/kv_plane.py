@@ -22,6 +22,7 @@ from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Pool, host_pool, ring_pool
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.lanes.rdma.read_lane import RdmaReadLane
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
 from kv_transfer.shared.limits import Limits
@@ -68,8 +69,8 @@ class KVPlane:
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
         """Return shared memory for the KV pool, or a ring; None: private memory will do.
 
-        Nodes on this host to which this one sends read the pool through it. A pool that others
-        write by RDMA requires it too, because it is fenced by moving it to other addresses.
+        Nodes on this host to which this one sends read the pool through it. What RDMA writes to
+        requires it too, because it is fenced by moving it to other addresses.
 
         Raises `ConfigError` when it cannot be allocated and the transport is not `auto`.
         """
@@ -167,7 +168,7 @@ class KVPlane:
     def _ring(self, layout: KVLayout) -> Pool:
         """Return the ring through which lanes of the host reach a card.
 
-        No page of it is touched: it takes memory when a lane needs it.
+        No page of it is touched: it takes memory when a lane needs it, by RDMA at the start.
         """
         handoff = self._config.handoff
         limits = Limits(window_bytes=handoff.kv_lanes * handoff.kv_window)
@@ -178,11 +179,7 @@ class KVPlane:
         return ring_pool(memory, layout)
 
     def _lanes(self, pool: Pool, layout: KVLayout, *, has_card: bool) -> list[Lane]:
-        """Return the lanes of host memory, in which a node with a card has a ring.
-
-        Raises `ConfigError` where RDMA is wanted and there is a card: others write its blocks by
-        themselves there, and a ring has slots in their place.
-        """
+        """Return the lanes of host memory, in which a node with a card has a ring."""
         lanes: list[Lane] = []
         if self._takes_shm:
             lanes.append(ShmLane(layout, self._shared, self._shared_host, is_ring=has_card))
@@ -194,11 +191,14 @@ class KVPlane:
         return lanes
 
     def _rdma_lane(self, pool: Pool, *, has_card: bool) -> Lane:
-        """Return the lane by RDMA; `RdmaUnavailable`, with a card before any engine is started."""
-        if has_card:
-            raise RdmaUnavailable("the KV cache is on a GPU")
+        """Return the lane by RDMA. Raises `RdmaUnavailable`.
+
+        Others write a pool in host memory by themselves. A ring has slots in place of its blocks:
+        others read it.
+        """
         engine = self._engine or self._start_engine()
-        return RdmaLane(pool, engine, window_bytes=self._config.handoff.kv_window)
+        make_lane = RdmaReadLane if has_card else RdmaLane
+        return make_lane(pool, engine, window_bytes=self._config.handoff.kv_window)
 
     def _start_engine(self) -> MooncakeEngine:
         return MooncakeEngine(self._host, self._config.handoff.rdma_devices)

@@ -211,7 +211,9 @@ class StepCalls:
             proposed = (1,) * drafts.get(entry, 0)
             results.append(DrawnTokens(tokens, (), proposed, (1,) * forced.get(entry, 0)))
         scored = dict.fromkeys(line.get("scored", ()), _NO_LOGPROBS)
-        return RunnerResult(results, scored, line.get("num_steps", 1))
+        return RunnerResult(
+            results, scored, line.get("num_steps", 1), left_behind=line.get("left_behind", ())
+        )
 
     def _drawn(self, sequence: Sequence, count: int, end: int | None) -> tuple[int, ...]:
         known = sequence.num_known

@@ -10,7 +10,7 @@ import numpy as np
 from engine.runner.back_end import StepShape
 from engine.runner.gpu.decoder import GpuDecoder
 from engine.runner.gpu.launches import Bound, Launches
-from engine.runner.gpu.steps.decode_step import Drawing, DrawWays
+from engine.runner.gpu.steps.decode_step import DrawWays
 from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
 
 
@@ -57,15 +57,20 @@ class Decoding:
         slots: np.ndarray = np.where(positions < 0, NO_ROW, blocks * size + positions % size)
         return slots
 
-    def begin(self) -> Drawing:
+    def begin(self) -> None:
         """Send the rows and queue a step, as a node does."""
         assert self._rows is not None
-        drawing = self.steps.begin(self._rows, self._ways)
-        assert drawing is not None
-        return drawing
+        assert self.steps.begin(self._rows, self._ways)
 
-    def go_on(self) -> Drawing:
-        """Queue the step after the last one: its tokens are read on the card."""
+    def drawn(self) -> np.ndarray:
+        """Run a step; return its tokens."""
+        self.begin()
+        self.steps.read(self.count)
+        return self.steps.tokens()
+
+    def go_on(self) -> None:
+        """Queue the way of the last step's tokens to the host, and the step after it."""
+        self.steps.read(self.count)
         rows, ways = self._rows, self._ways
         assert rows is not None
         assert ways is not None
@@ -75,11 +80,11 @@ class Decoding:
             sources=np.arange(self.count),
         )  # fmt: skip
         self._ways = replace(ways, indices=ways.indices + 1)
-        return self.begin()
+        self.begin()
 
-    def tokens(self, drawing: Drawing) -> np.ndarray:
-        """Wait for a step's tokens."""
-        return self.steps.tokens(drawing)
+    def tokens(self) -> np.ndarray:
+        """Wait for the tokens that are on their way."""
+        return self.steps.tokens()
 
     def logits(self) -> np.ndarray:
         """Return the logits of the last step, float32 [count, vocab_size]."""

@@ -15,7 +15,7 @@ from engine.runner.gpu.drawing.filter_launches import (
     buffer_sizes,
     has_filters,
     put_filters,
-    staged_shapes,
+    staged_filters,
 )
 from engine.runner.gpu.drawing.mask_launches import bind_masks, put_masks, staged_masks
 from engine.runner.gpu.launcher import KernelSpec
@@ -56,7 +56,7 @@ class DrawnRows:
             },
         )  # fmt: skip
         shapes = {"temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,)}
-        shapes |= staged_shapes(most_rows) | staged_masks(most_rows, spec.vocab_size)
+        shapes |= staged_filters(most_rows) | staged_masks(most_rows, spec.vocab_size)
         self.staging = Staging(device, shapes)
 
     def put(

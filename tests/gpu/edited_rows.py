@@ -16,16 +16,18 @@ from engine.core.step.step_batch import EMPTY_BATCH, batch_of
 from engine.runner.drawing.draws import Draws, HostDraw
 from engine.runner.drawing.sampler import SampledRows, sampled_rows
 from engine.runner.gpu.drawing.card_draw import CardDraw
+from engine.runner.gpu.drawing.staged_rules import staged_rules
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.steps.decode_step import draw_sizes
+from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.weights.model_spec import DecoderSpec
 
 VOCABULARY = 5000
 """In the interpreter: three slices, the last one not a whole one."""
 MAX_LEN = 3000
-_HIDDEN: Any = SimpleNamespace(drawing=None, rows=SimpleNamespace(places=None))
+_HIDDEN: Any = SimpleNamespace(is_drawn=False, places_of=lambda rows: rows)
 
 
 class GivenLogits:
@@ -44,13 +46,17 @@ class GivenLogits:
             make_kernel, device.properties, spec, nothing, KVPool(0, 1, 16, 1), AttentionShape()
         )
         sizes = draw_sizes(self.launches.num_slices, most_rows)
-        self.memory = StepMemory(device, {"logits": 4 * most_rows * spec.vocab_size, **sizes})
+        sizes |= {"logits": 4 * most_rows * spec.vocab_size, "normed": 16}
+        self.memory = StepMemory(device, sizes)
+        staging = Staging(device, staged_rules(most_rows, spec.vocab_size))
+        self.steps = SimpleNamespace(staging=staging)
         self.given = np.zeros((0, spec.vocab_size), np.float32)
         self.num_queued = 0
 
-    def queue_logits(self, hidden: Any, rows: np.ndarray) -> None:
+    def queue_logits(self, places: np.ndarray, normed: int = 0, logits: int = 0) -> None:
         self.num_queued += 1
-        self.device.upload_array(self.memory["logits"], np.ascontiguousarray(self.given[rows]))
+        found = np.ascontiguousarray(self.given[places])
+        self.device.upload_array(logits or self.memory["logits"], found)
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
         found: np.ndarray = self.given[rows]

@@ -194,6 +194,8 @@ class InterpretedDevice:
 
     def __init__(self, ordinal: int = 0) -> None:
         self._arrays: list[np.ndarray] = []
+        self.pinned: list[Memory] = []
+        """Memory of the host."""
         self.call = PlayedSharing()
         self.ordinal = ordinal
 
@@ -211,6 +213,7 @@ class InterpretedDevice:
         memory = self.allocate(num_bytes)
         self.allocated_bytes -= num_bytes
         memory.host = memory.address
+        self.pinned.append(memory)
         return memory
 
     def upload(self, to: int, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,16 @@ class InterpretedCard(Card):
         self.compiled = frozenset(spec.identity for spec in specs)
 
 
-def put_interpreter_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def put_interpreter_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+    make_device: Callable[[], InterpretedDevice] = InterpretedDevice,
+    card: type[Card] = InterpretedCard,
+) -> None:
     """Let the back end `triton` have an interpreted card."""
 
     def open_card(ordinal: int) -> Card:
-        device: Any = InterpretedDevice()
-        return InterpretedCard(device, 1, {})
+        device: Any = make_device()
+        return card(device, 1, {})
 
     backs = dict(choose.BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
     monkeypatch.setattr(choose, "BACK_ENDS", backs)

@@ -17,7 +17,7 @@ from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.drawing.draws import Draws
 from engine.runner.gpu.drawing import edit_launches
-from engine.runner.gpu.drawing.card_draw import has_rules
+from engine.runner.gpu.drawing.going_on import has_rules
 from tests.gpu.edited_rows import (
     MIXED,
     PENALTIES,
@@ -202,13 +202,14 @@ def test_rows_that_filters_leave_are_drawn_from_their_own_logits(pair: Pair) -> 
     assert all(draws.is_drawn)
 
 
-def test_logits_are_computed_again_only_where_they_are_read_after_edits(pair: Pair) -> None:
+def test_logits_are_computed_again_only_where_they_are_read_afterwards(pair: Pair) -> None:
+    """For log probabilities after edits, and for rows that the host draws."""
     rng = np.random.default_rng(7)
     for params, count in (
         ([way(temperature=0.0, **PENALTIES[0]), way(logprobs=2)], 1),
         ([way(temperature=0.0, logprobs=0, **PENALTIES[0])], 2),
         ([way(top_p=1 - 1e-13, **PENALTIES[0])], 2),
-        ([way(top_p=1 - 1e-13), way(temperature=0.0, **PENALTIES[0])], 1),
+        ([way(top_p=1 - 1e-13), way(temperature=0.0, **PENALTIES[0])], 2),
     ):
         rows = rows_behind([entry_of(rng, one, 30, 30) for one in params])
         pair.require_equal(logits_for(rng, rows), rows)
@@ -261,8 +262,8 @@ def test_likeliest_tokens_of_equal_logits_are_those_of_the_lowest_ids(pair: Pair
     assert top == np.flatnonzero(logits[2] == 1.0)[:20].tolist()
 
 
-def test_only_rows_of_a_temperature_alone_let_a_step_go_on() -> None:
-    """The others are drawn from logits that the step behind would overwrite."""
+def test_only_rows_of_a_temperature_alone_are_drawn_by_the_graph() -> None:
+    """The step behind is queued after the draws of the others: it overwrites their logits."""
     params = [
         way(temperature=0.0), way(), way(logprobs=0), way(presence_penalty=0.1),
         way(repetition_penalty=1.1), way(rules=RULES[0]), way(min_tokens=20),

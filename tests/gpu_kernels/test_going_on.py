@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,75 +15,31 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
-from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DeviceLost, SequencesFailed
-from engine.core.scheduler import Scheduler
-from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import PlannedStep
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.model_runner import ModelRunner
-from tests.support.engine.build import check_books, check_idle, make_request
-from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
+from tests.gpu_kernels.stepped_node import (
+    DRAWN,
+    FILTERED,
+    GREEDY,
+    PENALISED,
+    UNDER_GRAMMAR,
+    Node,
+    stop_token,
+    with_grammars,
+)
+from tests.support.engine.build import check_idle
+from tests.support.grammars.printable_tokens import text_of
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-DRAWN: dict[str, Any] = {"temperature": 1.0}
-FILTERED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
-PENALISED: dict[str, Any] = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logprobs": 2}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"), FAMILIES["qwen2"])
-
-
-class Node:
-    """A scheduler on a runner, driven as the step loop does it."""
-
-    def __init__(self, runner: ModelRunner, *, goes_on: bool, num_blocks: int = 16) -> None:
-        self.runner = runner
-        self.scheduler = Scheduler(
-            limits=StepLimits(
-                max_num_seqs=4, max_num_batched_tokens=64, block_size=16, max_model_len=64
-            ),
-            num_blocks=num_blocks,
-            fingerprint=runner.layout.fingerprint,
-            eos_token_ids=frozenset(),
-            can_go_on=goes_on and runner.can_go_on,
-        )
-        self.outputs: dict[int, list[int]] = {}
-
-    def add(self, length: int, max_tokens: int, seed: int, **sampling: Any) -> Sequence:
-        sampling = {"max_tokens": max_tokens, "seed": seed, "ignore_eos": True, **sampling}
-        request = make_request(tuple(prompt_of(length, seed)), **sampling)
-        sequence = Sequence(len(self.outputs) + 1, request)
-        self.outputs[sequence.sequence_id] = []
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> PlannedStep:
-        step = self.scheduler.plan()
-        check_books(self.scheduler)
-        results = self.runner.execute(step.batch)
-        self.scheduler.plan_ahead(step)
-        for output in self.scheduler.apply(step, results):
-            self.outputs[output.sequence.sequence_id] += output.token_ids
-        check_books(self.scheduler)
-        return step
-
-    @property
-    def num_begun(self) -> int:
-        return self.scheduler.statistics().counters.plans_ahead["begun"]
-
-
-def stop_token(runner: ModelRunner) -> int:
-    """Return a token that ends the third output of `answers` in the middle."""
-    node = Node(runner, goes_on=False)
-    node.add(5, 6, 3, **DRAWN)
-    while node.scheduler.running or node.scheduler.waiting:
-        node.step()
-    [output] = node.outputs.values()
-    return next(token for token in output[2:] if output.index(token) >= 2)
+    """A model of one layer."""
+    config = FAMILIES["qwen2"] | {"num_hidden_layers": 1}
+    return write_checkpoint(tmp_path_factory.mktemp("model"), config)
 
 
 def answers(
@@ -128,23 +86,32 @@ def watch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     steps: Any = runner.decoder.steps  # type: ignore[attr-defined]
     device: InterpretedDevice = steps._device
 
-    def recorded(owner: Any, name: str, shown: str) -> None:
+    def recorded(owner: Any, name: str, shown: Callable[..., str]) -> None:
         plain = getattr(owner, name)
 
         def call(*given: Any) -> Any:
-            calls.append(shown)
+            calls.append(shown(*given))
             return plain(*given)
 
         monkeypatch.setattr(owner, name, call)
 
-    for name in ("copy", "synchronize", "upload", "download"):
-        recorded(device, name, name)
-    for side, event in enumerate(steps._events):
-        recorded(event, "wait", f"wait {side}")
-        recorded(event, "record", f"record {side}")
+    def is_host(address: int) -> bool:
+        return any(one.address <= address < one.address + one.num_bytes for one in device.pinned)
+
+    def way(to: int, source: int, *_: int) -> str:
+        return "to the host" if is_host(to) else "to the card" if is_host(source) else "on the card"
+
+    recorded(device, "copy", way)
+    for name in ("synchronize", "upload", "download"):
+        recorded(device, name, lambda *_, name=name: name)
+    for name in ("wait", "record"):
+        recorded(steps._are_read, name, lambda *_, name=name: name)
     for graph in steps._graphs.values():
-        recorded(graph, "launch", "graph")
+        recorded(graph, "launch", lambda *_: "graph")
     return calls
+
+
+TOKENS_AND_STEP_BEHIND = ["to the host", "record", "graph", "wait"]
 
 
 def test_a_steady_step_is_one_graph_and_two_copies_behind_the_one_that_is_waited_for(
@@ -157,25 +124,87 @@ def test_a_steady_step_is_one_graph_and_two_copies_behind_the_one_that_is_waited
         node.step()
     calls = watch(node.runner, monkeypatch)
     node.step()
-    first = calls.copy()
     node.step()
     # The step behind is queued whole, and then only the tokens of the one before are waited for.
-    assert [call.split()[0] for call in first] == ["copy", "graph", "copy", "record", "wait"]
-    assert first[-2][-1] != first[-1][-1]
-    assert [call.split()[0] for call in calls[5:]] == [call.split()[0] for call in first]
-    assert calls[-1] == f"wait {first[-2][-1]}"
+    assert calls == 2 * ["to the card", *TOKENS_AND_STEP_BEHIND]
 
 
-def test_rows_under_rules_do_not_go_on(folder: Path) -> None:
-    """They are drawn from the step's logits, which the step behind it would overwrite."""
-    node = Node(on_card(folder), goes_on=True)
-    node.add(5, 8, 1, **GREEDY)
-    node.add(6, 4, 2, **FILTERED)
-    for _ in range(3):
-        assert not node.step().batch.has_gone_on
-    while len(node.scheduler.running) == 2:
-        assert not node.step().batch.has_gone_on
-    assert node.step().batch.has_gone_on
+MORE_COPIES: list[tuple[dict[str, Any], list[str]]] = [
+    (UNDER_GRAMMAR, ["on the card"]),
+    (FILTERED, ["on the card"]),
+    ({"logprobs": 2}, ["to the host"]),
+    ({"frequency_penalty": 0.5}, ["to the card"]),
+]
+"""What the draw of a row takes beside one copy each way."""
+
+
+@pytest.mark.timeout(600)
+def test_a_row_of_any_kind_holds_nobody_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph, a copy each way and what only its draw takes; no wait behind the tokens."""
+    runner = with_grammars(on_card(folder))
+    for sampling, more in MORE_COPIES:
+        node = Node(runner, goes_on=True)
+        node.add(5, 20, 1, **GREEDY)
+        node.add(6, 20, 2, **DRAWN)
+        node.add(9, 20, 7, **sampling)
+        for _ in range(3):
+            node.step()
+        with monkeypatch.context() as watched:
+            calls = watch(runner, watched)
+            step = node.step()
+        assert step.batch.has_gone_on
+        assert len(step.batch) == 3
+        assert calls == ["to the card", *more, *TOKENS_AND_STEP_BEHIND], sampling
+
+
+@pytest.mark.timeout(600)
+def test_a_row_under_a_grammar_has_the_tokens_that_it_has_alone(folder: Path) -> None:
+    runner = with_grammars(on_card(folder))
+    alone = Node(runner, goes_on=False)
+    alone.add(9, 7, 7, **UNDER_GRAMMAR | DRAWN)
+    among = Node(runner, goes_on=True)
+    for seed in range(3):
+        among.add(5 + seed, 8, seed, **DRAWN)
+    among.add(9, 7, 7, **UNDER_GRAMMAR | DRAWN)
+    for node in (alone, among):
+        while node.scheduler.running or node.scheduler.waiting:
+            node.step()
+    assert among.outputs[4] == alone.outputs[1]
+    assert re.fullmatch("(ab|cd){3}[ac]", text_of(alone.outputs[1]))
+    assert among.num_begun == 6
+
+
+LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}
+"""A row whose last kept token depends on the order of sums, so that the host draws it."""
+
+
+def with_a_left_row(runner: ModelRunner, *, goes_on: bool) -> tuple[Node, list[int]]:
+    """Return a node that has answered a greedy request and one that the host draws.
+
+    And how many rows were left behind in each of its steps.
+    """
+    node = Node(runner, goes_on=goes_on)
+    node.add(5, 7, 1, **GREEDY)
+    node.add(6, 4, 2, **LEFT)
+    num_left = []
+    while node.scheduler.running or node.scheduler.waiting:
+        node.step()
+        num_left.append(len(node.results.left_behind))
+    check_idle(node.scheduler)
+    return node, num_left
+
+
+@pytest.mark.timeout(600)
+def test_a_row_that_the_host_draws_is_left_behind_once(folder: Path) -> None:
+    """The others go on without it; while it goes on being such a row, no step is begun for it."""
+    runner = on_card(folder)
+    ahead, num_left = with_a_left_row(runner, goes_on=True)
+    alone, num_none = with_a_left_row(runner, goes_on=False)
+    assert ahead.outputs == alone.outputs
+    assert num_left[:3] == [0, 1, 0]
+    assert sum(num_left) == 1
+    assert sum(num_none) == 0
+    assert ahead.num_begun >= 2
 
 
 def test_rows_that_are_not_finite_end_as_in_any_other_step(folder: Path) -> None:
@@ -203,8 +232,7 @@ def test_a_card_that_is_lost_in_a_step_that_was_begun(
     def lost() -> None:
         raise GpuError("cuEventSynchronize: an illegal memory access was encountered (700)")
 
-    for event in steps._events:
-        monkeypatch.setattr(event, "wait", lost)
+    monkeypatch.setattr(steps._are_read, "wait", lost)
     with pytest.raises(DeviceLost, match="illegal memory access"):
         node.step()
 

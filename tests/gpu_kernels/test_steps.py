@@ -93,17 +93,17 @@ def test_a_step_after_another_takes_its_tokens_on_the_card(
     in_chunks(tiny, make)
     _, step = decoded(tiny, make, 2, 0, 74)
     first = int(whole.argmax())
-    assert step.tokens(step.begin())[0] == first
+    assert step.drawn()[0] == first
     expected = in_chunks_of(tiny, [*PROMPT, first])
     tables = np.full((2, step.table_width), 40)
     tables[1, : len(TABLE)] = TABLE
     positions = np.array([3, 75])
     slots = np.array([40 * BLOCK + 3, TABLE[75 // BLOCK] * BLOCK + 75 % BLOCK])
     rows = StepRows(np.array([7, 0]), positions, slots, 2, tables, sources=np.array([NO_ROW, 0]))
-    drawing = step.steps.begin(rows, step._ways)
-    assert drawing is not None
+    assert step.steps.begin(rows, step._ways)
+    step.steps.read(2)
     assert np.array_equal(step.logits()[1], expected)
-    assert step.tokens(drawing)[1] == int(expected.argmax())
+    assert step.tokens()[1] == int(expected.argmax())
     step.close()
 
 

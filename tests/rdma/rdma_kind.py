@@ -11,10 +11,21 @@ from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.lanes.rdma.slabs import slabbed
 from tests.rdma.devices import engine_of, shared_pool
-from tests.support.kv.kinds import ZmqKind
+from tests.support.kv.kinds import CardRdmaKind, ZmqKind
 
 # As many blocks in a slab as the fake lane has, in the contract suite's pools.
 MAX_SLABS = 3
+
+
+class RdmaRingKind(CardRdmaKind):
+    """Pools on cards, whose rings are read by RDMA. Engines are as those of `RdmaKind`."""
+
+    def __init__(self, first: int = 0) -> None:
+        super().__init__()
+        self._first = first
+
+    def next_engine(self) -> MooncakeEngine:
+        return engine_of(self._first + len(self.made))
 
 
 class RdmaKind(ZmqKind):

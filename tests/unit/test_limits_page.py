@@ -28,7 +28,7 @@ from grammars.trying.server import MAX_TRIAL_S
 from grammars.trying.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
 from grammars.weaker_schemas import MAX_TRIED_CHARS, MAX_TRIES
 from http_serving.bounded_connections import ConnectionLimits
-from kv_transfer.lanes.rdma import rdma_lane
+from kv_transfer.lanes.rdma import rdma_lane, read_lane
 from kv_transfer.shared import limits as kv
 from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
 from node.control import block_reports, control_port, output_streams, router_calls
@@ -240,6 +240,7 @@ KV = {
     "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),
     "senders at once": f"{kv.Limits().max_sessions}, or what the open files allow (`ulimit -n`)",
     "nodes that one node writes to over RDMA at once": str(rdma_lane.MAX_WRITERS),
+    "nodes that one node reads from by RDMA at once": str(read_lane.MAX_READERS),
     "connections of a sender": f"`--kv-lanes`, {HANDOFF.kv_lanes} unless it is set",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
     "unacknowledged bytes of a sender": (

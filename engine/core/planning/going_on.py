@@ -12,8 +12,10 @@ The offer is made when a step is planned and taken, and never at the cost of any
         sequences with a block as it would have, and preempts the same ones
 
 Those that end with the step by their length are left out. A step that was begun is then taken as it
-is, without a plan, less the sequences that have ended or were aborted. So whatever arrives or lands
-meanwhile waits for one step more, and nothing is offered after a step that somebody waits for.
+is, without a plan, less the sequences that have ended or were aborted, and less those that the
+runner has left behind: their token was not the one that the step has taken on the device. These are
+computed in the step after, which is planned. Whatever arrives or lands meanwhile waits for one step
+more, and nothing is offered after a step that somebody waits for.
 
 What such a step writes is harmless, if sequences have left or not:
 

@@ -29,7 +29,8 @@ class StepBatch(Sequence[ScheduledSequence]):
     step of the entries `going_on` (None: it may not), at their next positions, for which they have
     blocks. It sets `has_gone_on` before `on_queued` if it does. That step's results are asked for
     by a batch with `continues`: its entry i is entry `going_on[continues[i]]` of the batch before.
-    The others have ended. Any other batch means that the step is forgotten.
+    The others have ended, or were left behind (`RunnerResult`): what the step has written of them
+    is written again by a later one. Any other batch means that the step is forgotten.
     """
 
     def __init__(

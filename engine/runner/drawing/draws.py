@@ -28,16 +28,22 @@ from engine.runner.kernels.sampling.withhold import withhold
 class Draws:
     """What was drawn after each row of `FlatBatch.sampled_rows`, drafts' rows included.
 
-    `is_drawn` is False where no token could be drawn. `logprobs` are by row.
+    `is_drawn` is False where no token could be drawn. `logprobs` are by row. `left_behind` are rows
+    of a plain step whose token is not the one that the step begun after it has taken.
     """
 
     token_ids: list[int] = field(default_factory=list)
     is_drawn: list[bool] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    left_behind: list[int] = field(default_factory=list)
 
 
 class RowDraw(Protocol):
     """Draws a token after each sampled row of a step."""
+
+    asks_afterwards: bool
+    """Whether it draws rows without the mask of their grammar, where that can be checked after the
+    draw (`SampledRows.unmasked`)."""
 
     def draw(self, hidden: Any, sampled: np.ndarray, rows: SampledRows, batch: StepBatch) -> Draws:
         """Draw from the logits after rows `sampled` of `hidden`, in the way that `rows` describes.
@@ -52,8 +58,8 @@ class PlainSteps(Protocol):
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Any:
         """Begin a plain step, unless that was done after the step before; return `hidden`.
 
-        `hidden` is the decoder's, and the runner's `RowDraw` has the step's tokens. May begin the
-        step after it, too: then it sets `batch.has_gone_on`.
+        `hidden` is the decoder's, and the runner's `RowDraw` has the step's tokens. May set
+        `batch.has_gone_on`: then the step after it is begun now or, at the latest, by the draw.
         """
 
 
@@ -105,6 +111,8 @@ MAX_SAMPLED_ROWS = 64
 
 class HostDraw:
     """A `RowDraw` on the host: from the decoder's logits, a group of rows at a time."""
+
+    asks_afterwards = True
 
     def __init__(self, decoder: Decoder, vocab_size: int) -> None:
         self._decoder = decoder

@@ -41,10 +41,16 @@ like any other. The scheduler decides which one is, since a runner knows neither
 
 The card draws whatever a row asks for, with noise of the CPU's Philox words: two launches and four
 bytes a row for a temperature, and more launches where rows of the step ask for more. On the host
-are drawn rows under a grammar that is asked afterwards, rows of which filters keep more tokens than
-a list has room for, and rows whose last kept token would depend on the order in which weights are
-added. A row's way depends on its own request and logits alone, and filters, penalties and biases
-are the host's to the bit, so a request has the same tokens in every batch and either way.
+are drawn rows of which filters keep more tokens than a list has room for, rows whose last kept
+token would depend on the order in which weights are added, and rows that have no allowed token. A
+row's way depends on its own request and logits alone, and filters, penalties and biases are the
+host's to the bit, so a request has the same tokens in every batch and either way.
+
+Rows under grammars have their masks before the draw, where a CPU asks the grammar about the token
+that was drawn without one. Masks are filled while the graph runs, and one is 19 KB; logits would be
+600 KB a row to the host, and the step behind could not be queued before they are there. Rows could
+also be left out of every second step, so that the others go on: then they would be half as fast,
+for a twentieth that the others gain.
 
 The tokens that penalties look at are sent with each step, not counted on the card. A table of
 counts takes 0.6 MB a seat at 152,000 tokens, has to follow every seat that changes hands, and would

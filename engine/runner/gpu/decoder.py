@@ -15,11 +15,11 @@ import numpy as np
 from engine.runner.back_end import StepShape
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
+from engine.runner.gpu.drawing.staged_rules import staged_rules
 from engine.runner.gpu.kernels.gathering import gather_rows
 from engine.runner.gpu.launches import Bound, KVPool, Launches, PieceList
 from engine.runner.gpu.steps.decode_step import (
     DecodeSteps,
-    Drawing,
     DrawWays,
     attend_singles,
     draw_sizes,
@@ -44,12 +44,16 @@ MakeLaunches = Callable[[KVPool], Launches]
 class Hidden:
     """The rows of a step, `num_rows` with padding if it has chunks; else a graph computes them.
 
-    `drawing`: its tokens, which the graph draws, if that was asked for.
+    `is_drawn`: the graph leaves logits in memory and a token of each row, if that was asked for.
     """
 
     rows: StepRows
     num_rows: int
-    drawing: Drawing | None = None
+    is_drawn: bool = False
+
+    def places_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return where these rows of the batch lie."""
+        return rows if self.rows.places is None else self.rows.places[rows]
 
 
 class GpuDecoder:
@@ -69,7 +73,7 @@ class GpuDecoder:
         self.num_layers, self.spec, self.stream = spec.num_layers, spec, stream
         self.max_len = max_len
         self._device, self._make_launches, self._shape = device, make_launches, shape
-        self._heads: dict[tuple[int, bool], list[Bound]] = {}
+        self._heads: dict[tuple[int, bool, int, int], list[Bound]] = {}
         # All sequences of a decoding step at once, so that the head is read once.
         self.most_logits_rows = max(min(shape.num_seqs, _LOGITS_ROWS), shape.num_logits_rows)
         self._first_places = np.arange(self.most_logits_rows)
@@ -81,8 +85,9 @@ class GpuDecoder:
         self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
         self.memory = StepMemory(device, self._buffer_sizes(make))
         self.steps = DecodeSteps(
-            device, self.memory, stream, shape.num_seqs, self._width, self.most_logits_rows
-        )
+            device, self.memory, stream, shape.num_seqs, self._width, self.most_logits_rows,
+            staged_rules(self.most_logits_rows, spec.vocab_size),
+        )  # fmt: skip
         self.steps.use(make)
         self.staging = Staging(device, self._staged_shapes())
         self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
@@ -130,7 +135,7 @@ class GpuDecoder:
                     self._layer(layer, num_rows, 1, 1)
         for count in (1, 9, 17, 33, 65, self.most_logits_rows):
             if count <= self.most_logits_rows:
-                self._head(count, is_gathered=True)
+                self._head(count, self.memory["normed"], self.memory["logits"], is_gathered=True)
 
     def _kinds_of_layers(self) -> list[int]:
         """Return one layer of each kind: those of a file may have weights in different forms."""
@@ -148,17 +153,13 @@ class GpuDecoder:
         self._device.use()
         rows = lay_out(batch, self._tile, self.launches.shape.piece, self._most_pieces)
         if rows.chunks is None:
-            return self.begin_rows(rows, ways)
+            return Hidden(rows, rows.count, self.steps.begin(rows, ways))
         num_rows = -(-rows.count // _STEP_ROWS) * _STEP_ROWS
         self._send(rows, rows.chunks, num_rows)
         self._embed(num_rows)(self.stream)
         if rows.num_singles:
             self._list_pieces(rows.num_singles)(self.stream)
         return Hidden(rows, num_rows)
-
-    def begin_rows(self, rows: StepRows, ways: DrawWays | None) -> Hidden:
-        """Queue a step without chunks, after all that is queued."""
-        return Hidden(rows, rows.count, self.steps.begin(rows, ways))
 
     def has_pieces_for(self, positions: np.ndarray) -> bool:
         """Return whether rows at these positions can be a step without chunks."""
@@ -227,42 +228,40 @@ class GpuDecoder:
 
     def logits(self, hidden: Hidden, rows: np.ndarray) -> np.ndarray:
         count, vocab_size = len(rows), self.spec.vocab_size
-        self.queue_logits(hidden, rows)
+        self.queue_logits(hidden.places_of(rows))
         self._device.synchronize(self.stream)
         raw = self._device.download(self.memory["logits"], 4 * count * vocab_size)
         return np.frombuffer(raw, np.float32).reshape(count, vocab_size)
 
-    def queue_logits(self, hidden: Hidden, rows: np.ndarray) -> None:
-        """Queue the logits after these rows of the batch, into the buffer `logits`."""
-        places = rows if hidden.rows.places is None else hidden.rows.places[rows]
+    def queue_logits(self, places: np.ndarray, normed: int = 0, logits: int = 0) -> None:
+        """Queue the logits after the rows that lie at `places`.
+
+        They go from the buffer `normed` into the buffer `logits`, or as the addresses say.
+        """
+        normed, logits = normed or self.memory["normed"], logits or self.memory["logits"]
         count = len(places)
         is_gathered = bool((places != self._first_places[:count]).any())
         if is_gathered:
             self.staging.wait()
             self.staging.put("chosen_rows", places)
             self.staging.send(self.stream)
-        key = (count, is_gathered)
+        key = (count, is_gathered, normed, logits)
         if key not in self._heads:
-            self._heads[key] = self._head(count, is_gathered=is_gathered)
+            self._heads[key] = self._head(count, normed, logits, is_gathered=is_gathered)
         for launch in self._heads[key]:
             launch(self.stream)
 
-    def _head(self, count: int, *, is_gathered: bool) -> list[Bound]:
-        make, memory = self.launches, self.memory
-        found: list[Bound] = []
-        source = memory["normed"]
-        if is_gathered:
-            size = self.spec.hidden_size
-            constants = {"N": size, "COLUMNS": 1 << (size - 1).bit_length()}
-            gather = make.kernel(gather_rows, _GATHER, constants, 4, 1)
-            source = memory["chosen"]
-            found.append(
-                gather.bind((count,), memory["normed"], self.staging["chosen_rows"], source)
-            )
-        found.append(
-            make.product(source, make.weights.head, memory["logits"], count, is_float=True)
-        )
-        return found
+    def _head(self, count: int, normed: int, logits: int, *, is_gathered: bool) -> list[Bound]:
+        make, chosen = self.launches, self.memory["chosen"]
+        if not is_gathered:
+            return [make.product(normed, make.weights.head, logits, count, is_float=True)]
+        size = self.spec.hidden_size
+        constants = {"N": size, "COLUMNS": 1 << (size - 1).bit_length()}
+        gather = make.kernel(gather_rows, _GATHER, constants, 4, 1)
+        return [
+            gather.bind((count,), normed, self.staging["chosen_rows"], chosen),
+            make.product(chosen, make.weights.head, logits, count, is_float=True),
+        ]
 
     def close(self) -> None:
         """Free graphs and buffers."""

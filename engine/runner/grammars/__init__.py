@@ -21,9 +21,9 @@ whole row is allowed, a mask would not have changed it, and the matcher answers 
 in microseconds. Where the grammar forces a token, that is the draw. A refused row is drawn again
 with a mask. With noise the likeliest token must be allowed too: depths are counted from it, and
 from another one they would differ in the last bits. Filters, log probabilities, penalties,
-`min_tokens`, rules about tokens and rows with drafts take a mask from the start. Both ways give the
-same tokens, so it does not matter which one a node takes: `tests/equality/test_grammars.py`
-compares them, because rows with drafts take the second.
+`min_tokens`, rules about tokens and rows with drafts take a mask from the start, and so does every
+row on a card (`gpu/`). Both ways give the same tokens, so it does not matter which one a node
+takes: `tests/equality/test_grammars.py` compares them, because rows with drafts take the second.
 
 Those masks are filled on a thread while the layers compute. llguidance works without the
 interpreter lock. The draw waits for the masks; checking draws, applying masks, and asking which

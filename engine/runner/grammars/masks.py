@@ -1,9 +1,9 @@
 """Which tokens a step may draw under grammars.
 
-Where only the largest value, or the largest with noise, is drawn, a row is drawn without a mask and
-the matcher is asked about that one token, in microseconds: where it is allowed, the mask would not
-have changed the draw. Where the grammar forces a token, that is the draw. Refused rows are drawn
-again with a mask. Every other row's mask is filled on a thread while the layers compute.
+Where the host draws only the largest value, or the largest with noise, a row is drawn without a
+mask and the matcher is asked about that one token, in microseconds: where it is allowed, the mask
+would not have changed the draw. Where the grammar forces a token, that is the draw. Refused rows
+are drawn again with a mask. Every other row's is filled on a thread while the layers compute.
 
 A matcher belongs to a seat and is only a cache: its state is a function of the grammar and of the
 output tokens. Where the seat has another sequence now, or tokens that the matcher has not seen, it
@@ -131,8 +131,11 @@ class GrammarMasks:
             failures=failures,
         )
 
-    def begin(self, batch: StepBatch) -> PendingMasks | None:
-        """Begin to find the masks of a batch; None where it draws without grammars."""
+    def begin(self, batch: StepBatch, *, asks_afterwards: bool = True) -> PendingMasks | None:
+        """Begin to find the masks of a batch; None where it draws without grammars.
+
+        Without `asks_afterwards` every row under a grammar has one.
+        """
         seats = batch.seats
         self._leave_seats(seats)
         is_needed = batch.is_sampled & seats.has_grammar[batch.rows]
@@ -154,7 +157,7 @@ class GrammarMasks:
             tokens = seats.token_ids[seat, first : known + count - 1].tolist()
             output, drafts = tokens[: known - first], tokens[known - first :]
             job = GrammarJob(seat, num_masks, params, output, drafts)
-            if needs_no_mask(job):
+            if asks_afterwards and needs_no_mask(job):
                 unmasked_rows[first_row] = len(unmasked)
                 unmasked.append(job)
                 continue

@@ -4,9 +4,9 @@
   reports success. So this module looks for devices before, and for the verbs descriptor after.
 - It listens on every address and authenticates nobody: any host that reaches its port can read and
   write the registered pool. The network of its devices must be closed.
-- A write that failed or timed out is not cancelled: it may arrive later, with the bytes that its
-  source then holds. Removing the target's memory key stops it only for a moment: it looks up the
-  key that the address has then, and tries again. TCP mode has no keys, so it is refused.
+- A write or a read that failed or timed out is not cancelled: it may arrive later, with the bytes
+  that its source then holds. Removing the target's memory key stops it only for a moment: it looks
+  up the key that the address has then, and tries again. TCP mode has no keys, so it is refused.
 - A batch may be queried once: the answer frees it, and a second query would end the process.
 - It does not notice a peer's death before `MC_TRANSFER_TIMEOUT`.
 - It answers handshakes one after the other. A peer that is stopped within its handshake delays
@@ -80,13 +80,13 @@ class MooncakeEngine:
         )
 
     def register(self, address: int, num_bytes: int) -> None:
-        """Let peers write there, with a new key. Raises `OSError`."""
+        """Let peers write and read there, with a new key. Raises `OSError`."""
         result = self._engine.register_memory(address, num_bytes)
         if result != 0:
             raise OSError(f"{num_bytes} bytes of the KV pool cannot be registered: {result}")
 
     def unregister(self, address: int) -> None:
-        """Remove the key, so that no write with it arrives any more. Raises `OSError`.
+        """Remove the key, so that nothing arrives with it any more. Raises `OSError`.
 
         Memory that is not registered stays so.
         """
@@ -106,8 +106,13 @@ class MooncakeEngine:
         here, there, sizes = ranges.T.tolist()
         return int(self._engine.batch_transfer_async_write(peer_name, here, there, sizes))
 
+    def submit_read(self, peer_name: str, ranges: Ranges) -> int:
+        """Begin to read; return the batch, 0 on failure."""
+        here, there, sizes = ranges.T.tolist()
+        return int(self._engine.batch_transfer_async_read(peer_name, here, there, sizes))
+
     def wait(self, batch: int) -> bool:
-        """Wait for the end of a batch; return whether all was written. Never query it again."""
+        """Wait for the end of a batch; return whether all was moved. Never query it again."""
         return bool(self._engine.get_batch_transfer_status([batch]) == 0)
 
 

@@ -29,7 +29,7 @@ from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.lanes.lane import Broken, LaneFull, Payload, Ready
 from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.lanes.pool_memory import Pool, SourceMemory
-from kv_transfer.lanes.rdma.peer_writer import Engine, PeerWriter
+from kv_transfer.lanes.rdma.peer_batches import Engine, PeerBatches
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.lanes.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
 from kv_transfer.shared.block_arrays import Blocks
@@ -91,8 +91,8 @@ class RdmaLane:
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
         self._clock = clock or MonotonicClock()
         self._lock = threading.Lock()
-        self._writers: dict[Peer, tuple[PeerWriter, _Target]] = {}
-        self._leaving: list[PeerWriter] = []
+        self._writers: dict[Peer, tuple[PeerBatches[Parts], _Target]] = {}
+        self._leaving: list[PeerBatches[Parts]] = []
         self._ready: list[Ready | Broken] = []
         self._resting: dict[Peer, _Rest] = {}
         self._wake: Callable[[], None] = lambda: None
@@ -135,7 +135,7 @@ class RdmaLane:
                 self._rest(peer, is_full=True)
             raise LaneFull(f"{MAX_WRITERS} peers are written to already")
         with self._lock:  # It may fail before it is stored here.
-            writer = PeerWriter(
+            writer = PeerBatches(
                 self._engine,
                 target.engine_name,
                 lambda writer, ready: self._on_ready(peer, writer, ready),
@@ -159,10 +159,10 @@ class RdmaLane:
             self._on_ready(peer, writer, PeerProtocolError(error))
             return
         mine = self._registered.placed
-        writer.write(ranges_of(chunk, target_blocks, mine, target.place))
+        writer.add(ranges_of(chunk, target_blocks, mine, target.place))
 
     def send_after(self, peer: Peer, parts: Parts) -> None:
-        self._writers[peer][0].send_after(parts)
+        self._writers[peer][0].tell_after(parts)
 
     def take_ready(self) -> list[Ready | Broken]:
         with self._lock:
@@ -177,7 +177,9 @@ class RdmaLane:
             writer.stop()
             self._leaving.append(writer)
 
-    def _on_ready(self, peer: Peer, writer: PeerWriter, ready: Parts | HandoffFailed) -> None:
+    def _on_ready(
+        self, peer: Peer, writer: PeerBatches[Parts], ready: Parts | HandoffFailed
+    ) -> None:
         """Queue a header that may be sent, or a failed write; called on any thread."""
         with self._lock:
             if self._writers.get(peer, (None,))[0] is not writer:
@@ -202,7 +204,7 @@ class RdmaLane:
 
     def _read_reply(self, peer: Peer, reply: bytes) -> _Target:
         """Return the target in a peer's reply. Raises `PeerProtocolError`."""
-        match _unpacked(reply):
+        match unpacked(reply):
             case [int(version), str(name), int(num_blocks), int(blocks_per_slab), [*starts]] if (
                 version == VERSION
                 and 0 < len(name) <= MAX_NAME_BYTES
@@ -218,7 +220,7 @@ class RdmaLane:
     # The receiver's end.
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
-        if _unpacked(offer) != [VERSION] or not self._registered.is_writable:
+        if unpacked(offer) != [VERSION] or not self._registered.is_writable:
             return None
         return self._reply()
 
@@ -251,7 +253,7 @@ class RdmaLane:
         self._registered.close()
 
 
-def _unpacked(message: bytes) -> object:
+def unpacked(message: bytes) -> object:
     """Return the unpacked message, or None, which no valid message is, if it is not msgpack."""
     try:
         return msgpack.unpackb(message, raw=False, strict_map_key=True)

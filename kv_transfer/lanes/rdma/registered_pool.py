@@ -13,7 +13,7 @@ import logging
 
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
-from kv_transfer.lanes.rdma.peer_writer import Engine
+from kv_transfer.lanes.rdma.peer_batches import Engine
 from kv_transfer.lanes.rdma.slabs import PlacedPool, SlabbedPool
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -109,7 +109,7 @@ class RegisteredPool:
             return self._aliases.make()
         except OSError as error:
             level = logging.INFO if self._newest == self._first_start else logging.WARNING
-            text = "prefill nodes that connect from now on cannot write this KV pool by RDMA: %s"
+            text = "nodes that connect from now on cannot send KV to this one by RDMA: %s"
             logger.log(level, text, error)
             return None
 

@@ -16,6 +16,9 @@ The number of slabs: with more of them a slab that moves needs less locked memor
 has, and fewer writers have to look a key up again. But every write searches a list for its region,
 and a peer fetches that list as a whole (a mebibyte at most, 0.2 to 0.3 kB for each region). So
 there are at most `MAX_REGIONS`, and those of one slab more while it moves.
+
+A ring is registered in two parts, each of which is one slab: the slots that others read, and those
+that this node reads into.
 """
 
 from __future__ import annotations
@@ -59,6 +62,25 @@ class SlabbedPool:
         for index, layer in enumerate(self.shape.layers):
             for plane in range(layer.num_planes):
                 yield self.shape.offset(index, plane, first), count * layer.piece_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RingPart(SlabbedPool):
+    """Slots `first` to `first + count - 1` of a ring, as its one slab."""
+
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, ring: PoolShape, first: int, count: int) -> RingPart:
+        return cls(ring, ring.num_blocks, first, count)
+
+    def regions(self, slab: int) -> Iterator[tuple[int, int]]:
+        """Yield (offset, bytes) of each region; layers of one kind have the same."""
+        kinds = {layer: index for index, layer in enumerate(self.shape.layers)}
+        for layer, index in kinds.items():
+            for plane in range(layer.num_planes):
+                yield self.shape.offset(index, plane, self.first), self.count * layer.piece_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class RawSender:
             layer=layer,
             ordinals=(ordinal,),
             runs=(1,) if is_inline else (),
-            source_blocks=() if is_inline else (0,),
+            source_blocks=() if is_inline else (self._kind.source_block(layer),),
             sums=self._kind.sums((keys, values), layer, ordinal),
         )
         self._seq += 1

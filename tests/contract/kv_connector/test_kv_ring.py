@@ -28,8 +28,9 @@ from tests.support.kv.kv_cluster import (
 )
 from tests.support.kv.links import Link
 
-# A quarter is for receiving, which takes one frame: of two blocks over zmq, else of five.
-FEW = {"card-zmq": 8, "card-shm": 20, "card-zmq-2": 20}
+# A quarter is for receiving, which takes one frame: of two blocks over zmq and by RDMA, else of
+# five.
+FEW = {"card-zmq": 8, "card-shm": 20, "card-rdma": 8, "card-zmq-2": 20}
 
 
 @pytest.fixture(params=list(FEW))

@@ -182,7 +182,7 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
                 lasts[mine] = place
                 step.set_rows(tokens, lasts, tables)
                 if card.is_real:
-                    step.tokens(step.begin())
+                    step.drawn()
                 else:
                     step.launch()
             if card.is_real:

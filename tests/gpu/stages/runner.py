@@ -30,6 +30,11 @@ LARGE = {
     "num_key_value_heads": QWEN3_8B.num_kv_heads, "head_dim": QWEN3_8B.head_dim,
     "vocab_size": QWEN3_8B.vocab_size,
 }  # fmt: skip
+_BY_TEMPERATURE: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}]
+_OF_ALL_KINDS = [
+    *_BY_TEMPERATURE, {"temperature": 0.8, "top_k": 50, "logprobs": 2},
+    {"temperature": 1.0, "frequency_penalty": 0.5},
+]  # fmt: skip
 
 
 def runner_bits(card: Any, found: Findings) -> None:
@@ -82,13 +87,14 @@ def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> Non
 
 
 def _check_going_on(runner: ModelRunner) -> None:
-    """Rows that end in the middle, greedy or drawn: the same tokens, begun ahead or not."""
+    """Rows of any kind that end in the middle: the same tokens, begun ahead or not."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 4000, 100 + 37 * place).tolist() for place in range(12)]
-    alone, _ = _decoded(runner, prompts, 150, goes_on=False)
-    ahead, times = _decoded(runner, prompts, 150, goes_on=True)
-    assert ahead == alone, "other tokens when steps are begun ahead"
-    assert len(times) > 100
+    for ways in (_BY_TEMPERATURE, _OF_ALL_KINDS):
+        alone, _ = _decoded(runner, prompts, 150, goes_on=False, ways=ways)
+        ahead, times = _decoded(runner, prompts, 150, goes_on=True, ways=ways)
+        assert ahead == alone, "other tokens when steps are begun ahead"
+        assert len(times) > 100
 
 
 def runner_steps(card: Any, found: Findings) -> None:
@@ -124,8 +130,11 @@ def _time_steps(runner: ModelRunner, found: Findings) -> None:
         print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
     for count in (1, 8, 32, 64, 128):
         prompts = np.random.default_rng(count).integers(0, 1000, (count, CONTEXT - 30)).tolist()
-        for label, goes_on in (("planned", False), ("begun", True)):
-            _, times = _decoded(runner, prompts, 60, goes_on=goes_on, is_even=True)
+        for label, goes_on, ways in (
+            ("planned", False, _BY_TEMPERATURE), ("begun", True, _BY_TEMPERATURE),
+            ("begun_of_all_kinds", True, _OF_ALL_KINDS),
+        ):  # fmt: skip
+            _, times = _decoded(runner, prompts, 60, goes_on=goes_on, is_even=True, ways=ways)
             key = f"runner_{label}_{count}_ms"
             found[key] = round(1e3 * statistics.median(np.diff(times)), 3)
             print(count, f"sequences, steps {label} ahead:", found[key], "ms", flush=True)
@@ -142,12 +151,12 @@ def _time_steps(runner: ModelRunner, found: Findings) -> None:
 
 def _decoded(
     runner: ModelRunner, prompts: Sequence[Sequence[int]], num_tokens: int, *, goes_on: bool,
-    is_even: bool = False,
+    is_even: bool = False, ways: Sequence[dict[str, Any]] = _BY_TEMPERATURE,
 ) -> tuple[list[list[int]], list[float]]:  # fmt: skip
     """Answer prompts as a node does; return the outputs, and when each step's tokens were there.
 
-    Times are those of plain steps, or of those that were begun ahead. With `is_even` all outputs
-    are as long, and else each one differs.
+    They are drawn in these ways in turn. Times are those of plain steps, or of those that were
+    begun ahead. With `is_even` all outputs are as long, and else each one differs.
     """
     from engine.core.planner_contract import StepLimits
     from engine.core.scheduler import Scheduler
@@ -166,7 +175,7 @@ def _decoded(
     for place, prompt in enumerate(prompts):
         length = num_tokens if is_even else num_tokens - 9 * place
         request = make_request(
-            tuple(prompt), seed=place, max_tokens=length, temperature=float(place % 2)
+            tuple(prompt), seed=place, max_tokens=length, **ways[place % len(ways)]
         )
         outputs[place] = []
         scheduler.add(Answer(place, request))

@@ -41,7 +41,7 @@ def started_step(card: Any, make: Launches, count: int, context: int) -> Decodin
         np.arange(count),
     )  # fmt: skip
     if card.is_real:
-        step.tokens(step.begin())
+        step.drawn()
     else:
         step.launch()
     return step
@@ -198,12 +198,11 @@ def host(card: Any, found: Findings) -> None:
 
 def _read_steps(fixed: Decoding, num_steps: int) -> float:
     """Run steps, reading each step's tokens while the next one runs; return milliseconds a step."""
-    drawing, num_read = fixed.begin(), 0
-    begun = time.perf_counter()
+    fixed.begin()
+    num_read, begun = 0, time.perf_counter()
     for _ in range(num_steps):
-        following = fixed.go_on()
-        num_read += bool((fixed.tokens(drawing) >= 0).all())
-        drawing = following
+        fixed.go_on()
+        num_read += bool((fixed.tokens() >= 0).all())
     spent = (time.perf_counter() - begun) * 1e3 / num_steps
-    fixed.tokens(drawing)
+    fixed.drawn()  # all that is queued has ended then
     return spent if num_read == num_steps else float("nan")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,11 @@ from hypothesis import strategies as st
 from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
+from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
+
+LEAVES = st.sampled_from([0, 0, 2, 5])
+"""The runner leaves one of so many tokens behind."""
 
 
 @st.composite
@@ -24,6 +30,7 @@ def engines(draw: st.DrawFn) -> Engine:
         caching=draw(st.booleans()),
         is_ahead=draw(st.booleans()),
         goes_on=draw(st.sampled_from(["early", "late"])),
+        leaves_one_in=draw(LEAVES),
         **draw(policies()),
     )
 
@@ -34,6 +41,22 @@ def engines(draw: st.DrawFn) -> Engine:
 def test_every_answer_is_right_though_steps_begin_early(data: st.DataObject) -> None:
     engine = data.draw(engines())
     run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
+    check_answers(run, run.to_the_end())
+
+
+@settings(fixed, max_examples=everyday(40, of=200))
+@given(st.data())
+def test_answers_under_grammars_are_right_too(data: st.DataObject) -> None:
+    engine = data.draw(engines())
+    arrivals = data.draw(workloads(engine, ("local", "remote", "exported")))
+    grammars = data.draw(
+        st.lists(st.sampled_from([*GRAMMARS, None]), min_size=len(arrivals), max_size=len(arrivals))
+    )
+    followed = [
+        replace(one, grammar=grammar, min_tokens=0)
+        for one, grammar in zip(arrivals, grammars, strict=True)
+    ]
+    run = Run(engine, followed)
     check_answers(run, run.to_the_end())
 
 
@@ -51,6 +74,7 @@ def test_pools_that_preempt_all_the_time_change_no_answer(
         caching=data.draw(st.booleans()),
         is_ahead=True,
         goes_on=goes_on,
+        leaves_one_in=data.draw(LEAVES),
         **data.draw(policies()),
     )
     arrivals = [
@@ -70,12 +94,14 @@ def test_pools_that_preempt_all_the_time_change_no_answer(
 
 def test_such_engines_go_on_and_preempt() -> None:
     engine = Engine(
-        num_blocks=9, seats=4, caching=False, is_ahead=True, goes_on="late",
+        num_blocks=9, seats=4, caching=False, is_ahead=True, goes_on="late", leaves_one_in=5,
         reservation_policy="none", retract_decode_steps=0, min_progress_tokens=0,
     )  # fmt: skip
-    arrivals = [Arrival(0, family, 8, 12, 1) for family in range(4)]
+    arrivals = [Arrival(0, family, 8, 12, 1) for family in range(3)]
+    arrivals += [Arrival(0, 3, 8, 12, 1, grammar=GRAMMARS[0])]
     arrivals += [Arrival(9, family, 6, 10, 2, abort_after=8) for family in range(2)]
     run = Run(engine, arrivals)
     check_answers(run, run.to_the_end())
     assert engine.num_preemptions >= 2
     assert engine.runner.num_begun >= 6
+    assert engine.runner.num_left_behind >= 2

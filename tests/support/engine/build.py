@@ -207,7 +207,8 @@ class Engine:
 
     With `is_ahead`, the next step is planned before the results of a step are recorded. With
     `num_copy_polls`, blocks are swapped beside the steps, and a copy lasts so many steps. With
-    `goes_on`, the runner begins steps by itself (`HashRunner.goes_on`).
+    `goes_on`, the runner begins steps by itself (`HashRunner.goes_on`), and leaves one in so many
+    tokens behind (`leaves_one_in`).
     """
 
     def __init__(
@@ -229,6 +230,7 @@ class Engine:
         is_ahead: bool = False,
         num_copy_polls: int | None = None,
         goes_on: str = "",
+        leaves_one_in: int = 0,
         **scheduling: Any,
     ) -> None:
         self.is_ahead = is_ahead
@@ -246,7 +248,7 @@ class Engine:
             num_host_blocks=num_host_blocks,
         )
         self.runner.num_copy_polls = num_copy_polls or 0
-        self.runner.goes_on = goes_on
+        self.runner.goes_on, self.runner.leaves_one_in = goes_on, leaves_one_in
         self._copies: list[tuple[SwapCopy | PrefixCopy, LateCopy]] = []
         speculation = SpeculationConfig(
             speculative_method=method, num_speculative_tokens=num_drafts

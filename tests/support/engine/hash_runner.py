@@ -12,7 +12,6 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 
 import numpy as np
 
@@ -99,8 +98,10 @@ class HashRunner:
         self.goes_on: str = ""
         """The moment at which it computes a step that is offered after another one: `early`, with
         that one; `late`, when something else is asked for; empty: never before its own batch."""
+        self.leaves_one_in = 0
+        """It leaves one of so many tokens behind when it goes on; 0: none."""
         self._after: _StepAfter | None = None
-        self.num_begun = self.num_forgotten = 0
+        self.num_begun = self.num_forgotten = self.num_left_behind = 0
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         """Begin to compile a grammar; None: it is compiled."""
@@ -165,10 +166,13 @@ class HashRunner:
         together = batch if isinstance(batch, StepBatch) else batch_of(batch)
         self._end_after()
         following, self._after = self._after, None
+        pending = self._grammars.begin(together)
         if together.continues is not None and following is not None:
+            masks = _masks(together, pending)
+            places = together.continues.tolist()
             found = RunnerResult(
-                following.result_of(place, scheduled)
-                for place, scheduled in zip(together.continues.tolist(), batch, strict=True)
+                self._draw(scheduled, following.states_of(place, scheduled), rows)
+                for place, scheduled, rows in zip(places, batch, masks, strict=True)
             )
             self._go_on(together, found)
             if on_queued is not None:
@@ -180,7 +184,6 @@ class HashRunner:
             return found
         assert together.continues is None, "a step that was never begun"
         self.num_forgotten += following is not None
-        pending = self._grammars.begin(together)
         if on_queued is not None and not (self.goes_on and together.going_on is not None):
             on_queued()
         computed = [self._compute(scheduled) for scheduled in batch]
@@ -209,25 +212,27 @@ class HashRunner:
             on_queued()
         return results
 
-    def _go_on(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
-        """Begin the step after `batch`, as a device does that has drawn its tokens."""
-        if not self.goes_on or batch.going_on is None or batch.seats.has_grammar[batch.rows].any():
+    def _go_on(self, batch: StepBatch, results: RunnerResult) -> None:
+        """Begin the step after `batch`, as a device does that has drawn its tokens.
+
+        Of those that are left behind it has another token, as they are drawn on the host.
+        """
+        if not self.goes_on or batch.going_on is None:
             return
-        entries = []
+        entries, left_behind = [], set[int]()
         for entry in batch.going_on.tolist():
             before, drawn = batch[entry], results[entry]
             assert drawn is not None
-            assert before.sample is not None
-            start = before.start + 1
+            (token_id,), start = drawn.token_ids, before.start + 1
             assert start < len(before.block_table) * self.block_size, "no block to go on in"
-            sample = replace(
-                before.sample,
-                output_index=before.sample.output_index + 1,
-                output_token_ids=[*before.sample.output_token_ids, *drawn.token_ids],
-            )
+            if self.leaves_one_in and (token_id + start) % self.leaves_one_in == 0:
+                left_behind.add(entry)
+                token_id = (token_id + 1) % VOCAB_SIZE
             table = list(before.block_table)
-            entries.append(ScheduledSequence(0, drawn.token_ids, start, table, sample))
+            entries.append(ScheduledSequence(0, (token_id,), start, table, None))
         self._after = _StepAfter(entries)
+        results.left_behind = frozenset(left_behind)
+        self.num_left_behind += len(left_behind)
         self.num_begun += 1
         batch.has_gone_on = True
         if self.goes_on == "early":
@@ -385,30 +390,29 @@ def _masks(batch: StepBatch, pending: PendingMasks | None) -> list[list[np.ndarr
 
 
 class _StepAfter:
-    """A step that the runner began by itself."""
+    """A step that the runner began by itself. What it draws is known when it is asked for."""
 
     def __init__(self, entries: list[ScheduledSequence]) -> None:
         self._entries = entries
-        self._results: list[DrawnTokens | None] = []
+        self._states: list[list[bytes]] = []
         self._lock = threading.Lock()
 
     def compute(self, runner: HashRunner) -> None:
-        """Write keys and values, and draw, once."""
+        """Write keys and values, once."""
         with self._lock:
-            for entry in self._entries[len(self._results) :]:
-                states = runner._compute(entry)
+            for entry in self._entries[len(self._states) :]:
+                self._states.append(runner._compute(entry))
                 for layer in range(NUM_LAYERS):
-                    runner._write(layer, entry, states[-1])
-                self._results.append(runner._draw(entry, states, [None]))
+                    runner._write(layer, entry, self._states[-1][-1])
 
-    def result_of(self, place: int, scheduled: ScheduledSequence) -> DrawnTokens | None:
-        """Return what was drawn at a place, which a batch takes for this entry."""
+    def states_of(self, place: int, scheduled: ScheduledSequence) -> list[bytes]:
+        """Return what was computed at a place, which a batch takes for this entry."""
         ours = self._entries[place]
         assert (tuple(ours.token_ids), ours.start) == (
             tuple(scheduled.token_ids), scheduled.start
         ), "another step than the one that was begun"  # fmt: skip
         assert ours.block_table == list(scheduled.block_table)[: len(ours.block_table)]
-        return self._results[place]
+        return self._states[place]
 
 
 class LateCopy:

@@ -7,6 +7,7 @@ runs on a small machine with the hardware that a kind wants; what one kind alone
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,16 @@ from kv_transfer.lanes.ipc.ipc_lane import IpcLane, placed_sums
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pieces import Sums, packed_sums, piece_sum
 from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool, ring_pool
+from kv_transfer.lanes.rdma.peer_batches import Engine
+from kv_transfer.lanes.rdma.read_lane import RdmaReadLane
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import VERIFY_AUTO
-from kv_transfer.shared.limits import Limits
+from kv_transfer.shared.limits import RING_RECEIVING_WINDOWS, RING_WINDOWS, Limits
 from kv_transfer.shared.pool_shape import PoolShape
 from kv_transfer.zmq.connector import ZmqConnector
 from tests.support.engine.fake_card import FakeCard, bytes_sum
+from tests.support.kv.fake_engine import FakeEngine
 from tests.support.kv.fake_late_lane import Copier, FakeLateLane
 from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 from tests.support.kv.loopback_connector import (
@@ -79,6 +83,10 @@ class Kind:
     def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         """Return the HELLO's offer of `lane`, for bytes out of `pool`."""
         return b""
+
+    def source_block(self, layer: int) -> int:
+        """Return the number by which a frame names block 0 of the pool of `offer`."""
+        return 0
 
     def sums(self, planes: Sequence[Any], layer: int, ordinal: int) -> Sums:
         """Return the sums of a block's pieces as `lane` sends them."""
@@ -309,6 +317,59 @@ class CardShmKind(CardKind):
         return [ShmLane(layout, self._shared[-1], is_ring=True)]
 
 
+class CardRdmaKind(CardKind):
+    """Frames over TCP, bytes read out of the sender's ring by RDMA, which `engine` plays."""
+
+    lane = "rdma_read"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = FakeEngine()
+        self.made: list[RdmaReadLane] = []
+        self._rings: dict[int, Pool] = {}
+
+    def ring_memory(self, num_bytes: int) -> Bytes:
+        """Return memory that can be mapped again: see `lanes.rdma.aliases`."""
+        return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+
+    def host_pool(self, pool: Bytes, options: NodeOptions) -> Pool:
+        ring = self._rings[pool.ctypes.data] = super().host_pool(pool, options)
+        return ring
+
+    def next_engine(self) -> Engine:
+        """Return that of a node that is being made."""
+        return self.engine
+
+    def lanes_of(self, pool: Bytes, options: NodeOptions) -> Sequence[Lane]:
+        return [self._lane(self._rings[pool.ctypes.data], options.window_bytes)]
+
+    def _lane(self, ring: Pool, window_bytes: int) -> RdmaReadLane:
+        self.made.append(RdmaReadLane(ring, self.next_engine(), window_bytes=window_bytes))
+        return self.made[-1]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        """Offer a ring in which slot `i` has layer `i` of block 0."""
+        num_slots = (
+            max(4, layout.num_layers) * RING_WINDOWS // (RING_WINDOWS - RING_RECEIVING_WINDOWS)
+        )
+        memory = self.ring_memory(PoolShape.ring(layout, num_slots).num_bytes)
+        ring = ring_pool(memory, layout)
+        for layer in range(layout.num_layers):
+            for plane, content in zip(ring.planes(layer), pool[layer], strict=True):
+                plane[layer] = content[0]
+        offer = self._lane(ring, memory.size).offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+    def source_block(self, layer: int) -> int:
+        return layer
+
+    def close(self) -> None:
+        super().close()
+        for lane in self.made:
+            lane.close()  # Those that no connector has.
+
+
 class IpcKind(CardKind):
     """Frames over TCP, bytes from card to card."""
 
@@ -357,6 +418,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "shm": ShmKind,
     "ipc": IpcKind,
     "card-zmq": CardKind,
+    "card-rdma": CardRdmaKind,
     "loopback-2": lambda: _with_lanes(LoopbackKind(), 2),
     "zmq-4": lambda: _with_lanes(ZmqKind(), 4),
 }

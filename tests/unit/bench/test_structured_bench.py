@@ -23,10 +23,10 @@ FEW = {name: SCHEMAS[name] for name in ("name_age_city", "person_with_address")}
 class CheckingMasks(TimedMasks):
     """Counts as if each step had checked two draws and refused one: a hash runner checks none."""
 
-    def begin(self, batch: StepBatch) -> PendingMasks | None:
+    def begin(self, batch: StepBatch, *, asks_afterwards: bool = True) -> PendingMasks | None:
         self.timed.num_checked += 2
         self.timed.num_refused += 1
-        return super().begin(batch)
+        return super().begin(batch, asks_afterwards=asks_afterwards)
 
 
 class FakeModel:

@@ -10,20 +10,18 @@ for is left out where no row does:
     log probabilities   a launch, for the drawn token's logit; before it the head once more where
                         a row that is asked for them has edits
 
-Rows under a grammar that is asked afterwards, and those that have no allowed token or that the
-filters leave, are drawn on the host from their own logits. A row's way depends on its own request
-and logits alone, and it draws the same token either way.
+Rows that have no allowed token, or that the filters leave, are drawn on the host from their own
+logits. Which ones is known when the tokens are read. If the step after has begun by then, it has
+taken another token for such a row, which is left behind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import InternalError
-from common.request import GREEDY_BELOW
-from engine.core.sequences.seats import NOT_ASKED, Seats
+from engine.core.sequences.seats import NOT_ASKED
 from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.draws import Draws, add_draws
 from engine.runner.drawing.sampler import SampledRows, Sampler, check_histories
@@ -39,39 +37,42 @@ from engine.runner.gpu.drawing.filter_launches import (
     buffer_sizes,
     has_filters,
     put_filters,
-    staged_shapes,
 )
-from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks, staged_masks
+from engine.runner.gpu.drawing.going_on import GoingOn, draw_ways
+from engine.runner.gpu.drawing.left_rows import MOST_LEFT, LeftRows
+from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks
 from engine.runner.gpu.launches import Bound
-from engine.runner.gpu.steps.decode_step import DrawWays
-from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
-from engine.runner.gpu.steps.step_rows import StepRows
 from engine.runner.grammars.allowed_tokens import AllowedTokens
-
-_DOWNLOADED_ROWS = 16
-"""Rows of logits that come to the host at a time: 10 MB of pinned memory at 152,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What rows ask for that the card does, beside a temperature: none of it where the host draws.
+    """What rows ask for beside a temperature.
 
     `num_tops` is `NOT_ASKED` where nobody asks for log probabilities. `allowed` None: no row has a
-    mask.
+    mask. `may_be_left`: the host may have to draw a row, under filters or with tokens withheld.
     """
 
     is_filtered: np.ndarray
     is_edited: np.ndarray
     num_tops: np.ndarray
     allowed: AllowedTokens | None
+    may_be_left: bool
+
+    @staticmethod
+    def by(rows: SampledRows, vocab_size: int) -> _Wanted:
+        """Return what these rows ask for."""
+        is_filtered, allowed = has_filters(rows.ways, vocab_size), masks_of(rows)
+        may_be_left = bool(is_filtered.any() or allowed is not None or len(rows.withheld_ids))
+        return _Wanted(
+            is_filtered, has_edits(rows), rows.ways["num_logprobs"], allowed, may_be_left
+        )
 
     @property
     def is_plain(self) -> bool:
         """Whether a temperature is all."""
-        return self.allowed is None and not (
-            self.is_filtered.any() or self.is_edited.any() or self.has_logprobs.any()
-        )
+        return not (self.may_be_left or self.is_edited.any() or self.has_logprobs.any())
 
     @property
     def has_logprobs(self) -> np.ndarray:
@@ -80,78 +81,54 @@ class _Wanted:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows whose logits lie in memory, one after the other, and what the host reads of them.
+
+    Row r of the batch's part is row `order[r]` of `rows`. The head reads row i at `places[i]`.
+    `first`: the number of the part's first row in the batch. `goes_on`: another step is queued
+    behind the draws, and the head's rows are kept.
+    """
+
+    rows: SampledRows
+    wanted: _Wanted
+    order: np.ndarray
+    places: np.ndarray
+    first: int = 0
+    goes_on: bool = False
+
+
 class CardDraw:
     """A `draws.RowDraw`, and `draws.PlainSteps` of the same decoder."""
+
+    asks_afterwards = False
 
     def __init__(self, device: Device, decoder: GpuDecoder) -> None:
         """Allocate for groups of as many rows as the decoder has logits at a time."""
         self._device, self._decoder = device, decoder
         self._most_rows = most_rows = decoder.most_logits_rows
-        self._block_size = decoder.launches.pool.block_size
         self._vocab_size = decoder.spec.vocab_size
         self._sampler = Sampler(self._vocab_size)
-        self._row_bytes = 4 * self._vocab_size
-        self._downloaded = device.allocate_pinned(_DOWNLOADED_ROWS * self._row_bytes)
+        self._left_rows = LeftRows(device, decoder)
+        self._going_on = GoingOn(device, decoder)
         self._memory = StepMemory(device, buffer_sizes(most_rows, decoder.launches.num_slices))
-        self._staging = Staging(
-            device,
-            {
-                "temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,),
-                **staged_shapes(most_rows), **staged_masks(most_rows, self._vocab_size),
-            },
-        )  # fmt: skip
+        self._staging = decoder.steps.staging
         memory = decoder.memory
         best = (memory["best_scores"], memory["best_tokens"])
         self._edits = LogitEdits(
             device, decoder.stream, memory["logits"], most_rows, decoder.max_len
         )
         self._logprobs = CardLogprobs(
-            device, decoder.stream, memory["logits"], best, memory["drawn"], self._memory, most_rows
-        )
+            device, decoder.stream, memory["logits"], best, memory["drawn"], self._memory,
+            self._staging, most_rows,
+        )  # fmt: skip
         self._launches: dict[tuple[int, bool], tuple[Bound, ...]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
-        self._after: Hidden | None = None
-        """The step that was begun after the latest one."""
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
         """Begin a plain step, unless that was done, and go on after it where that is offered."""
-        seats, rows = batch.seats, batch.rows
-        ways = seats.sampling.take(rows)
-        indices = seats.num_known.take(rows) - seats.num_prompt.take(rows)
-        following, self._after = self._after, None
-        if following is not None and batch.continues is not None:
-            self._device.use()
-            hidden = _taken(following, flat, batch.continues)
-        else:
-            hidden = self._decoder.begin(flat, _draw_ways(ways, indices))
-        may_go_on = batch.going_on is not None and hidden.drawing is not None
-        needs_more = has_filters(ways, self._vocab_size) | has_rules(ways, indices, seats, rows)
-        if may_go_on and not needs_more.any():
-            self._go_on(hidden, flat, batch, _draw_ways(ways, indices + 1))
-        return hidden
-
-    def _go_on(self, hidden: Hidden, flat: FlatBatch, batch: StepBatch, ways: DrawWays) -> None:
-        """Begin the step after the one of `hidden`, whose logits are lost by that."""
-        going, size = batch.going_on, self._block_size
-        assert going is not None
-        positions, tables = flat.positions[going] + 1, flat.block_tables[going]
-        held = batch.seats.num_blocks.take(batch.rows[going])
-        if (positions >= held * size).any():
-            raise InternalError("a step was offered without a block for every row")
-        if not self._decoder.has_pieces_for(positions):
-            return
-        blocks = tables[np.arange(len(going)), positions // size]
-        rows = StepRows(
-            tokens=np.zeros(len(going), np.int64),
-            positions=positions,
-            slots=blocks * size + positions % size,
-            num_singles=len(going),
-            single_tables=tables,
-            sources=going if hidden.rows.places is None else hidden.rows.places[going],
-        )
-        self._after = self._decoder.begin_rows(rows, ways.take(going))
-        batch.has_gone_on = True
+        return self._going_on.begin(flat, batch)
 
     def draw(
         self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, batch: StepBatch
@@ -162,112 +139,135 @@ class CardDraw:
         """
         check_histories(rows, self._vocab_size)
         draws = Draws()
+        if hidden.is_drawn:
+            self._draw_step(hidden, rows, batch, draws)
+            return draws
         for first in range(0, len(sampled), self._most_rows):
-            group = np.arange(first, min(first + self._most_rows, len(sampled)))
-            some = rows if len(group) == len(rows) else rows.take(group)
-            self._draw_group(hidden, sampled[group], some, draws)
+            part = np.arange(first, min(first + self._most_rows, len(sampled)))
+            some = rows if len(part) == len(rows) else rows.take(part)
+            wanted = _Wanted.by(some, self._vocab_size)
+            places = hidden.places_of(sampled[part])
+            group = _Group(some, wanted, np.arange(len(part)), places, first)
+            self._decoder.queue_logits(places)
+            self._queue(group)
+            self._add(draws, group, self._read_tokens(len(part)))
         return draws
 
-    def _draw_group(
-        self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, draws: Draws
-    ) -> None:
-        """Draw from rows whose logits lie in memory at a time, and append what was drawn."""
-        on_host = needs_host(rows)
-        wanted = self._wanted(rows, on_host)
-        places, first, is_changed = np.arange(len(rows)), len(draws.token_ids), False
-        if hidden.drawing is not None and wanted.is_plain:
-            if hidden.rows.places is not None:
-                places = hidden.rows.places[places]
-            tokens = self._decoder.steps.tokens(hidden.drawing)[places]
+    def _draw_step(self, hidden: Hidden, rows: SampledRows, batch: StepBatch, draws: Draws) -> None:
+        """Draw what a step's graph has not drawn, go on, and wait for the tokens."""
+        going_on = self._going_on
+        order = hidden.places_of(np.arange(len(rows)))
+        if going_on.is_read:  # a temperature was all
+            drawn = going_on.tokens()[order]
+            draws.token_ids += np.maximum(drawn, 0).tolist()
+            draws.is_drawn += (drawn >= 0).tolist()
+            going_on.note_left(batch.rows, order[:0])
+            return
+        count = hidden.rows.count
+        if not np.array_equal(order, np.arange(count)):  # some have left since it was queued
+            rows = rows.take(_rows_at(order, count))
+        wanted = _Wanted.by(rows, self._vocab_size)
+        group = _Group(rows, wanted, order, np.arange(count), goes_on=batch.has_gone_on)
+        if wanted.is_plain:
+            going_on.send()
         else:
-            if hidden.drawing is None:
-                self._decoder.queue_logits(hidden, sampled)
-            is_changed = self._queue(hidden, sampled, rows, wanted)
-            tokens = self._read_tokens(rows, wanted)
-        draws.token_ids += np.maximum(tokens, 0).tolist()
-        draws.is_drawn += (tokens >= 0).tolist()
-        for row in np.flatnonzero(wanted.has_logprobs & (tokens >= 0)).tolist():
-            num_top = min(int(wanted.num_tops[row]), self._vocab_size)
-            draws.logprobs[first + row] = self._logprobs.of_row(row, num_top)
-        left = (on_host | (tokens == LEFT_TO_HOST)).nonzero()[0]
-        if len(left):
-            if is_changed and wanted.is_edited[left].any():
-                self._decoder.queue_logits(hidden, sampled)
-            self._draw_on_host(rows, left, places[left], draws, first)
+            self._queue(group)
+        if batch.has_gone_on and wanted.may_be_left:
+            self._left_rows.keep(count)
+        going_on.go_on(hidden)
+        left = self._add(draws, group, going_on.tokens())
+        going_on.note_left(batch.rows, left)
+        if batch.has_gone_on:
+            draws.left_behind += left.tolist()
 
-    def _wanted(self, rows: SampledRows, on_host: np.ndarray) -> _Wanted:
-        return _Wanted(
-            has_filters(rows.ways, self._vocab_size) & ~on_host,
-            has_edits(rows) & ~on_host,
-            np.where(on_host, NOT_ASKED, rows.ways["num_logprobs"]),
-            masks_of(rows, on_host),
-        )
+    def _queue(self, group: _Group) -> None:
+        """Queue the draws of a group whose logits are queued, and send what they read.
 
-    def _queue(
-        self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, wanted: _Wanted
-    ) -> bool:
-        """Queue a group's draw and the way of its tokens to the host.
-
-        Return whether edited logits are left in memory.
+        If another step is queued behind them, its rows are part of that copy.
         """
         decoder, make, stream = self._decoder, self._decoder.launches, self._decoder.stream
-        count, is_filtered = len(rows), bool(wanted.is_filtered.any())
-        self._send(rows, wanted)
+        rows, wanted, count = group.rows, group.wanted, len(group.rows)
+        self._staging.wait()
+        self._put(rows, wanted)
+        if group.goes_on:
+            self._going_on.put()
+        self._staging.send(stream)
         if wanted.allowed is not None:
             bind_masks(make, decoder.memory["logits"], self._staging, count)(stream)
         if wanted.has_logprobs.any():
-            self._logprobs.find(make, wanted.num_tops)
-        is_edited = bool(wanted.is_edited.any())
-        if is_edited:
+            self._logprobs.find(make, count)
+        if wanted.is_edited.any():
             self._edits.apply(make, rows)
-        key = (count, is_filtered)
+        key = (count, bool(wanted.is_filtered.any()))
         if key not in self._launches:
             self._launches[key] = self._bind(*key)
         for launch in self._launches[key]:
             launch(stream)
         if wanted.has_logprobs.any():
             if (wanted.has_logprobs & wanted.is_edited).any():
-                decoder.queue_logits(hidden, sampled)
-                is_edited = False
+                decoder.queue_logits(group.places)
             self._logprobs.take_drawn(make, count)
-        self._device.copy(self._read.address, decoder.memory["drawn"], 4 * count, stream)
-        return is_edited
 
-    def _send(self, rows: SampledRows, wanted: _Wanted) -> None:
-        staging, ways = self._staging, _draw_ways(rows.ways, rows.output_indices)
-        staging.wait()
+    def _put(self, rows: SampledRows, wanted: _Wanted) -> None:
+        staging, ways = self._staging, draw_ways(rows.ways, rows.output_indices)
         shown = np.where(wanted.is_filtered, np.float32(0.0), ways.temperatures)
-        staging.put("temperatures", shown.view(np.int32))
-        staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
-        staging.put("indices", ways.indices)
+        staging.put("draw_temperatures", shown.view(np.int32))
+        staging.put("draw_seeds", ways.seeds.view(np.int32).reshape(-1, 2))
+        staging.put("draw_indices", ways.indices)
         if wanted.is_filtered.any():
             put_filters(staging, rows.ways, wanted.is_filtered, self._vocab_size)
         if wanted.allowed is not None:
             put_masks(staging, wanted.allowed)
-        staging.send(self._decoder.stream)
+        if wanted.has_logprobs.any():
+            self._logprobs.put(wanted.num_tops, self._vocab_size)
 
-    def _read_tokens(self, rows: SampledRows, wanted: _Wanted) -> np.ndarray:
-        """Wait for the token of each row of a group; -1 where logits are not finite."""
-        self._device.synchronize(self._decoder.stream)
-        tokens = self._tokens[: len(rows)].copy()
-        # Where no token is left that the row may draw, another one was drawn.
-        is_refused = np.zeros(len(rows), np.bool_)
-        if wanted.allowed is not None:
-            is_refused |= ~wanted.allowed.allows(np.maximum(tokens, 0))
-        owners = np.repeat(np.arange(len(rows)), np.diff(rows.withheld_starts))
-        is_refused[owners[rows.withheld_ids == tokens[owners]]] = True
-        tokens[is_refused & (tokens >= 0)] = LEFT_TO_HOST
-        return tokens
+    def _read_tokens(self, count: int) -> np.ndarray:
+        """Wait for the tokens of a group."""
+        decoder = self._decoder
+        self._device.copy(self._read.address, decoder.memory["drawn"], 4 * count, decoder.stream)
+        self._device.synchronize(decoder.stream)
+        return self._tokens[:count].copy()
+
+    def _add(self, draws: Draws, group: _Group, tokens: np.ndarray) -> np.ndarray:
+        """Append what a group has drawn: `tokens`, -1 where logits are not finite.
+
+        Return the rows of the batch's part that were left to the host, which then draws them.
+        """
+        rows, wanted = group.rows, group.wanted
+        tokens[_is_refused(tokens, rows, wanted)] = LEFT_TO_HOST
+        drawn = tokens[group.order]
+        draws.token_ids += np.maximum(drawn, 0).tolist()
+        draws.is_drawn += (drawn >= 0).tolist()
+        asked = wanted.has_logprobs[group.order] & (drawn >= 0)
+        for row in np.flatnonzero(asked).tolist():
+            place = int(group.order[row])
+            num_top = min(int(wanted.num_tops[place]), self._vocab_size)
+            draws.logprobs[group.first + row] = self._logprobs.of_row(place, num_top)
+        left = np.flatnonzero(drawn == LEFT_TO_HOST)
+        for start in range(0, len(left), MOST_LEFT):
+            self._draw_on_host(draws, group, left[start : start + MOST_LEFT])
+        return left
+
+    def _draw_on_host(self, draws: Draws, group: _Group, left: np.ndarray) -> None:
+        """Draw for a few rows of a group from their logits."""
+        found, some = Draws(), group.order[left]
+        logits = self._left_rows.logits(group.places[some], are_kept=group.goes_on)
+        add_draws(found, self._sampler, logits, group.rows.take(some))
+        for number, row in enumerate((group.first + left).tolist()):
+            draws.token_ids[row] = found.token_ids[number]
+            draws.is_drawn[row] = found.is_drawn[number]
+            if number in found.logprobs:
+                draws.logprobs[row] = found.logprobs[number]
 
     def _bind(self, num_rows: int, with_filters: bool) -> tuple[Bound, ...]:
         staging, memory, make = self._staging, self._decoder.memory, self._decoder.launches
         logits, best = memory["logits"], (memory["best_scores"], memory["best_tokens"])
-        ways = (staging["temperatures"], staging["seeds"], staging["indices"])
+        ways = (staging["draw_temperatures"], staging["draw_seeds"], staging["draw_indices"])
         find, choose = make.draw_rows(logits, ways, best, memory["drawn"], num_rows)
         if not with_filters:
             return find, choose
         filtered = FilteredDraw(
-            logits, staging["filter_temperatures"], staging["seeds"], staging["indices"],
+            logits, staging["filter_temperatures"], *ways[1:],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
         return find, *bind_filters(make, filtered, self._memory, num_rows), choose
@@ -280,80 +280,22 @@ class CardDraw:
         self._edits.bind_all(make)
         self._logprobs.bind_all(make)
 
-    def _draw_on_host(
-        self, rows: SampledRows, left: np.ndarray, places: np.ndarray, draws: Draws, first: int
-    ) -> None:
-        """Draw for the rows `left`, from their logits, which lie at `places`.
 
-        Row 0 is the one that has the place `first` in `draws`.
-        """
-        for start in range(0, len(left), _DOWNLOADED_ROWS):
-            some = slice(start, start + _DOWNLOADED_ROWS)
-            found = Draws()
-            add_draws(found, self._sampler, self._logits(places[some]), rows.take(left[some]))
-            for number, row in enumerate((first + left[some]).tolist()):
-                draws.token_ids[row] = found.token_ids[number]
-                draws.is_drawn[row] = found.is_drawn[number]
-                if number in found.logprobs:
-                    draws.logprobs[row] = found.logprobs[number]
+def _rows_at(places: np.ndarray, count: int) -> np.ndarray:
+    """Return which row lies at each of `count` places.
 
-    def _logits(self, places: np.ndarray) -> np.ndarray:
-        """Return the logits of a few rows, which the next call overwrites."""
-        ends = [*(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
-        start = 0
-        for end in ends:  # rows that lie together are one copy
-            self._device.copy(
-                self._downloaded.address + start * self._row_bytes,
-                self._decoder.memory["logits"] + int(places[start]) * self._row_bytes,
-                (end - start) * self._row_bytes,
-                self._decoder.stream,
-            )
-            start = end
-        self._device.synchronize(self._decoder.stream)
-        raw = self._downloaded.host_bytes()[: len(places) * self._row_bytes]
-        return raw.view(np.float32).reshape(len(places), -1)
-
-
-def _draw_ways(ways: np.ndarray, indices: np.ndarray) -> DrawWays:
-    """Return how rows with these `SAMPLING_COLUMNS` are drawn where a temperature is all."""
-    temperatures = ways["temperature"]
-    shown = np.where(temperatures < GREEDY_BELOW, 0.0, temperatures).astype(np.float32)
-    return DrawWays(shown, np.ascontiguousarray(ways["seed"]), indices)
-
-
-def _taken(following: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
-    """Return the step that was begun, as the step of the rows that lie at `places` of it.
-
-    Raises `InternalError` if it computes another thing than these rows.
+    Where its sequence has left, it is drawn as the first row is, and nobody looks.
     """
-    rows = following.rows
-    if not np.array_equal(rows.slots[places], flat.slots):
-        raise InternalError(
-            f"the step that was begun writes slots {rows.slots[places]}: wanted {flat.slots}"
-        )
-    return replace(following, rows=replace(rows, places=places))
-
-
-def has_rules(
-    ways: np.ndarray, output_indices: np.ndarray, seats: Seats, histories: np.ndarray
-) -> np.ndarray:
-    """Return which rows need more than a temperature and filters, bool `[rows]`.
-
-    A row that does not need more needs no more later in its output.
-    """
-    found: np.ndarray = (
-        (ways["has_penalties"] != 0)
-        | (ways["num_logprobs"] >= 0)
-        | (output_indices < ways["min_tokens"])
-        | seats.has_rules[histories]
-        | seats.has_grammar[histories]
-    )
+    found = np.zeros(count, np.int64)
+    found[places] = np.arange(len(places))
     return found
 
 
-def needs_host(rows: SampledRows) -> np.ndarray:
-    """Return which rows are drawn on the host: those of a grammar that is asked afterwards."""
-    found = np.zeros(len(rows), np.bool_)
-    if rows.unmasked is not None:
-        found[rows.unmasked.rows] = True
-    return found
+def _is_refused(tokens: np.ndarray, rows: SampledRows, wanted: _Wanted) -> np.ndarray:
+    """Return the rows that may not draw their token: no other one is left."""
+    found = np.zeros(len(tokens), np.bool_)
+    if wanted.allowed is not None:
+        found |= ~wanted.allowed.allows(np.maximum(tokens, 0))
+    owners = np.repeat(np.arange(len(rows)), np.diff(rows.withheld_starts))
+    found[owners[rows.withheld_ids == tokens[owners]]] = True
+    return found & (tokens >= 0)

@@ -40,30 +40,34 @@ class CardLogprobs:
 
     def __init__(
         self, device: Device, stream: int, logits: int, best: tuple[int, int], drawn: int,
-        weighed: StepMemory, num_rows: int,
+        weighed: StepMemory, staging: Staging, num_rows: int,
     ) -> None:  # fmt: skip
-        """Take the scores and tokens of slices, the drawn tokens and `counts` and `weights`."""
+        """Take the scores and tokens of slices, the drawn tokens and `counts` and `weights`.
+
+        `staging` has the arrays of `staged_rules`.
+        """
         self._device, self._stream, self._logits = device, stream, logits
         self._best, self._drawn, self._weighed = best, drawn, weighed
         self._memory = StepMemory(
             device, {"records": _RECORD.itemsize * num_rows, "greedy": 4 * num_rows}
         )
         device.fill(self._memory["greedy"], 0, 4 * num_rows, stream)
-        self._staging = Staging(device, {"num_tops": (num_rows,), "temperatures": (num_rows,)})
+        self._staging = staging
         self._pinned = device.allocate_pinned(_RECORD.itemsize * num_rows)
         self._read = self._pinned.host_bytes().view(_RECORD)
 
-    def find(self, make: Launches, num_tops: np.ndarray) -> None:
-        """Queue what finds sums and likeliest tokens; `num_tops` is `NOT_ASKED` where nobody asks.
+    def put(self, num_tops: np.ndarray, vocab_size: int) -> None:
+        """Write how many tokens rows ask for, to be sent; `NOT_ASKED` where nobody asks."""
+        temperatures = np.where(num_tops == NOT_ASKED, 0, 1).astype(np.float32)
+        self._staging.put("num_tops", np.minimum(num_tops, vocab_size))
+        self._staging.put("weighed_temperatures", temperatures.view(np.int32))
+
+    def find(self, make: Launches, num_rows: int) -> None:
+        """Queue what finds sums and likeliest tokens.
 
         The logits are those before biases and penalties; scores of slices are lost.
         """
-        temperatures = np.where(num_tops == NOT_ASKED, 0, 1).astype(np.float32)
-        self._staging.wait()
-        self._staging.put("num_tops", np.minimum(num_tops, make.spec.vocab_size))
-        self._staging.put("temperatures", temperatures.view(np.int32))
-        self._staging.send(self._stream)
-        for launch in self.bind_find(make, len(num_tops)):
+        for launch in self.bind_find(make, num_rows):
             launch(self._stream)
 
     def take_drawn(self, make: Launches, num_rows: int) -> None:
@@ -100,7 +104,8 @@ class CardLogprobs:
         return (
             largest,
             bind_weigh(
-                make, self._logits, staging["temperatures"], self._best[0], self._weighed, num_rows
+                make, self._logits, staging["weighed_temperatures"], self._best[0], self._weighed,
+                num_rows,
             ),
             kernel.bind(
                 (num_rows,), self._logits, staging["num_tops"], *self._best,
@@ -124,6 +129,5 @@ class CardLogprobs:
 
     def close(self) -> None:
         """Free all memory."""
-        self._staging.close()
         self._pinned.close()
         self._memory.close()

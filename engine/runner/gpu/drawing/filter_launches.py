@@ -48,7 +48,7 @@ class FilteredDraw(NamedTuple):
     best_tokens: int
 
 
-def staged_shapes(num_rows: int) -> dict[str, tuple[int, ...]]:
+def staged_filters(num_rows: int) -> dict[str, tuple[int, ...]]:
     """Return the arrays of `Staging` that `put_filters` writes."""
     return {
         "filter_temperatures": (num_rows,), "top_ks": (num_rows,), "top_ps": (num_rows, 2),

@@ -14,15 +14,15 @@ _TYPES = {"logits": "*fp32", "mask_rows": "*i32", "masks": "*i32"}
 
 
 def staged_masks(num_rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the arrays of `Staging` that `put_masks` writes; the large one stands last."""
-    return {"mask_rows": (num_rows,), "masks": (num_rows, -(-vocab_size // 32))}
+    """Return the arrays of `Staging` that `put_masks` writes."""
+    return {"masks": (num_rows, -(-vocab_size // 32)), "mask_rows": (num_rows,)}
 
 
-def masks_of(rows: SampledRows, on_host: np.ndarray) -> AllowedTokens | None:
-    """Return what rows may draw that are not drawn on the host; None: all may draw everything."""
+def masks_of(rows: SampledRows) -> AllowedTokens | None:
+    """Return what rows may draw, a mask for each that has one; None: all may draw everything."""
     if rows.allowed is None:
         return None
-    mask_rows = np.where(on_host, -1, rows.allowed.mask_rows)
+    mask_rows = rows.allowed.mask_rows.copy()
     masked = np.flatnonzero(mask_rows >= 0)
     if not len(masked):
         return None
@@ -32,9 +32,9 @@ def masks_of(rows: SampledRows, on_host: np.ndarray) -> AllowedTokens | None:
 
 
 def put_masks(staging: Staging, allowed: AllowedTokens) -> None:
-    """Write the masks of rows."""
-    staging.put("mask_rows", allowed.mask_rows)
-    staging.put("masks", allowed.masks)
+    """Write the masks of rows, at the end of their array."""
+    first = staging.put_last("masks", allowed.masks)
+    staging.put("mask_rows", np.where(allowed.mask_rows < 0, -1, allowed.mask_rows + first))
 
 
 def bind_masks(make: Launches, logits: int, staging: Staging, num_rows: int) -> Bound:

@@ -2,13 +2,14 @@
 
 A graph holds the layers, the head and the draw. The tokens of a step stay on the card too, where
 the next step can read them: so that one is queued, in one copy and one launch, before the host has
-seen them. Whether a row's token comes from the host or from the step before, its bits are the same.
+seen them, once their copy to the host is. Whether a row's token comes from the host or from the
+step before, its bits are the same.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +19,6 @@ from engine.runner.gpu.launches import Bound, Launches, PieceList
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
-
-_SIDES = 2
-"""Steps whose tokens the host has not read yet: one that it waits for, and the one after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +32,6 @@ class DrawWays:
     def take(self, rows: np.ndarray) -> DrawWays:
         """Return those of some rows."""
         return DrawWays(self.temperatures[rows], self.seeds[rows], self.indices[rows])
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """The tokens of a step on their way to the host, `count` of them."""
-
-    side: int
-    count: int
 
 
 def graph_sizes(most: int) -> list[int]:
@@ -65,9 +55,13 @@ class DecodeSteps:
 
     def __init__(
         self, device: Device, memory: StepMemory, stream: int, num_sequences: int, table_width: int,
-        most_drawn: int,
+        most_drawn: int, rules: Mapping[str, tuple[int, ...]],
     ) -> None:  # fmt: skip
-        """Take the buffers of a step, with those of `draw_sizes`."""
+        """Take the buffers of a step, with those of `draw_sizes`.
+
+        `rules` are arrays for the draws after a graph: they are staged before the rows of a step,
+        so that one copy brings the rules of a step and the rows of the one behind it.
+        """
         self._device, self._memory, self._stream = device, memory, stream
         self.sizes, self._width = graph_sizes(num_sequences), table_width
         self._most_drawn = most_drawn
@@ -78,15 +72,15 @@ class DecodeSteps:
         self.staging = Staging(
             device,
             {
-                "tokens": rows, "sources": rows, "positions": rows, "slots": rows,
+                **rules, "tokens": rows, "sources": rows, "positions": rows, "slots": rows,
                 "temperatures": rows, "indices": rows, "seeds": (*rows, 2),
                 "tables": (*rows, table_width),
             },
         )  # fmt: skip
-        self._pinned = device.allocate_pinned(4 * _SIDES * num_sequences)
-        self._read = self._pinned.host_bytes().view(np.int32).reshape(_SIDES, num_sequences)
-        self._events = [device.event() for _ in range(_SIDES)]
-        self._side = 0
+        self._pinned = device.allocate_pinned(4 * num_sequences)
+        self._tokens = self._pinned.host_bytes().view(np.int32)
+        self._are_read = device.event()
+        self._num_read = 0
 
     def use(self, make: Launches) -> None:
         """Make launches with `make` from now on."""
@@ -104,31 +98,39 @@ class DecodeSteps:
         """Return the number of rows, with padding, of a step of `count`."""
         return self.sizes[bisect.bisect_left(self.sizes, count)]
 
-    def begin(self, rows: StepRows, ways: DrawWays | None) -> Drawing | None:
-        """Queue a step of rows without chunks.
+    def begin(self, rows: StepRows, ways: DrawWays | None) -> bool:
+        """Queue a step of rows without chunks; return whether it draws as `ways` say.
 
-        Its tokens are read from the step before where `rows.sources` says so. Without `ways`, or
-        with too many rows to draw at once, nothing is read.
+        It does not without `ways`, nor with too many rows to draw at once. Its tokens are read from
+        the step before where `rows.sources` says so.
         """
-        num_rows = self.size_of(rows.count)
-        self._send(rows, ways, num_rows)
-        self._graph(num_rows).launch(self._stream)
-        if ways is None or num_rows > self._most_drawn:
-            return None
-        side, self._side = self._side, (self._side + 1) % _SIDES
-        to = self._pinned.address + self._read.strides[0] * side
-        self._device.copy(to, self._memory["drawn"], 4 * rows.count, self._stream)
-        self._events[side].record(self._stream)
-        return Drawing(side, rows.count)
+        self.staging.wait()
+        self.put(rows, ways)
+        self.staging.send(self._stream)
+        self.launch(rows.count)
+        return ways is not None and self.size_of(rows.count) <= self._most_drawn
 
-    def tokens(self, drawing: Drawing) -> np.ndarray:
-        """Wait for a step's tokens, -1 where logits are not finite, and for nothing after it."""
-        self._events[drawing.side].wait()
-        return self._read[drawing.side, : drawing.count].copy()
+    def launch(self, count: int) -> None:
+        """Queue the graph of a step of `count` rows, which are on the card then."""
+        self._graph(self.size_of(count)).launch(self._stream)
 
-    def _send(self, rows: StepRows, ways: DrawWays | None, num_rows: int) -> None:
-        staging, count = self.staging, rows.count
-        staging.wait()
+    def read(self, count: int) -> None:
+        """Queue the way of `count` tokens to the host, behind all that has drawn them."""
+        self._device.copy(self._pinned.address, self._memory["drawn"], 4 * count, self._stream)
+        self._are_read.record(self._stream)
+        self._num_read = count
+
+    def tokens(self) -> np.ndarray:
+        """Wait for the tokens that were read last, and for nothing that was queued after them.
+
+        They are -1 where logits are not finite.
+        """
+        self._are_read.wait()
+        return self._tokens[: self._num_read].copy()
+
+    def put(self, rows: StepRows, ways: DrawWays | None) -> None:
+        """Write the rows of a step, to be sent."""
+        staging, count, num_rows = self.staging, rows.count, self.size_of(rows.count)
         staging.put("tokens", rows.tokens, num_rows)
         sources = np.full(count, NO_ROW) if rows.sources is None else rows.sources
         staging.put("sources", sources, num_rows, NO_ROW)
@@ -141,7 +143,6 @@ class DecodeSteps:
             staging.put("indices", ways.indices, num_rows)
             staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
         staging.put("tables", rows.single_tables)
-        staging.send(self._stream)
 
     def _graph(self, num_rows: int) -> Graph:
         """Return the graph of a step of so many sequences, recorded at its first use."""
@@ -197,8 +198,7 @@ class DecodeSteps:
         """Free graphs and what was allocated here."""
         for graph in self._graphs.values():
             graph.close()
-        for event in self._events:
-            event.close()
+        self._are_read.close()
         self._pinned.close()
         self.staging.close()
 

@@ -53,9 +53,21 @@ class Staging:
             array[count:padded] = padding
         else:
             array[:count, : values.shape[1]] = values
-        start = self._offsets[name]
-        size = array.strides[0] * max(count, padded)
-        self._first, self._end = min(self._first, start), max(self._end, start + size)
+        self._include(name, 0, max(count, padded))
+
+    def put_last(self, name: str, values: np.ndarray) -> int:
+        """Write the last rows of an array; return the number of the first of them."""
+        array = self._side.arrays[name]
+        first = len(array) - len(values)
+        array[first:] = values
+        self._include(name, first, len(array))
+        return first
+
+    def _include(self, name: str, first: int, end: int) -> None:
+        """Let the copy have these rows of an array."""
+        start, stride = self._offsets[name], self._side.arrays[name].strides[0]
+        self._first = min(self._first, start + stride * first)
+        self._end = max(self._end, start + stride * end)
 
     def send(self, stream: int) -> None:
         """Queue the copy of all that was put, and of what lies between."""

@@ -9,6 +9,7 @@ import pytest
 
 from engine.core.planner_contract import StopRule
 from engine.core.planning.going_on import rows_after
+from engine.core.runner_contract import RunnerResult
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
@@ -221,6 +222,62 @@ def test_blocks_given_early_preempt_nobody_and_make_nobody_wait(
         counts.append((engine.num_preemptions, counters.num_recomputed_tokens))
     assert counts[0] == counts[1]
     assert (counts[0][0] > 0) is (num_blocks < 8)
+
+
+@pytest.mark.covers("S61")
+@WHEN
+def test_one_that_was_left_behind_is_in_the_step_after_the_next(goes_on: str) -> None:
+    engine = engine_that(goes_on)
+    left, *others = (add(engine, 5, 12, seed) for seed in (1, 2, 3))
+    for _ in range(2):
+        engine.step()
+    first = engine.plan()
+    results = engine.runner.execute(first.batch)
+    results.left_behind = frozenset({0})
+    engine.plan_ahead(first)
+    for output in engine.scheduler.apply(first, results):
+        engine.outputs[output.sequence.sequence_id] += output.token_ids
+    step = engine.plan()
+    assert step.sequences == others
+    assert step.batch.continues is not None
+    assert step.batch.continues.tolist() == [1, 2]
+    assert step.batch.going_on is None, "one that runs is not in it"
+    engine.apply(step)
+    step = engine.plan()
+    assert step.sequences == [left, *others]
+    assert step.batch.continues is None
+    assert step.batch.going_on is not None
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, left, *others)
+
+
+@WHEN
+def test_where_all_are_left_behind_the_step_is_forgotten(goes_on: str) -> None:
+    engine = engine_that(goes_on, leaves_one_in=1)
+    load = [add(engine, 5, 8, seed) for seed in (1, 2)]
+    engine.run()
+    check_answers(engine, *load)
+    assert engine.runner.num_begun == engine.runner.num_forgotten > 3
+    assert "begun" not in engine.plans_ahead
+
+
+@WHEN
+def test_one_that_is_left_behind_is_preempted_or_aborted_as_any_other(goes_on: str) -> None:
+    engine = engine_that(goes_on, num_blocks=7, seats=3, caching=False, leaves_one_in=3, **STRICT)
+    load = [add(engine, 3, 9, seed) for seed in range(3)]
+    gone = add(engine, 4, 12, 5)
+    engine.run_until(lambda: engine.runner.num_left_behind > 4 and bool(gone.num_output))
+    engine.scheduler.finish(gone)
+    engine.run()
+    check_answers(engine, *load)
+    assert engine.num_preemptions > 0
+
+
+def test_a_part_of_results_knows_who_is_left_behind() -> None:
+    results = RunnerResult([None, None, None], left_behind=[0, 2])
+    assert results.only([2, 1]).left_behind == {0}
+    assert results.only([1]).left_behind == frozenset()
 
 
 def test_drafts_prevent_it() -> None:

@@ -37,6 +37,7 @@ from node.life.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
 from tests.support.engine.fake_card import FakeCard
+from tests.support.kv.fake_engine import FakeEngine
 from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 
 WANTED = 1 << 20
@@ -104,8 +105,10 @@ def test_auto_does_without_shared_memory_where_there_is_none(
         (Role.MIXED, "zmq", False, False, False),
         (Role.PREFILL, "shm", False, False, False),
         (Role.DECODE, "zmq", False, False, False),
-        (Role.PREFILL, "auto", False, True, False),
-        (Role.DECODE, "auto", False, True, False),
+        (Role.PREFILL, "auto", False, True, True),
+        (Role.DECODE, "auto", False, True, True),
+        (Role.DECODE, "auto", True, True, False),
+        (Role.DECODE, "ipc", False, True, False),
     ],
 )
 def test_which_nodes_look_for_rdma(
@@ -118,10 +121,7 @@ def test_which_nodes_look_for_rdma(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is open to whoever reaches it, so a cluster with a key has to ask for it by name.
-
-    A node on a card could not use it.
-    """
+    """It is open to whoever reaches it, so a cluster with a key has to ask for it by name."""
     key = tmp_path / "key"
     write_curve_keys(key, new_curve_keys())
     used = str(key) if has_key else ""
@@ -381,20 +381,61 @@ def test_a_node_on_a_card_has_a_ring_and_no_second_cache(transport: str) -> None
         assert prefill.connector.ring.sending.num_lent == 0
 
 
-def test_rdma_is_not_for_nodes_on_cards(
+@pytest.mark.parametrize("rdma", ["both", "decode", "prefill"])
+@pytest.mark.parametrize("shm", ["one host", "two hosts"])
+def test_rdma_between_nodes_on_cards(shm: str, rdma: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `auto` it is taken where the faster lanes of one host are not there, and both have it."""
+    engine, role = FakeEngine(), Role.PREFILL
+
+    def start_engine(host: str, devices: str) -> FakeEngine:
+        if rdma in ("both", role.value):
+            return engine
+        raise RdmaUnavailable("there is no device")
+
+    def refuse(*args: object) -> NoReturn:
+        raise NotShared("process 1 is on another host")
+
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", start_engine)
+    if shm == "two hosts":
+        monkeypatch.setattr(shm_lane, "map_pool", refuse)
+    with contextlib.closing(Node(role, has_card=True, error=NO_SHARING)) as prefill:
+        role = Role.DECODE
+        with contextlib.closing(Node(role, has_card=True, error=NO_SHARING)) as decode:
+            by_rdma = "rdma_read" if rdma == "both" else "zmq"
+            assert lane_taken(prefill, decode) == (by_rdma if shm == "two hosts" else "shm")
+    assert engine.regions == {}
+
+
+def test_rdma_that_was_asked_for_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine has the ring, of which each part is registered, and nothing of the cache."""
+    engine = FakeEngine()
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", lambda host, devices: engine)
+    with (
+        contextlib.closing(Node(Role.PREFILL, transport="rdma", has_card=True)) as prefill,
+        contextlib.closing(Node(Role.DECODE, transport="rdma", has_card=True)) as decode,
+    ):
+        ring_bytes = 8 * config(Role.PREFILL, "rdma").handoff.kv_window
+        assert sum(engine.regions.values()) == 2 * ring_bytes
+        assert lane_taken(prefill, decode) == "rdma_read"
+        assert list(prefill.connector.statistics().measured.lanes) == ["rdma_read", "zmq"]
+    assert engine.regions == {}
+
+
+def test_a_ring_that_cannot_be_registered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others write a pool by RDMA, and a node on a card has slots in its place."""
-    monkeypatch.setattr(kv_plane, "MooncakeEngine", lambda host, devices: object())
-    with pytest.raises(ConfigError, match="kv_transport is rdma, but the KV cache is on a GPU"):
+    engine = FakeEngine()
+    engine.fails_after = 0
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", lambda host, devices: engine)
+    with pytest.raises(ConfigError, match="kv_transport is rdma, but cannot be registered"):
         Node(Role.DECODE, transport="rdma", has_card=True)
     with (
         caplog.at_level(logging.DEBUG),
-        contextlib.closing(Node(Role.PREFILL, has_card=True, error=NO_SHARING)) as prefill,
+        contextlib.closing(Node(Role.PREFILL, has_card=True)) as prefill,
         contextlib.closing(Node(Role.DECODE, has_card=True)) as decode,
     ):
-        assert lane_taken(prefill, decode) == "shm"
-    assert "KV does not travel by RDMA: the KV cache is on a GPU" in caplog.text
+        assert lane_taken(prefill, decode) == "ipc"
+    assert "KV does not travel by RDMA: cannot be registered" in caplog.text
 
 
 def test_the_kv_port_has_a_network_of_its_own() -> None:

@@ -144,9 +144,13 @@ class RecordedNode:
 
     def _results(self, step: PlannedStep) -> RunnerResult:
         """Few different tokens: answers that begin alike often go on alike."""
-        return RunnerResult(
+        left_behind = []
+        if step.batch.has_gone_on:
+            left_behind = [e for e in range(len(step.batch)) if not self._draws.randrange(6)]
+        drawn = (
             DrawnTokens((EOS if not self._draws.randrange(25) else self._draws.randrange(3),))
             if draws
             else None
             for draws in step.batch.is_sampled.tolist()
         )
+        return RunnerResult(drawn, left_behind=left_behind)

@@ -62,6 +62,14 @@ def test_steps_that_are_planned_and_begun_ahead_too(tmp_path: Path) -> None:
     assert replayed_lines(lines, tmp_path / "changed.jsonl").difference is not None
 
 
+def test_of_a_step_that_was_begun_those_that_were_left_behind(tmp_path: Path) -> None:
+    path = recorded(tmp_path, is_ahead=True)
+    lines = lines_of(path)
+    left = [line for line in lines if line.pop("left_behind", ())]
+    assert len(left) > 5
+    assert replayed_lines(lines, tmp_path / "changed.jsonl").difference is not None
+
+
 def test_a_step_that_was_changed_is_found(tmp_path: Path) -> None:
     lines = lines_of(recorded(tmp_path))
     planned = [i for i, line in enumerate(lines) if "ids" in line.get("gave", {}).get("plan", {})]

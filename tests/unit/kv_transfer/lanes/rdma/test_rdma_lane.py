@@ -17,7 +17,7 @@ from kv_transfer.lanes.lane import Broken, LaneFull, Ready
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.lanes.rdma import rdma_lane
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
-from kv_transfer.lanes.rdma.peer_writer import Engine, PeerWriter
+from kv_transfer.lanes.rdma.peer_batches import Engine, PeerBatches
 from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S, RdmaLane
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
@@ -237,19 +237,19 @@ def test_a_writer_that_is_about_to_speak_when_it_is_forgotten_is_not_heard(
     """It had checked already that it runs: its result is not the next connection's."""
     speak: list[Callable[[Parts | HandoffFailed], None]] = []
 
-    class Slow(PeerWriter):
+    class Slow(PeerBatches[Parts]):
         def __init__(
             self,
             engine: Engine,
             name: str,
-            on_ready: Callable[[PeerWriter, Parts | HandoffFailed], None],
+            on_ready: Callable[[PeerBatches[Parts], Parts | HandoffFailed], None],
             *,
             batch_bytes: int,
         ) -> None:
             speak.append(lambda ready: on_ready(self, ready))
             super().__init__(engine, name, on_ready, batch_bytes=batch_bytes)
 
-    monkeypatch.setattr(rdma_lane, "PeerWriter", Slow)
+    monkeypatch.setattr(rdma_lane, "PeerBatches", Slow)
     ends.connect()
     ends.sender.forget(PEER)
     ends.connect()

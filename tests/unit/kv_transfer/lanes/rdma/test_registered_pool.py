@@ -118,7 +118,7 @@ def test_a_process_without_addresses_writes_no_slab_that_is_fenced_again(
     monkeypatch.setattr(Aliases, "make", out_of_addresses)
     move_and_fence(pool, 0)
     assert not pool.is_writable
-    assert "cannot write this KV pool by RDMA: no address is left" in caplog.text
+    assert "cannot send KV to this one by RDMA: no address is left" in caplog.text
     assert len(engine.regions) == 2 * REGIONS_PER_SLAB
     move_and_fence(pool, 1)  # It shares the last alias.
     assert len(engine.regions) == 2 * REGIONS_PER_SLAB

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.lanes.rdma import peer_writer
-from kv_transfer.lanes.rdma.peer_writer import MAX_BATCH_RANGES, MAX_SLEEP_S, PeerWriter
+from kv_transfer.lanes.rdma import peer_batches
+from kv_transfer.lanes.rdma.peer_batches import MAX_BATCH_RANGES, MAX_SLEEP_S, PeerBatches
 from kv_transfer.lanes.rdma.slabs import Ranges
 from kv_transfer.transport import Parts
 from tests.support.kv.fake_engine import FakeEngine
@@ -62,15 +62,15 @@ class Writing:
     def __init__(self, wire: Wire, batch_bytes: int = BATCH_BYTES) -> None:
         self.wire = wire
         self.left: queue.Queue[tuple[bytes, int]] = queue.Queue()
-        self.writer = PeerWriter(wire, "there:1", self._take, batch_bytes=batch_bytes)
+        self.writer = PeerBatches(wire, "there:1", self._take, batch_bytes=batch_bytes)
 
-    def _take(self, writer: PeerWriter, ready: Parts | HandoffFailed) -> None:
+    def _take(self, writer: PeerBatches[Parts], ready: Parts | HandoffFailed) -> None:
         assert not isinstance(ready, HandoffFailed), ready
         self.left.put((bytes(ready[0]), len(self.wire.batches)))
 
     def put(self, num_bytes: int, header: bytes = b"header") -> None:
-        self.writer.write(np.array([(0, 0, num_bytes)], np.uint64))
-        self.writer.send_after([memoryview(header)])
+        self.writer.add(np.array([(0, 0, num_bytes)], np.uint64))
+        self.writer.tell_after([memoryview(header)])
 
     def wait_left(self) -> tuple[bytes, int]:
         return self.left.get(timeout=WAIT_S)
@@ -87,7 +87,7 @@ class Writing:
 def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writing]:
     wire = Wire()
     clock = SimpleNamespace(monotonic=lambda: wire.now_s, sleep=wire.sleep)
-    monkeypatch.setattr(peer_writer, "time", clock)
+    monkeypatch.setattr(peer_batches, "time", clock)
     writing = Writing(wire)
     yield writing
     wire.is_held = False
@@ -173,11 +173,11 @@ class SlowToReach(FakeEngine):
 def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
     """After `join` no write of it continues; only the answer frees a batch."""
     engine, said = SlowToReach(), queue.Queue[Parts | HandoffFailed]()
-    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer: PeerBatches[Parts] = PeerBatches(
+        engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES
+    )
     for _ in range(2):
-        writer.write(
-            np.array([(0, 0, BATCH_BYTES)], np.uint64)
-        )  # To memory that nobody registered.
+        writer.add(np.array([(0, 0, BATCH_BYTES)], np.uint64))  # To memory that nobody registered.
     engine.may_begin.set()
     assert isinstance(said.get(timeout=WAIT_S), HandoffFailed)
     assert writer.join(WAIT_S)
@@ -192,8 +192,8 @@ def test_no_batch_has_more_ranges_than_the_engine_takes(writing: Writing) -> Non
     many.wire.is_held = True
     counts = MAX_BATCH_RANGES // 2 + 1, MAX_BATCH_RANGES // 2, 2 * MAX_BATCH_RANGES + 3
     for count in (1, *counts):
-        many.writer.write(np.ones((count, 3), np.uint64))
-    many.writer.send_after([memoryview(b"header")])
+        many.writer.add(np.ones((count, 3), np.uint64))
+    many.writer.tell_after([memoryview(b"header")])
     many.wire.let_go.release(100)
     assert many.wait_left()[0] == b"header"
     sizes = [len(batch) for batch in many.wire.batches]
@@ -224,11 +224,13 @@ def write_forty(engine: FewSlots) -> list[Parts | HandoffFailed]:
     memory = np.arange(2 * 40 * BATCH_BYTES, dtype=np.uint8)
     here, there = memory.ctypes.data, memory.ctypes.data + 40 * BATCH_BYTES
     engine.register(here, memory.nbytes)
-    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer: PeerBatches[Parts] = PeerBatches(
+        engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES
+    )
     for index in range(40):
         at = index * BATCH_BYTES
-        writer.write(np.array([(here + at, there + at, BATCH_BYTES)], np.uint64))
-        writer.send_after([memoryview(bytes([index]))])
+        writer.add(np.array([(here + at, there + at, BATCH_BYTES)], np.uint64))
+        writer.tell_after([memoryview(bytes([index]))])
     writer.end()
     engine.may_begin.set()
     assert writer.join(WAIT_S)
@@ -281,7 +283,9 @@ class Unreachable(SlowToReach):
 def test_a_failure_after_the_writer_was_stopped_is_not_told() -> None:
     """Its connection is over, and the peer may have another one."""
     engine, said = Unreachable(), queue.Queue[Parts | HandoffFailed]()
-    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer: PeerBatches[Parts] = PeerBatches(
+        engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES
+    )
     writer.stop()
     engine.may_begin.set()
     assert writer.join(WAIT_S)

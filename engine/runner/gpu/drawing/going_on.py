@@ -1,0 +1,161 @@
+"""Plain steps, each of which begins behind the one before where that is offered.
+
+A step's graph needs nothing that the host learns from the step before: a row's token is read on the
+card. What else decides a draw (masks of grammars, histories of penalties) is known when the step
+before has been read, while the graph runs. So any row goes on:
+
+    host   │ read 1 │ rules of 2, draws of 2, queue 3 │ wait for 2 …
+    card   ─┤├───────── graph of 2 ──────────────────┤├─ draws of 2 ─┤├─ graph of 3 …
+
+Where a temperature is all that the rows ask for, the graph has drawn, and step 3 is queued at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from common.errors import InternalError
+from common.request import GREEDY_BELOW
+from engine.core.sequences.seats import Seats
+from engine.core.step.step_batch import StepBatch
+from engine.runner.flat_batch import FlatBatch
+from engine.runner.gpu.cuda_driver import Device
+from engine.runner.gpu.decoder import GpuDecoder, Hidden
+from engine.runner.gpu.drawing.filter_launches import has_filters
+from engine.runner.gpu.steps.decode_step import DrawWays
+from engine.runner.gpu.steps.step_rows import StepRows
+
+
+class GoingOn:
+    """The latest plain step and the one behind it: promised, queued, and taken."""
+
+    def __init__(self, device: Device, decoder: GpuDecoder) -> None:
+        self._device, self._decoder = device, decoder
+        self._block_size = decoder.launches.pool.block_size
+        self._vocab_size = decoder.spec.vocab_size
+        self._promised: tuple[StepRows, DrawWays] | None = None
+        """The step that is queued as soon as all is that reads the logits of the latest one."""
+        self._after: Hidden | None = None
+        """The step that was begun after the latest one."""
+        self.is_read = False
+        """Whether the latest step's tokens are on their way to the host."""
+        self._left: frozenset[int] = frozenset()
+        """Seats whose latest token the host had to draw."""
+
+    def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
+        """Begin a plain step, unless that was done, and promise the one after if it is offered."""
+        seats, rows = batch.seats, batch.rows
+        ways = seats.sampling.take(rows)
+        indices = seats.num_known.take(rows) - seats.num_prompt.take(rows)
+        following, self._after = self._after, None
+        self._promised, self.is_read = None, False
+        if following is not None and batch.continues is not None:
+            self._device.use()
+            hidden = _taken(following, flat, batch.continues)
+        else:
+            hidden = self._decoder.begin(flat, draw_ways(ways, indices))
+        if hidden.is_drawn:
+            if batch.going_on is not None and self._left.isdisjoint(rows.tolist()):
+                self._promise(hidden, flat, batch, draw_ways(ways, indices + 1))
+            needs_more = has_filters(ways, self._vocab_size) | has_rules(ways, indices, seats, rows)
+            if not needs_more.any():
+                self.send()
+                self.go_on(hidden)
+        return hidden
+
+    def put(self) -> None:
+        """Write the rows of the step that is promised, to be sent."""
+        if self._promised is not None:
+            self._decoder.steps.put(*self._promised)
+
+    def send(self) -> None:
+        """Send them, where nothing else is to be sent."""
+        if self._promised is not None:
+            staging = self._decoder.steps.staging
+            staging.wait()
+            self.put()
+            staging.send(self._decoder.stream)
+
+    def go_on(self, hidden: Hidden) -> None:
+        """Queue the way of the step's tokens to the host, and the step that is promised, if one is.
+
+        Its rows are on the card. The logits of `hidden` are lost by that.
+        """
+        self._decoder.steps.read(hidden.rows.count)
+        self.is_read = True
+        promised, self._promised = self._promised, None
+        if promised is not None:
+            rows, _ = promised
+            self._decoder.steps.launch(rows.count)
+            self._after = Hidden(rows, rows.count, is_drawn=True)
+
+    def tokens(self) -> np.ndarray:
+        """Wait for the tokens of the latest step, by place, and for nothing behind it."""
+        return self._decoder.steps.tokens()
+
+    def note_left(self, seats: np.ndarray, left: np.ndarray) -> None:
+        """Note which of a step's rows, by their seats, the host has to draw.
+
+        Such a row often is so again, and each time it would be left behind. So a step in which it
+        is does not go on.
+        """
+        if len(left) or self._left:
+            self._left = self._left.difference(seats.tolist()).union(seats[left].tolist())
+
+    def _promise(self, hidden: Hidden, flat: FlatBatch, batch: StepBatch, ways: DrawWays) -> None:
+        """Make the step after the one of `hidden`, if it can be a graph."""
+        going, size = batch.going_on, self._block_size
+        assert going is not None
+        positions, tables = flat.positions[going] + 1, flat.block_tables[going]
+        held = batch.seats.num_blocks.take(batch.rows[going])
+        if (positions >= held * size).any():
+            raise InternalError("a step was offered without a block for every row")
+        if not self._decoder.has_pieces_for(positions):
+            return
+        blocks = tables[np.arange(len(going)), positions // size]
+        rows = StepRows(
+            tokens=np.zeros(len(going), np.int64),
+            positions=positions,
+            slots=blocks * size + positions % size,
+            num_singles=len(going),
+            single_tables=tables,
+            sources=hidden.places_of(going),
+        )
+        self._promised = rows, ways.take(going)
+        batch.has_gone_on = True
+
+
+def draw_ways(ways: np.ndarray, indices: np.ndarray) -> DrawWays:
+    """Return how rows with these `SAMPLING_COLUMNS` are drawn where a temperature is all."""
+    temperatures = ways["temperature"]
+    shown = np.where(temperatures < GREEDY_BELOW, 0.0, temperatures).astype(np.float32)
+    return DrawWays(shown, np.ascontiguousarray(ways["seed"]), indices)
+
+
+def _taken(following: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
+    """Return the step that was begun, as the step of the rows that lie at `places` of it.
+
+    Raises `InternalError` if it computes another thing than these rows.
+    """
+    rows = following.rows
+    if not np.array_equal(rows.slots[places], flat.slots):
+        raise InternalError(
+            f"the step that was begun writes slots {rows.slots[places]}: wanted {flat.slots}"
+        )
+    return replace(following, rows=replace(rows, places=places))
+
+
+def has_rules(
+    ways: np.ndarray, output_indices: np.ndarray, seats: Seats, histories: np.ndarray
+) -> np.ndarray:
+    """Return which rows need more than a temperature and filters, bool `[rows]`."""
+    found: np.ndarray = (
+        (ways["has_penalties"] != 0)
+        | (ways["num_logprobs"] >= 0)
+        | (output_indices < ways["min_tokens"])
+        | seats.has_rules[histories]
+        | seats.has_grammar[histories]
+    )
+    return found

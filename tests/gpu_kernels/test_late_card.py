@@ -1,0 +1,83 @@
+"""A node on a card that answers late: the host runs ahead of it, and no thread waits but one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card, put_interpreter_in_place  # isort: skip
+from tests.gpu_kernels.late_device import LateCard, LateDevice  # isort: skip
+
+import pytest
+
+from common.observing.clock import MonotonicClock
+from engine.execution import ExecutionThread
+from tests.gpu_kernels.stepped_node import (
+    DRAWN,
+    GREEDY,
+    UNDER_GRAMMAR,
+    Node,
+    all_kinds,
+    stop_token,
+    with_grammars,
+)
+from tests.support.models.tiny_checkpoints import write_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path, FAMILIES["qwen2"] | {"num_hidden_layers": 1})
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
+    late = LateDevice()
+    put_interpreter_in_place(monkeypatch, lambda: late, LateCard)
+    yield late
+    late.end()
+
+
+@pytest.mark.timeout(600)
+def test_rows_of_every_kind_draw_the_same_tokens_on_a_card_that_is_behind(
+    folder: Path, device: LateDevice
+) -> None:
+    """And have the same log probabilities, to the last bit.
+
+    Nothing that the card has not read yet is overwritten, and nothing is read too early.
+    """
+    runner = with_grammars(on_card(folder))
+    ends = stop_token(runner)
+    alone, num_none = all_kinds(runner, ends, goes_on=False)
+    ahead, num_begun = all_kinds(runner, ends, goes_on=True)
+    assert ahead == alone
+    assert num_none == 0
+    assert num_begun >= 10
+
+
+@pytest.mark.timeout(600)
+def test_beside_a_row_under_a_grammar_the_step_thread_waits_for_nothing(
+    folder: Path, device: LateDevice
+) -> None:
+    """While the card has done nothing of a step, the next one is queued and all is reported."""
+    node = Node(with_grammars(on_card(folder)), goes_on=True)
+    node.add(5, 20, 1, **GREEDY)
+    node.add(6, 20, 2, **DRAWN)
+    node.add(9, 20, 7, **UNDER_GRAMMAR)
+    for _ in range(3):
+        node.step()
+    execution = ExecutionThread(node.runner, MonotonicClock())
+    for _ in range(2):
+        step, num_graphs = node.scheduler.plan(), device.num_graphs
+        with device.held():
+            num_done = device.num_done
+            execution.begin(step.batch, None)
+            execution.wait_until_queued()
+            assert step.batch.has_gone_on
+            node.scheduler.plan_ahead(step)
+            device.wait_for_graphs(num_graphs + 1)
+            assert device.num_done <= num_done + 1  # what had begun by then
+        results, _ = execution.wait()
+        assert device.num_graphs == num_graphs + 1
+        node.take(step, results)
+    execution.close()
