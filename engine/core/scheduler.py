@@ -1,8 +1,7 @@
 """The one writer of sequences and blocks: takes events, calls the planner, applies its decision.
 
 Reading order: `add` and `plan` (a step begins), `apply` (its results), `land` (KV from another
-node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as values;
-the caller reports them.
+node), `finish`, `release` and `end_quarantine` (the ends). The caller reports what they return.
 """
 
 from __future__ import annotations
