@@ -139,8 +139,7 @@ class Reservations:
             attempt = self._attempts.of_sequence(sequence)
             assert attempt is not None, "a reserved sequence belongs to an attempt"
             ticket = self._ticket(attempt, now_s)
-            if not self._scheduler.kept_prefixes.is_enabled:
-                sequence.is_kept_elsewhere = not is_kept_by_receiver(ticket)
+            sequence.is_kept_elsewhere = not is_kept_by_receiver(ticket)
             attempt.answer = Reserved(ticket)
             self._attempts.set_lease(attempt, ticket.lease_token)
             effects.append(OpenLanding(ticket))

@@ -101,9 +101,7 @@ class SentPrompts:
         self._queue.put(attempt, message)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
-            has_host = self._scheduler.kept_prefixes.is_enabled
-            if is_kept_by_receiver(ticket) and not has_host:
-                # What could not be had again in time is not given up.
+            if is_kept_by_receiver(ticket):  # what could not be had again is not given up for it
                 sequence.is_kept_elsewhere = self._pulls.would_pay(
                     ticket.decode_node, sequence.num_prompt, now_s
                 )

@@ -13,9 +13,9 @@ from tests.support.engine.hash_runner import expected_tokens
 NUM_WHOLE = 2 * BLOCK_SIZE
 
 
-def world_of(num_blocks: int = 24, **given: Any) -> World:
+def world_of(num_blocks: int = 24) -> World:
     """The decode node keeps the prompt of the first handoff, and of every second one after that."""
-    size = NodeSize(num_blocks=num_blocks, max_model_len=16, **given)
+    size = NodeSize(num_blocks=num_blocks, max_model_len=16)
     world = World(prefill=size, decode=size)
     world.router.may_pull = True
     return world
@@ -68,14 +68,6 @@ def test_what_would_be_computed_sooner_than_pulled_is_not_given_up() -> None:
         ask(world, family)
     assert order_of(world.p, 4) == [0, 1, 2, 3]
     assert order_of(world.d, 4) == [1, 3, 0, 2]
-
-
-def test_with_host_memory_nothing_is_given_up() -> None:
-    """It would be copied there, and back."""
-    world = world_of(num_host_blocks=24, keeps_prefixes=True)
-    for family in range(4):
-        ask(world, family)
-    assert order_of(world.p, 4) == order_of(world.d, 4) == [0, 1, 2, 3]
 
 
 def test_a_prompt_that_the_decode_node_did_not_get_is_not_given_up() -> None:

@@ -21,7 +21,5 @@ other one evicts its copy before everything else. Which one it is follows from w
 handoff, so nothing is said about it, and each keeps half. That costs transfers in place of
 computing: where a pull would not be quicker, a prefill node gives nothing up. To let decode nodes
 alone give up what they receive finds less than age alone: what they generated is of no use without
-the prompt before it. With host memory nothing is given up: it finds more there too, but what a
-decode node gave up is copied back in its steps, and all that it decodes waits. `docs/figures.md`
-has the figures.
+the prompt before it. `docs/figures.md` has the figures.
 """
