@@ -82,7 +82,7 @@ class Way:
 NO_PULLS = """
 from node.flow.pulls.pull_cost import PullCost
 
-PullCost.is_quicker = PullCost.is_worth = lambda self, *_, **__: False
+PullCost.is_worth = lambda self, *_, **__: False
 """
 
 WAYS = {

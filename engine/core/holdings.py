@@ -177,15 +177,12 @@ class Holdings:
     def free(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has left; those still written are quarantined."""
         block_ids = sequence.give_up_blocks()
-        num_elsewhere = 0
-        if sequence.is_kept_elsewhere:
-            num_elsewhere = sequence.num_prompt // self._block_size
         if sequence.status in _COMING:
             kept = self.pool.quarantine(block_ids)
             self.quarantined[sequence.sequence_id] = kept
             written = set(kept)
-            block_ids, num_elsewhere = [b for b in block_ids if b not in written], 0
-        self.pool.release(block_ids, num_elsewhere=num_elsewhere)
+            block_ids = [b for b in block_ids if b not in written]
+        self.pool.release(block_ids)
         sequence.move_to(SequenceStatus.FINISHED)
 
     def end_export(self, sequence: Sequence) -> None:

@@ -111,8 +111,8 @@ class KeptPrefixes:
 
         What its admissions lack, and host memory has, is copied back: those blocks are findable
         then, or their sequences wait for late copies (`awaiting`). For each sequence this is tried
-        once while it waits. Before that, what the plan evicts is copied out; where that is too much
-        for one step, the largest admission is held back. So a plan is made again a few times.
+        once while it waits. Before that, what the plan evicts is copied out. Where that is too much
+        for one step, the largest admission is held back. So a plan is made again a few times at most.
         """
         if not self.is_enabled:
             return False

@@ -39,7 +39,7 @@ from node.flow.attempts.attempt_table import (
     new_counts,
     refused,
 )
-from node.flow.landing_place import Tickets, is_kept_by_receiver
+from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AnswerCall,
     CloseLanding,
@@ -139,7 +139,6 @@ class Reservations:
             attempt = self._attempts.of_sequence(sequence)
             assert attempt is not None, "a reserved sequence belongs to an attempt"
             ticket = self._ticket(attempt, now_s)
-            sequence.is_kept_elsewhere = not is_kept_by_receiver(ticket)
             attempt.answer = Reserved(ticket)
             self._attempts.set_lease(attempt, ticket.lease_token)
             effects.append(OpenLanding(ticket))

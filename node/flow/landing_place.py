@@ -26,15 +26,6 @@ class LandingPlace:
     lease_s: float
 
 
-def is_kept_by_receiver(ticket: Ticket) -> bool:
-    """Return whether the decode node keeps a prompt longer than the prefill node that sends it.
-
-    Both have it then, and each evicts first what the other one keeps: together they hold twice as
-    much. They agree without a message, by the token that both know, and each keeps half.
-    """
-    return bool(ticket.lease_token & 1)
-
-
 class Tickets:
     """Writes tickets for one landing place. `new_lease_token` draws random tokens."""
 

@@ -35,7 +35,7 @@ from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt, emit_tokens, refused
-from node.flow.landing_place import LandingPlace, is_kept_by_receiver
+from node.flow.landing_place import LandingPlace
 from node.flow.messages import (
     AbortTransfer,
     AnswerCall,
@@ -101,10 +101,6 @@ class SentPrompts:
         self._queue.put(attempt, message)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
-            if is_kept_by_receiver(ticket):  # what could not be had again is not given up for it
-                sequence.is_kept_elsewhere = self._pulls.would_pay(
-                    ticket.decode_node, sequence.num_prompt, now_s
-                )
             self._attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
             # Opened at once: an open transfer renews its lease while the prompt waits here.
@@ -249,7 +245,6 @@ class SentPrompts:
         error = event.error
         if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
             error = PeerProtocolError("the transfer was acknowledged before it was committed")
-        attempt.sequence.is_kept_elsewhere &= error is None
         if error is not None and not attempt.is_over:
             return self._fail(attempt, error)
         if attempt.sequence.status is SequenceStatus.EXPORTING:

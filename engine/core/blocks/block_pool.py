@@ -1,10 +1,9 @@
 """The pool of KV blocks: each is free, cached, running, reserved, receiving or quarantined.
 
-A *cached* block can be found by its hash and has no references; it can be evicted, before others if
-another node keeps what it holds. A *running* block is referenced by one or more sequences. A
-*receiving* block is written by another node; a *reserved* block is held with it for the first
-output tokens. Both have one owner. A *quarantined* block has no owner: its landing is closed, but
-its writer may not know that yet.
+A *cached* block can be found by its hash and has no references; it can be evicted. A *running*
+block is referenced by one or more sequences. A *receiving* block is written by another node; a
+*reserved* block is held with it for the first output tokens. Both have one owner. A *quarantined*
+block has no owner: its landing is closed, but its writer may not know that yet.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """The one released longest ago first."""
-        self._elsewhere: OrderedDict[int, None] = OrderedDict()
-        """Those that another node keeps, which are evicted before these, in the same order."""
         self._references = [0] * num_blocks
         self._use: dict[int, BlockUse] = {}
         self._num_used = dict.fromkeys(BlockUse, 0)
@@ -72,7 +69,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out now."""
-        return len(self._free) + len(self._elsewhere) + len(self._evictable)
+        return len(self._free) + len(self._evictable)
 
     @property
     def num_free(self) -> int:
@@ -81,15 +78,13 @@ class BlockPool:
 
     def next_evicted(self, num_allocated: int) -> list[int]:
         """Return the blocks that would be evicted if so many were allocated, the first first."""
-        order = chain(self._elsewhere, self._evictable)
-        return list(islice(order, max(num_allocated - len(self._free), 0)))
+        return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
 
     def evict_next(self, block_ids: Iterable[int]) -> None:
         """Let those of these blocks that may be evicted be the next ones, in this order."""
         for block_id in reversed(list(block_ids)):
-            for order in (self._elsewhere, self._evictable):
-                if block_id in order:
-                    order.move_to_end(block_id, last=False)
+            if block_id in self._evictable:
+                self._evictable.move_to_end(block_id, last=False)
 
     def latest(self, count: int) -> list[BlockHash]:
         """Return the hashes of at most `count` findable blocks, those that were used last first.
@@ -97,13 +92,12 @@ class BlockPool:
         Those that run are in use now. A block comes behind those before it in its prefix.
         """
         running = filter(self._use.__contains__, self.prefix_cache.block_ids())
-        cached = chain(reversed(self._evictable), reversed(self._elsewhere))
-        latest = islice(chain(running, cached), count)
+        latest = islice(chain(running, reversed(self._evictable)), count)
         return [self.prefix_cache.hash_of(block_id) for block_id in latest]
 
     def is_evictable(self, block_id: int) -> bool:
         """Return whether the block is cached and has no references."""
-        return block_id in self._evictable or block_id in self._elsewhere
+        return block_id in self._evictable
 
     def is_unshared(self, block_id: int) -> bool:
         """Return whether the block has exactly one reference: releasing that makes it available."""
@@ -120,11 +114,8 @@ class BlockPool:
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - len(taken) :]
         if len(taken) < count:
-            num_evicted = count - len(taken)
-            num_first = min(num_evicted, len(self._elsewhere))
-            pop, pop_first = self._evictable.popitem, self._elsewhere.popitem
-            evicted = [pop_first(last=False)[0] for _ in range(num_first)]
-            evicted += [pop(last=False)[0] for _ in range(num_evicted - num_first)]
+            pop = self._evictable.popitem
+            evicted = [pop(last=False)[0] for _ in range(count - len(taken))]
             self.prefix_cache.forget_all(evicted)
             taken += evicted
             self.num_evicted += len(evicted)
@@ -142,8 +133,8 @@ class BlockPool:
         Raises `ValueError` for a block that is neither cached nor running.
         """
         for block_id in block_ids:
-            if self.is_evictable(block_id):
-                del (self._evictable if block_id in self._evictable else self._elsewhere)[block_id]
+            if block_id in self._evictable:
+                del self._evictable[block_id]
                 self.num_taken += 1
                 self._set_use(block_id, BlockUse.RUNNING)
             elif self._use.get(block_id) is not BlockUse.RUNNING:
@@ -189,22 +180,17 @@ class BlockPool:
             raise ValueError(f"one of {block_ids} is not running and cannot be published")
         self.prefix_cache.insert_all(block_hashes, block_ids)
 
-    def release(self, block_ids: Iterable[int], *, num_elsewhere: int = 0) -> None:
+    def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference each; without any, a block is cached if findable, else free.
 
-        Later blocks are released first, so that a prefix is evicted after its continuations.
-        Another node keeps what the first `num_elsewhere` hold. Raises `ValueError` for a block
-        without references, and for a receiving block: that one is quarantined until its writer is
-        known to have stopped.
+        Later blocks are released first, so that a prefix is evicted after its continuations. Raises
+        `ValueError` for a block without references, and for a receiving block: that one is
+        quarantined until its writer is known to have stopped.
         """
-        block_ids = list(block_ids)
-        self._release(block_ids[num_elsewhere:], self._evictable)
-        self._release(block_ids[:num_elsewhere], self._elsewhere)
-
-    def _release(self, block_ids: list[int], order: OrderedDict[int, None]) -> None:
         references, uses, receiving = self._references, self._use, BlockUse.RECEIVING
-        findable, num_used, free = self.prefix_cache.block_ids(), self._num_used, self._free
-        for block_id in reversed(block_ids):
+        findable, num_used = self.prefix_cache.block_ids(), self._num_used
+        evictable, free = self._evictable, self._free
+        for block_id in reversed(list(block_ids)):
             num_left = references[block_id] - 1
             if num_left < 0:
                 raise ValueError(f"block {block_id} is released but has no owner")
@@ -214,7 +200,7 @@ class BlockPool:
             if num_left == 0:
                 num_used[uses.pop(block_id)] -= 1
                 if block_id in findable:
-                    order[block_id] = None
+                    evictable[block_id] = None
                 else:
                     free.append(block_id)
 
@@ -226,7 +212,7 @@ class BlockPool:
         """Return the number of blocks in each state."""
         return BlockCounts(
             free=len(self._free),
-            cached=len(self._evictable) + len(self._elsewhere),
+            cached=len(self._evictable),
             running=self._num_used[BlockUse.RUNNING],
             reserved=self._num_used[BlockUse.RESERVED],
             receiving=self._num_used[BlockUse.RECEIVING],
@@ -235,14 +221,13 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise `AssertionError` unless every block is in exactly one state."""
-        block_ids = [*self._free, *self._elsewhere, *self._evictable, *self._use]
+        block_ids = [*self._free, *self._evictable, *self._use]
         assert sorted(block_ids) == list(range(self.num_blocks)), "a block is lost or in two states"
         held = {b for b, count in enumerate(self._references) if count > 0}
         assert held == self._use.keys(), "references and uses disagree"
         assert Counter(self._use.values()) == Counter(self._num_used), "uses miscounted"
         findable = self.prefix_cache.block_ids()
-        cached = self._evictable.keys() | self._elsewhere.keys()
-        assert cached <= findable, "cached but not findable"
+        assert self._evictable.keys() <= findable, "cached but not findable"
         assert findable.isdisjoint(self._free), "free but findable"
 
     def _set_use(self, block_id: int, use: BlockUse) -> None:

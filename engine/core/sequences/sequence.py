@@ -47,7 +47,6 @@ class Sequence:
         "has_remote_kv",
         "host_block_ids",
         "is_exported",
-        "is_kept_elsewhere",
         "max_new_tokens",
         "num_accepted_drafts",
         "num_bypassed",
@@ -103,8 +102,6 @@ class Sequence:
         """Cached tokens that were copied back for it from host memory, and read from disk."""
         self.has_remote_kv = has_remote_kv
         self.is_exported = is_exported
-        self.is_kept_elsewhere = False
-        """Whether the other node of its handoff is to keep its prompt longer than this one."""
         self.status = SequenceStatus.WAITING
         self.seat = NO_SEAT
         """The number of its row in `Seats` while it runs or receives KV."""

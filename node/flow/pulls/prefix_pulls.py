@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from common.ids import AttemptId, Incarnation
+from common.ids import AttemptId
 from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
@@ -128,10 +128,6 @@ class PrefixPulls:
         )
         ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
-
-    def would_pay(self, source: Incarnation, num_tokens: int, now_s: float) -> bool:
-        """Return whether so many tokens that `source` has would come sooner than computed ones."""
-        return self.cost.is_quicker(num_tokens) and not self._pauses.is_on(source, now_s)
 
     def fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
         """Pull what is not cached here, a part at a time, into no more than half of what is free or

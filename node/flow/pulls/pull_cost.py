@@ -50,18 +50,13 @@ class PullCost:
         """Return the seconds that a pull of so many tokens is expected to take."""
         return self._fixed * FIXED_S + self._token * num_tokens * self._token_guess_s
 
-    def is_quicker(self, num_tokens: int, num_before: int = 0, *, num_read: int = 0) -> bool:
+    def is_worth(self, num_tokens: int, num_before: int = 0, *, num_read: int = 0) -> bool:
         """Return whether a pull is expected to end sooner than computing so many tokens, and the
         `num_before` that wait before them.
 
         The source reads `num_read` of the tokens from disk first: their bytes move twice.
         """
-        computed_s = self.compute_s(num_tokens + num_before)
-        return self.expected_s(num_tokens + num_read) < computed_s
-
-    def is_worth(self, num_tokens: int, num_before: int = 0, *, num_read: int = 0) -> bool:
-        """Return whether a pull is to be tried: what `is_quicker` says, or it was not for long."""
-        if self.is_quicker(num_tokens, num_before, num_read=num_read):
+        if self.expected_s(num_tokens + num_read) < self.compute_s(num_tokens + num_before):
             return True
         forgiven = _FORGIVEN if self._is_measured else _FORGIVEN_GUESS
         self._fixed = _within(self._fixed * forgiven)

@@ -73,28 +73,6 @@ def test_a_receiving_block_comes_back_by_way_of_quarantine_alone() -> None:
         pool.release(targets[:1])
 
 
-def test_what_another_node_keeps_is_evicted_first() -> None:
-    pool, (old, *more) = cached_pool(6, [b"old"])
-    assert not more
-    first, second, own = pool.allocate(3, BlockUse.RUNNING)
-    pool.publish_all([first, second, own], [b"1", b"2", b"3"])
-    pool.release([first, second, own], num_elsewhere=2)
-    assert pool.next_evicted(6) == [second, first, old, own]
-    assert list(map(pool.is_evictable, (second, own))) == [True, True]
-    assert pool.latest(4) == [b"3", b"old", b"1", b"2"]
-    assert counts(pool) == (2, 4, 0, 0, 0, 0)
-    pool.acquire_cached([second])
-    assert not pool.is_evictable(second)
-    pool.release([second])
-    assert pool.next_evicted(6) == [first, old, own, second]
-    pool.evict_next([first, own])
-    assert pool.next_evicted(6) == [first, own, old, second]
-    pool.allocate(4, BlockUse.RUNNING)
-    assert pool.prefix_cache.match([b"2"]) == [second]
-    assert not pool.prefix_cache.match([b"1"])
-    assert counts(pool) == (0, 2, 4, 0, 0, 0)
-
-
 def test_free_blocks_are_taken_before_cached_ones_are_evicted() -> None:
     pool, (kept,) = cached_pool(3, [b"kept"])
     assert kept not in pool.allocate(2, BlockUse.RUNNING)
