@@ -18,7 +18,8 @@ Regimes:
     change    as `fits`, and a prefill and a decode node are replaced once half is answered: now
     long      decode nodes generate 400 to 800 tokens a turn, about half of each next prompt:
               before, now, mixed
-    no_reuse  prompts that never repeat, with the lengths of a trace of code completions: off, now
+    no_reuse  prompts that never repeat, with the lengths of a trace of code completions: off and
+              now at the same time, prompt by prompt by turns
 
 Figures: prompt tokens, those of them that a prefill node computed, times to the first token, in
 milliseconds, over all turns and by turn, and seconds: of all turns, and of CPU of all processes.
@@ -31,10 +32,13 @@ Ratios:
     change.computed_ratio    tokens computed, now, over those of the regime `fits`
     long.ttft_p50_gain       before over now
     no_reuse.cost_share      the largest of `ttft_share`, `time_share` and `cpu_share`: how much
-                             more than off now takes, as a share
+                             more than off now takes, as a share; times are those until the first
+                             and until the last token, of the median prompt, each compared with
+                             itself
 
-Those to `fits` are there if it was played too. On 2 idle cores a way of `fits`, `quarter`, `change`
-or `long` takes two to four minutes, and one of `no_reuse` two; all of it takes half an hour.
+Those to `fits` are there if it was played too. On 2 idle cores a way of `fits`, `quarter` or
+`change` takes a minute or two, one of `long` three, and `no_reuse` three; all of it takes twenty
+minutes.
 `--quick` plays a few short sessions, which takes five minutes and shows that all of it runs, and no
 more. Nothing is left running, however it ends.
 """
@@ -47,14 +51,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.agents.figures import Played, computed_ratio, cost_shares, figures, last_turn, ratio
-from bench.agents.playing import play
+from bench.agents.playing import play, play_by_turns
 from bench.agents.processes import Replacements, cpu_s
 from bench.agents.sessions import Session, Shape, make_lone_prompts, make_sessions
-from bench.running_cluster import Load, started_cluster
+from bench.running_cluster import Load, RunningCluster, started_cluster
 
 WARM_UP = Load(num_prompt_tokens=200, num_output_tokens=4, seed=1 << 20)
 HOST_MEMORY = "512MiB"
@@ -96,6 +101,8 @@ class Regime:
     pool_mib: int
     ways: tuple[str, ...] = ("before", "now", "mixed")
     replaces_nodes: bool = False
+    is_by_turns: bool = False
+    """Whether all ways run at the same time and are asked by turns, which tells small costs."""
 
 
 def regimes(*, is_quick: bool = False) -> dict[str, Regime]:
@@ -118,23 +125,28 @@ def regimes(*, is_quick: bool = False) -> dict[str, Regime]:
         "quarter": replace(fits, pool_mib=150),
         "change": replace(fits, ways=("now",), replaces_nodes=True),
         "long": Regime(sessions=partial(make_sessions, talkers), pool_mib=600),
-        "no_reuse": Regime(sessions=lone, pool_mib=300, ways=("off", "now")),
+        "no_reuse": Regime(sessions=lone, pool_mib=300, ways=("off", "now"), is_by_turns=True),
     }
 
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """Play every regime with every way, in turns, and compare them."""
-    chosen = regimes(is_quick=options.quick)
+    chosen, flags = regimes(is_quick=options.quick), options.cluster_flags
     played: dict[str, dict[str, Played]] = {}
     for name in options.regime or chosen:
         regime = chosen[name]
         played[name] = {way: Played() for way in regime.ways}
         for round_ in range(options.rounds):
+            seed = options.seed + round_
+            if regime.is_by_turns:
+                print(f"round {round_ + 1}: {name}", file=sys.stderr)
+                for way, found in (await _played_by_turns(regime, seed, flags)).items():
+                    played[name][way] += found
+                continue
             # Each round the other way around: what changes with time favours nobody.
             for way in regime.ways[:: -1 if round_ % 2 else 1]:
                 print(f"round {round_ + 1}: {name}, {way}", file=sys.stderr)
-                seed = options.seed + round_
-                found = await _played(regime, WAYS[way], seed, options.cluster_flags)
+                found = await _played(regime, WAYS[way], seed, flags)
                 print(f"  {found.took_s:.0f} s, {found.cpu_s:.0f} s of CPU", file=sys.stderr)
                 played[name][way] += found
     return {
@@ -163,9 +175,13 @@ def compared(name: str, played: Mapping[str, Mapping[str, Played]]) -> dict[str,
     return {"last_turn_gain": ratio(last_turn(before), last_turn(now)), **found}
 
 
-async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> Played:
+def _arguments(regime: Regime, way: Way, flags: list[str]) -> list[str]:
     pool = ("--kv-cache-memory", f"{way.num_pools * regime.pool_mib}MiB")
-    arguments = [*way.nodes, *pool, *way.flags, *flags]
+    return [*way.nodes, *pool, *way.flags, *flags]
+
+
+async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> Played:
+    arguments = _arguments(regime, way, flags)
     async with started_cluster(arguments, at_start=way.at_start) as cluster:
         await cluster.timed(WARM_UP)
         replacements = Replacements(cluster)
@@ -179,6 +195,28 @@ async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> Play
         finally:
             await replacements.stop()
     return Played(tuple(asked), took_s, took_cpu_s)
+
+
+async def _played_by_turns(regime: Regime, seed: int, flags: list[str]) -> dict[str, Played]:
+    """Play all ways of a regime at the same time; the seconds of each are those of its answers."""
+    async with AsyncExitStack() as started:
+        clusters: dict[str, RunningCluster] = {}
+        for name in regime.ways:
+            way = WAYS[name]
+            cluster = started_cluster(_arguments(regime, way, flags), at_start=way.at_start)
+            clusters[name] = await started.enter_async_context(cluster)
+            await clusters[name].timed(WARM_UP)
+        began_cpu_s = {name: cpu_s(one.pid) for name, one in clusters.items()}
+        named = {name for name in regime.ways if WAYS[name].is_named}
+        asked = await play_by_turns(clusters, regime.sessions(seed), named=named)
+        return {
+            name: Played(
+                tuple(asked[name]),
+                sum(answer.took_s for answer in asked[name]),
+                cpu_s(one.pid) - began_cpu_s[name],
+            )
+            for name, one in clusters.items()
+        }
 
 
 def main() -> int:

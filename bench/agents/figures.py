@@ -61,10 +61,14 @@ def computed_ratio(numerator: Sequence[Asked], denominator: Sequence[Asked]) -> 
 
 
 def cost_shares(now: Played, off: Played) -> dict[str, float]:
-    """Return by how much more `now` takes for the same requests: shares of what `off` takes."""
+    """Return by how much more `now` takes for the same requests: shares of what `off` takes.
+
+    Times are those of the median of all requests, each compared with itself.
+    """
+    pairs = list(zip(now.asked, off.asked, strict=True))
     shares = {
-        "ttft_share": _median_s(now.asked) / _median_s(off.asked) - 1,
-        "time_share": now.took_s / off.took_s - 1,
+        "ttft_share": statistics.median(one.ttft_s / other.ttft_s for one, other in pairs) - 1,
+        "time_share": statistics.median(one.took_s / other.took_s for one, other in pairs) - 1,
         "cpu_share": now.cpu_s / off.cpu_s - 1,
     }
     shares["cost_share"] = max(shares.values())

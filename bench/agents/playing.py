@@ -1,9 +1,13 @@
-"""Play sessions on a cluster: every agent asks, waits for the whole answer, thinks, asks again."""
+"""Play sessions on a cluster: every agent asks, waits for the whole answer, thinks, asks again.
+
+Or ask several clusters the same prompts by turns, one at a time: what else the machine does
+meanwhile favours none of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from bench.agents.sessions import Session, Turn
@@ -12,12 +16,14 @@ from bench.running_cluster import Answer, RunningCluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One turn that was answered: its index, lengths in tokens, and the time to its first token."""
+    """One turn that was answered: its index, lengths in tokens, and the times to its first token
+    and to its last one."""
 
     turn: int
     num_prompt_tokens: int
     num_cached_tokens: int
     ttft_s: float
+    took_s: float
 
     @property
     def num_computed(self) -> int:
@@ -58,10 +64,30 @@ async def play(
     return asked
 
 
+async def play_by_turns(
+    clusters: Mapping[str, RunningCluster], sessions: Sequence[Session], *, named: Set[str]
+) -> dict[str, list[Asked]]:
+    """Ask each cluster for every turn, with what is new in it alone; return them by cluster.
+
+    The first one to be asked is another one with each turn. Requests to clusters of `named` name
+    their session. Raises `RuntimeError` when a request fails.
+    """
+    asked: dict[str, list[Asked]] = {name: [] for name in clusters}
+    order = list(clusters)
+    for session in sessions:
+        for index, turn in enumerate(session.turns):
+            for name in order:
+                headers = _headers(session, is_named=name in named)
+                answer = await clusters[name].answer(_body(turn.new_tokens, turn), headers)
+                asked[name].append(_asked(index, answer))
+            order.reverse()
+    return asked
+
+
 async def _play_one(
     cluster: RunningCluster, session: Session, is_named: bool, on_asked: Callable[[Asked], None]
 ) -> None:
-    headers = {"x-session-id": session.name} if is_named else {}
+    headers = _headers(session, is_named=is_named)
     said: list[tuple[int, ...]] = []
     for index, turn in enumerate(session.turns):
         await asyncio.sleep(turn.think_s)
@@ -70,6 +96,10 @@ async def _play_one(
         answer = await cluster.answer(_body(prompt, turn), headers)
         said.append((*prompt, *answer.token_ids))
         on_asked(_asked(index, answer))
+
+
+def _headers(session: Session, *, is_named: bool) -> dict[str, str]:
+    return {"x-session-id": session.name} if is_named else {}
 
 
 def _body(prompt: tuple[int, ...], turn: Turn) -> dict[str, object]:
@@ -88,4 +118,5 @@ def _asked(index: int, answer: Answer) -> Asked:
         num_prompt_tokens=answer.num_prompt_tokens,
         num_cached_tokens=answer.num_cached_tokens,
         ttft_s=answer.timing.ttft_s,
+        took_s=answer.timing.chunk_at_s[-1] - answer.timing.arrived_at_s,
     )

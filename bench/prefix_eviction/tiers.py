@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bench.prefix_eviction.chains import BLOCK_TOKENS, Chain
 from bench.prefix_eviction.orders import Order, Use
-from engine.core.kept_prefixes import REMEMBERED, USE_PAYS
+from engine.core.blocks.leaving_blocks import REMEMBERED, USE_PAYS
 
 LINEAR_TOKENS = 30_000
 """The position at which attention costs as much as all matrices together, in a model of 8B."""

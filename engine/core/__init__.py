@@ -51,10 +51,16 @@ be computed. A sequence that holds its seat while it is copied, as a swapped one
 way back for every such case. The price is the plan made twice, and the length of the copy in the
 queue.
 
-Prefixes are copied out ahead of their eviction, each once after each use, so an allocation never
-waits for a copy. How far ahead follows from what steps take, while blocks are free too, so the
-first eviction finds copies: what is copied early is twice in memory meanwhile, so a fixed distance
-that bursts need would leave small pools no gain. A burst beyond it loses blocks once. What was used
+Prefixes are copied out ahead of their eviction, each once after each use. How far ahead follows
+from what steps take, while blocks are free too, so the first eviction finds copies: what is copied
+early is twice in memory meanwhile, so a fixed distance that bursts need would leave small pools no
+gain. A plan that evicts more than that copies it first. What running sequences evict is copied in
+their step: no more blocks than they take. An admission that evicts more than a step may copy waits
+while copies are made, a few with each step, so nothing else waits for long, and it waits for a
+hundredth of the time in which as much is computed. To seat it at once, and to copy a block before a
+chunk overwrites it, would save that time, and everything that writes blocks would have to know of
+it. On a device what running sequences evict beyond what was copied ahead is lost, and everywhere
+what a pull evicts beyond that: its blocks may be written as soon as it has begun. What was used
 once is copied too, as far as uses of other blocks pay for it, and takes at most a tenth of host
 memory from the rest: what nobody asks for again costs nothing where nothing is asked for again, and
 little elsewhere. One that is computed again soon after its eviction was used twice: turns of

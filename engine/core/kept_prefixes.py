@@ -1,14 +1,13 @@
 """Prefixes that are kept in host memory when the cache evicts them, and copied back for a hit.
 
-A block is copied out ahead of its eviction, so that no allocation waits for a copy: when a step is
-planned, those that the next steps are about to evict. How far ahead that is follows from what steps
-took lately, of free blocks too, so it is known before the first eviction. A long prompt evicts many
-at once: what is copied too early takes room there while it is here, and a prefix that has lost its
-beginning is worth nothing. What was used once is
-copied as far as uses of other blocks pay for it: where nothing is asked for again, nothing is
-copied. A block is copied back before the sequence that needs it is admitted, and then is a cached
-block like any other. So admissions, handoffs and transfers know nothing of host memory, and a copy
-that fails, or comes too late, means computing.
+A block is copied out ahead of its eviction (`blocks.leaving_blocks`). Where a plan takes more than
+any before, what it evicts is copied in that step itself, before anything else of it. A step that
+copies makes what it decodes wait, so few blocks are copied in one: an admission that evicts more
+waits while they are copied, some with each step. Computing them would take a hundred times as long,
+so nothing that is worth keeping is lost, however long a prompt is. A block is copied back before
+the sequence that needs it is admitted, and then is a cached block like any other. So admissions,
+handoffs and transfers know nothing of host memory, and a copy that fails, or comes too late, means
+computing.
 
 Where steps compute in host memory, copies are made before the step, and both ends of them can be
 found in the plan of that step. On a device the copies are late, as swapped ones are: until one has
@@ -17,36 +16,27 @@ ended, its blocks and host blocks are held, and what it writes cannot be found.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Set
-from itertools import chain, islice, takewhile
+from itertools import chain
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.blocks.host_pool import HostPool
-from engine.core.planner_contract import StepPlan
+from engine.core.blocks.leaving_blocks import LeavingBlocks
+from engine.core.planner_contract import PLAIN_DECODE, StepPlan
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.statistics import StepCounters
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
 
-LEAST_AHEAD = 16
-"""How many allocations ahead of its eviction a block is copied out, at least."""
 MOST_AT_ONCE = 32
-"""So many blocks are copied out in a step, at most: other steps follow before they are evicted."""
-STEPS_AHEAD = 3
-"""So many steps ahead, of those that have taken most blocks lately."""
-_FORGOTTEN = 0.999
-"""What was taken in a step counts so much less with each one that follows."""
+"""So many blocks are copied out in a step, at most, beside those that running sequences evict."""
 
-USE_PAYS = 16
-"""A use of a block that was used before pays for copying so many that were used once. Computing a
-block takes a hundred times as long as copying it, and one use shows that there will be others."""
-REMEMBERED = 4
-"""So many times the blocks of both pools are remembered by their hashes when they are evicted: what
-is computed again was used again. Turns of a conversation are further apart than a pool holds."""
+
+_Admitted = tuple[Sequence, tuple[int, ...]]
+"""A sequence that a plan admits, and the blocks that it has found in the pool."""
 
 
 class KeptPrefixes:
@@ -64,18 +54,7 @@ class KeptPrefixes:
         self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
-        self._num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
-        if is_enabled:
-            prefixes.pool.prefix_cache.remember(REMEMBERED * self._num_blocks)
-        self._most_taken = 0.0
-        """Blocks that a step has taken, the most of late."""
-        self._num_allocated = self._num_used_again = 0
-        self._num_paid = 0
-        """So many blocks that were used once may be copied: no more than both pools have."""
-        self._saved_until = 0
-        """The count of taken blocks until which those that are evicted are saved."""
-        self._ahead: list[int] = []
-        """What was to be evicted next when blocks were last copied out, in this order."""
+        self._leaving = LeavingBlocks(prefixes.pool, host_pool, is_enabled=is_enabled)
         self._planned: list[PrefixCopy] = []
         """Copies of the step that is being planned."""
         self._under_way: list[PrefixCopy] = []
@@ -84,11 +63,18 @@ class KeptPrefixes:
         """Late copies back that have not ended, by what they copy."""
         self._awaited: dict[int, PrefixCopy] = {}
         """The copy that each waiting sequence waits for, by the id of the sequence."""
+        self._held_back: set[int] = set()
+        """The sequences that the latest plan would have admitted if they evicted less, by id."""
 
     @property
     def awaiting(self) -> Set[int]:
         """Sequences that are not to be admitted before a copy has ended, by id."""
-        return self._awaited.keys()
+        return self._awaited.keys() | self._held_back
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the next plan may admit what the latest one did not, because of copies."""
+        return bool(self._held_back)
 
     @property
     def under_way(self) -> Collection[PrefixCopy]:
@@ -116,38 +102,24 @@ class KeptPrefixes:
 
     def begin_plan(self) -> None:
         """Plan copies out that the step makes before it computes, before anything else of it."""
-        if self.is_late or not self.is_enabled:
+        if not self.is_enabled:
             return
-        copy = self._copy_out()
-        if copy is not None:
-            self._planned.append(copy)
-            self._keep(copy)
+        self._held_back.clear()
+        if not self.is_late:
+            self._begin_out(self._leaving.near(), MOST_AT_ONCE)
 
-    def fetch(self, plan: StepPlan, waiting: Collection[Sequence]) -> bool:
-        """Begin to copy back what the plan's admissions lack; if so, it must be made again.
+    def prepare(self, plan: StepPlan, waiting: Collection[Sequence]) -> bool:
+        """Begin the copies that must precede what a plan takes; if so, it must be made again.
 
-        Those blocks are findable then, or their sequences wait for late copies (`awaiting`). For
-        each sequence this is tried once while it waits, so a plan is made again a few times at
-        most.
+        What its admissions lack, and host memory has, is copied back: those blocks are findable
+        then, or their sequences wait for late copies (`awaiting`). For each sequence this is tried
+        once while it waits. Before that, what the plan evicts is copied out. Where that is too much
+        for one step, the largest admission is held back. So a plan is made again a few times.
         """
-        wanted = {one.sequence_id: one.cached_block_ids for one in plan.admissions}
-        if not wanted or not self._host_pool.num_prefixes:
+        if not self.is_enabled:
             return False
-        admitted = []
-        for sequence in waiting:
-            if sequence.sequence_id in wanted:
-                admitted.append((sequence, wanted[sequence.sequence_id]))
-                if len(admitted) == len(wanted):
-                    break
-        # Held until all is allocated, because allocating evicts.
-        held = [block_id for _, cached in admitted for block_id in cached]
-        self._pool.acquire_cached(held)
-        is_begun = False
-        for sequence, cached in admitted:
-            if sequence.fetched is None and not sequence.host_block_ids:
-                is_begun |= self._fetch(sequence, len(cached), held)
-        self._pool.release(held)
-        return is_begun
+        admitted = self._admitted(plan, waiting)
+        return self._hold_back(plan, admitted) or self._fetch_all(admitted)
 
     def end_plan(self, step: PlannedStep) -> None:
         """Plan late copies out of what the step leaves, and give all copies to the step.
@@ -158,11 +130,7 @@ class KeptPrefixes:
         if not self.is_enabled:
             return
         if self.is_late:
-            copy = self._copy_out()
-            if copy is not None:
-                self._pool.acquire_cached(copy.block_ids)
-                self._planned.append(copy)
-                self._under_way.append(copy)
+            self._begin_out(self._leaving.near(), MOST_AT_ONCE)
             step.swap_copies += self._planned
         else:
             outs: list[BlockCopy] = []
@@ -206,7 +174,7 @@ class KeptPrefixes:
         if copy.is_out:
             # What nobody used since is evicted when it would have been.
             unsaved = self._pool.prefix_cache.unsaved
-            self._pool.evict_next(one for one in self._ahead if one not in unsaved)
+            self._pool.evict_next(one for one in self._leaving.order if one not in unsaved)
 
     def check(self) -> None:
         """Raise `AssertionError` if a late copy wrote what can be found, or holds too little."""
@@ -235,72 +203,90 @@ class KeptPrefixes:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _copy_out(self) -> PrefixCopy | None:
-        """Choose blocks to be copied out and allocate host blocks for them."""
-        cache, host_pool = self._pool.prefix_cache, self._host_pool
-        ahead = self._near_eviction()
-        if not ahead:
-            return None
-        most = host_pool.num_available
-        if self.is_late:
-            # One copy at a time, and never more than half of what others could allocate.
-            if any(copy.is_out for copy in self._under_way):
-                return None
-            most = min(most, self._pool.num_available // 2)
-        chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most))
-        wanted = [one for one in chosen if host_pool.find(cache.hash_of(one)) is None]
-        once = [one for one in wanted if one not in cache.reused]
-        # They would make room for each other: the last ones stay.
-        most_once = min(host_pool.num_room_once, self._earn())
-        dropped = set(once[: max(len(once) - most_once, 0)])
-        block_ids = [one for one in wanted if one not in dropped]
-        if len(block_ids) > MOST_AT_ONCE:  # the others are chosen again with the next step
-            del block_ids[MOST_AT_ONCE:]
-            del chosen[chosen.index(block_ids[-1]) + 1 :]
-        if chosen:
-            self._ahead = ahead[: ahead.index(chosen[-1]) + 1]
-        for one in chosen:
-            host_pool.note_use(cache.hash_of(one))
-        cache.unsaved.difference_update(chosen)  # once for each use
-        if not block_ids:
-            return None
-        # What is evicted last comes first, as in a sequence: both pools release in that order.
-        block_ids.reverse()
-        num_once = sum(one not in cache.reused for one in block_ids)
-        self._num_paid -= num_once
-        host_block_ids = host_pool.allocate(len(block_ids), num_once=num_once)
-        hashes = list(map(cache.hash_of, block_ids))
-        return PrefixCopy(block_ids, host_block_ids, hashes, is_out=True)
+    def _admitted(self, plan: StepPlan, waiting: Collection[Sequence]) -> list[_Admitted]:
+        """Return the sequences that a plan admits, and what it has found of each in the pool."""
+        wanted = {one.sequence_id: one.cached_block_ids for one in plan.admissions}
+        admitted: list[_Admitted] = []
+        for sequence in waiting if wanted else ():
+            if sequence.sequence_id in wanted:
+                admitted.append((sequence, wanted[sequence.sequence_id]))
+                if len(admitted) == len(wanted):
+                    break
+        return admitted
 
-    def _near_eviction(self) -> list[int]:
-        """Return the blocks to be evicted next, if one of the first half of them is unsaved.
+    def _hold_back(self, plan: StepPlan, admitted: list[_Admitted]) -> bool:
+        """Begin to copy out what a plan evicts; hold its largest admission back if that goes on.
 
-        What is saved is not looked at again before so many have left the order of eviction.
+        What running sequences evict is copied in the step, or lost where copies are late.
         """
-        unsaved, pool = self._pool.prefix_cache.unsaved, self._pool
-        num_ahead = self._look_ahead()
-        num_near = num_ahead // 2 - pool.num_free
-        if not unsaved or self._saved_until - pool.num_taken >= num_near:
-            return []
-        ahead = pool.next_evicted(num_ahead)
-        num_saved = sum(1 for _ in takewhile(lambda one: one not in unsaved, ahead))
-        self._saved_until = pool.num_taken + num_saved
-        return ahead if num_saved < num_near else []
+        unsaved = self._pool.prefix_cache.unsaved
+        if not unsaved:
+            return False
+        grown = [one.num_new_blocks for one in plan.chunks.values() if one is not PLAIN_DECODE]
+        num_new = sum(grown) + sum(one.num_new_blocks for one in plan.admissions)
+        evicted = self._leaving.evicted_by(num_new, {one for _, found in admitted for one in found})
+        if not evicted:
+            return False
+        if not admitted:
+            if not self.is_late:
+                self._begin_out(evicted, len(evicted))
+            return False
+        for sequence, found in admitted:  # what they begin with is not evicted for that
+            for block_hash in reversed(list(self._prefixes.hashes_behind(sequence, len(found)))):
+                self._host_pool.note_use(block_hash)
+        num_planned = sum(len(copy.block_ids) for copy in self._planned if copy.is_out)
+        has_begun = self._begin_out(evicted, MOST_AT_ONCE - num_planned)
+        # A late copy holds blocks that the plan counts on.
+        must_wait = self.is_late and has_begun
+        if not unsaved.isdisjoint(evicted):
+            must_wait |= bool(num_planned) or has_begun or self._is_copying_out
+        if must_wait:
+            largest = max(plan.admissions, key=lambda one: one.num_new_blocks)
+            self._held_back.add(largest.sequence_id)
+        return must_wait
 
-    def _earn(self) -> int:
-        """Return how many blocks that were used once may be copied now."""
-        num_uses = self._pool.prefix_cache.num_used_again - self._num_used_again
-        self._num_used_again += num_uses
-        self._num_paid = min(self._num_paid + USE_PAYS * num_uses, self._num_blocks)
-        return self._num_paid
+    @property
+    def _is_copying_out(self) -> bool:
+        return any(copy.is_out for copy in self._under_way)
 
-    def _look_ahead(self) -> int:
-        """Return how many allocations ahead of its eviction a block is to be copied out."""
-        num_taken = self._pool.num_allocated - self._num_allocated
-        self._num_allocated += num_taken
-        self._most_taken = max(_FORGOTTEN * self._most_taken, num_taken)
-        wanted = math.ceil(STEPS_AHEAD * self._most_taken)
-        return max(min(wanted, self._pool.num_blocks), LEAST_AHEAD)
+    def _begin_out(self, ahead: list[int], most: int) -> bool:
+        """Begin to copy out at most so many of these blocks; return whether any is.
+
+        Of late copies there is one at a time, which never takes more than half of what others could
+        allocate.
+        """
+        most_room = self._host_pool.num_available
+        if self.is_late:
+            most_room = min(most_room, self._pool.num_available // 2)
+        if not ahead or most <= 0 or (self.is_late and self._is_copying_out):
+            return False
+        block_ids = self._leaving.choose(ahead, most, most_room)
+        if not block_ids:
+            return False
+        host_block_ids = self._leaving.allocate_for(block_ids)
+        hashes = list(map(self._pool.prefix_cache.hash_of, block_ids))
+        copy = PrefixCopy(block_ids, host_block_ids, hashes, is_out=True)
+        self._planned.append(copy)
+        if self.is_late:
+            self._pool.acquire_cached(block_ids)
+            self._under_way.append(copy)
+        else:
+            self._keep(copy)
+        return True
+
+    def _fetch_all(self, admitted: list[_Admitted]) -> bool:
+        """Begin to copy back what these sequences lack; return whether anything is."""
+        if not admitted or not self._host_pool.num_prefixes:
+            return False
+        # Held until all is allocated, because allocating evicts.
+        held = [block_id for _, cached in admitted for block_id in cached]
+        self._pool.acquire_cached(held)
+        is_begun = False
+        for sequence, cached in admitted:
+            if sequence.fetched is None and not sequence.host_block_ids:
+                is_begun |= self._fetch(sequence, len(cached), held)
+        self._pool.release(held)
+        return is_begun
 
     def _fetch(self, sequence: Sequence, num_cached: int, held: list[int]) -> bool:
         """Begin to copy back what a sequence lacks, up to the first block that is nowhere."""

@@ -110,7 +110,7 @@ class StopRule(Enum):
     COPYING = "copying"
     """What is needed comes when copies to host memory have ended."""
     FETCHING = "fetching"
-    """The head's prefix is being copied back from host memory."""
+    """The head's prefix is being copied back from host memory, or what it would evict there."""
     BEGUN = "begun"
     """The step had begun before the one before it ended, so no admission was tried."""
 
@@ -135,7 +135,7 @@ class AheadRule(Enum):
     """A request arrived, or KV has landed."""
     PREFIX = "prefix"
     """The step made tokens findable that an admitted prompt begins with, or they were found in
-    host memory."""
+    host memory, or what a prompt evicts was still to be copied there."""
 
 
 class PreemptionReason(Enum):

@@ -1,8 +1,7 @@
 """The one writer of sequences and blocks: takes events, calls the planner, applies its decision.
 
 Reading order: `add` and `plan` (a step begins), `apply` (its results), `land` (KV from another
-node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as values;
-the caller reports them.
+node), `finish`, `release` and `end_quarantine` (the ends). The caller reports what they return.
 """
 
 from __future__ import annotations
@@ -198,7 +197,7 @@ class Scheduler:
         else:
             ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
             plan = ahead or tried or self._decide()
-            while self.kept_prefixes.fetch(plan, self.waiting):
+            while self.kept_prefixes.prepare(plan, self.waiting):
                 plan = self._decide()
         self.counters.on_plan(plan)
         step, ratio_before = self._take(plan, by_id), self.reservation.ratio
@@ -215,12 +214,13 @@ class Scheduler:
         """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""
         if step.batch.has_gone_on:
             self._why_not_ahead = AheadRule.NOTHING_LEFT  # if none of its sequences goes on
-            return
-        if step.has_drafts:
+        elif step.has_drafts:
             self._why_not_ahead = AheadRule.DRAFTS
-            return
-        forecast = Forecast(step, self.running, self.seats, self.pool, self.limits.block_size)
-        self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
+        elif self.kept_prefixes.holds_back:
+            self._why_not_ahead = AheadRule.PREFIX
+        else:
+            forecast = Forecast(step, self.running, self.seats, self.pool, self.limits.block_size)
+            self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
     def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
         """Record what the runner computed; finished sequences have released their blocks.
@@ -339,7 +339,7 @@ class Scheduler:
         if ahead is not None:
             plan = ahead.take(running, self.waiting, self._prefixes, has_drafts=has_drafts)
             rule = ahead.rule
-            if plan is not None and self.kept_prefixes.fetch(plan, self.waiting):
+            if plan is not None and self.kept_prefixes.prepare(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
         self.counters.plans_ahead[rule.value] += 1
         return plan

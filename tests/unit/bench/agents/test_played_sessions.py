@@ -11,8 +11,8 @@ import pytest
 
 from bench.agents.__main__ import WAYS, compared, regimes
 from bench.agents.figures import Played, computed_ratio, figures, last_turn, ratio
-from bench.agents.playing import Asked, play
-from bench.agents.sessions import Session, Shape, make_sessions
+from bench.agents.playing import Asked, play, play_by_turns
+from bench.agents.sessions import Session, Shape, make_lone_prompts, make_sessions
 from bench.running_cluster import Answer, RunningCluster
 from common.observing.latency import RequestTiming
 from node.flow.pulls.pull_cost import PullCost
@@ -85,7 +85,13 @@ def turns(ttft_s: float, num_computed: int) -> Played:
     """Three turns, the last of which takes three times as long."""
     return Played(
         tuple(
-            Asked(turn=n, num_prompt_tokens=500, num_cached_tokens=500 - num_computed, ttft_s=s)
+            Asked(
+                turn=n,
+                num_prompt_tokens=500,
+                num_cached_tokens=500 - num_computed,
+                ttft_s=s,
+                took_s=s + 1,
+            )
             for n, s in enumerate((ttft_s, ttft_s, 3 * ttft_s))
         )
     )
@@ -111,14 +117,40 @@ def test_ratios_say_which_is_which() -> None:
 
 
 def test_what_caching_costs_where_nothing_repeats_is_the_largest_share() -> None:
+    """Each prompt is compared with itself: one that waited for something else changes nothing."""
     off = Played(turns(2.0, 500).asked, 100.0, 50.0)
-    now = Played(turns(2.01, 500).asked, 99.0, 51.0)
+    first, second, third = turns(2.02, 500).asked
+    now = Played((replace(first, ttft_s=90.0, took_s=90.0), second, third), 99.0, 51.0)
     assert compared("no_reuse", {"no_reuse": {"off": off, "now": now}}) == {
-        "ttft_share": 0.005,
-        "time_share": -0.01,
+        "ttft_share": 0.01,
+        "time_share": 0.0086,
         "cpu_share": 0.02,
         "cost_share": 0.02,
     }
+
+
+async def test_clusters_are_asked_by_turns_and_each_for_every_prompt() -> None:
+    order: list[str] = []
+
+    class Named(FakeCluster):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self._name = name
+
+        async def answer(self, body: Mapping[str, Any], headers: dict[str, str]) -> Answer:
+            order.append(self._name)
+            return await super().answer(body, headers)
+
+    clusters = {name: Named(name) for name in ("off", "now")}
+    sessions = make_lone_prompts(2, 2, 3)
+    asked = await play_by_turns(cast(dict[str, RunningCluster], clusters), sessions, named={"now"})
+    assert order == ["off", "now", "now", "off", "off", "now", "now", "off"]
+    prompts = [list(turn.new_tokens) for session in sessions for turn in session.turns]
+    for name, cluster in clusters.items():
+        assert [prompt for prompt, _ in cluster.asked] == prompts
+        assert all(bool(headers) == (name == "now") for _, headers in cluster.asked)
+        assert [one.num_prompt_tokens for one in asked[name]] == list(map(len, prompts))
+        assert [one.took_s for one in asked[name]] == [0.5] * 4
 
 
 def test_before_no_node_pulls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from bench.prefix_eviction.__main__ import measure
 from bench.prefix_eviction.chains import BLOCK_TOKENS, Chain, of_agents, of_trace
 from bench.prefix_eviction.orders import ORDERS, Order, Use
 from bench.prefix_eviction.tiers import Kept, Tiers, cost, next_uses, replay
-from engine.core.kept_prefixes import USE_PAYS
+from engine.core.blocks.leaving_blocks import USE_PAYS
 from simulator.trace_file import TraceRequest
 
 WORTHLESS = Use(1.0, math.inf)

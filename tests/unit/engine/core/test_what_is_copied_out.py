@@ -7,12 +7,8 @@ from itertools import takewhile
 import pytest
 
 from engine.core.blocks.block_pool import BlockPool
-from engine.core.kept_prefixes import (
-    LEAST_AHEAD,
-    MOST_AT_ONCE,
-    REMEMBERED,
-    USE_PAYS,
-)
+from engine.core.blocks.leaving_blocks import LEAST_AHEAD, REMEMBERED, USE_PAYS
+from engine.core.kept_prefixes import MOST_AT_ONCE
 from engine.core.sequences.sequence import Sequence
 from tests.support.engine.build import Engine, make_prompt, make_request
 from tests.support.engine.keeping import (

@@ -1,0 +1,226 @@
+"""A plan that evicts more than was copied ahead: that is copied first, few blocks in each step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from engine.core.kept_prefixes import MOST_AT_ONCE
+from engine.core.planner_contract import StopRule
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep
+from tests.support.engine.build import (
+    STRICT,
+    Engine,
+    check_idle,
+    make_prompt,
+    make_request,
+    num_late_copies,
+    status_of,
+)
+from tests.support.engine.keeping import (
+    LATE,
+    check_answer,
+    counters,
+    fill_and_release,
+    finish_copies,
+    keeping,
+    rest,
+)
+
+NUM_BLOCKS = 400
+FAMILIES = range(1, 20)
+FAMILY_BLOCKS = 20
+LARGE = 99
+"""The family of a prompt that is far larger than all before."""
+
+
+def full(num_host_blocks: int = 2 * NUM_BLOCKS, **given: object) -> Engine:
+    """A pool of 400 blocks that 19 prompts have used twice and filled, some of it copied ahead."""
+    engine = keeping(
+        num_host_blocks,
+        **{"num_blocks": NUM_BLOCKS, "budget": 2000, "max_model_len": 4 * NUM_BLOCKS, **given},
+    )
+    for family in FAMILIES:
+        for _ in range(2):
+            fill_and_release(engine, FAMILY_BLOCKS, family)
+            rest(engine)
+    return engine
+
+
+def ask_large(engine: Engine, num_blocks: int, **kind: bool) -> Sequence:
+    prompt = make_prompt(4 * num_blocks - 3, LARGE)
+    return engine.add(make_request(prompt, max_tokens=1), **kind)
+
+
+def found(engine: Engine) -> dict[int, int]:
+    """How many blocks of each family are found."""
+    probes = {one: Sequence(999, make_request(make_prompt(80, one))) for one in FAMILIES}
+    return {one: engine.scheduler.num_cached_tokens(probe) // 4 for one, probe in probes.items()}
+
+
+def num_copied(step: PlannedStep) -> int:
+    late = (copy.block_ids for copy in step.swap_copies if copy.is_out)
+    return sum(map(len, [*late, *(copy.block_ids for copy in step.swap_outs)]))
+
+
+@LATE
+@pytest.mark.parametrize("num_blocks", [40, 150, 380])
+def test_whatever_the_size_of_an_eviction_nothing_that_was_used_twice_is_lost(
+    num_blocks: int, num_copy_polls: int | None
+) -> None:
+    engine = full(num_copy_polls=num_copy_polls)
+    num_before = engine.scheduler.pool.num_evicted
+    large = ask_large(engine, num_blocks)
+    engine.run()
+    assert engine.scheduler.pool.num_evicted - num_before >= num_blocks - 20
+    assert found(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_answer(engine, large)
+    check_idle(engine.scheduler)
+
+
+@LATE
+def test_no_step_copies_many_blocks_however_large_the_eviction(num_copy_polls: int | None) -> None:
+    """A step that copies makes what it decodes wait."""
+    engine = full(num_copy_polls=num_copy_polls)
+    large, copied = ask_large(engine, 380), []
+    while status_of(large) is SequenceStatus.WAITING:
+        step = engine.plan()
+        copied.append(num_copied(step))
+        assert step.made_progress or num_late_copies(engine.scheduler)
+        assert step.sequences or step.stopped_by in (StopRule.FETCHING, StopRule.NO_BLOCKS)
+        engine.apply(step)
+    assert max(copied) == MOST_AT_ONCE
+    num_steps = math.ceil(sum(copied) / MOST_AT_ONCE)
+    assert len(copied) <= (num_steps + 1) * (1 + (num_copy_polls or 0)) + 1
+    assert num_steps > 8
+
+
+@LATE
+def test_a_reservation_waits_too(num_copy_polls: int | None) -> None:
+    """Another node writes its blocks as soon as it has them."""
+    engine = full(num_copy_polls=num_copy_polls)
+    large = ask_large(engine, 380, has_remote_kv=True)
+    engine.run_until(lambda: status_of(large) is SequenceStatus.WAITING_FOR_KV)
+    finish_copies(engine)
+    rest(engine)
+    assert found(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    engine.scheduler.finish(large)
+    engine.scheduler.end_quarantine(large)
+    check_idle(engine.scheduler)
+
+
+@LATE
+def test_what_a_prompt_begins_with_is_not_evicted_for_what_it_evicts(
+    num_copy_polls: int | None,
+) -> None:
+    """Host memory is full: what is copied there takes the place of what was used first."""
+    engine = full(6 * FAMILY_BLOCKS, num_copy_polls=num_copy_polls)
+    fill_and_release(engine, 200, LARGE)
+    rest(engine)
+    in_host = [one for one, number in found(engine).items() if number == FAMILY_BLOCKS - 1]
+    first = in_host[0]
+    assert not engine.scheduler.pool.prefix_cache.match(
+        engine.scheduler.prefix_transfers.missing(
+            Sequence(998, make_request(make_prompt(80, first))), 80
+        )[1]
+    )
+    prompt = (*make_prompt(76, first), *make_prompt(4 * 300, LARGE + 1))
+    asked = engine.add(make_request(prompt, max_tokens=1))
+    engine.run()
+    assert asked.num_cached_tokens == 4 * (FAMILY_BLOCKS - 1)
+    check_answer(engine, asked)
+
+
+@LATE
+def test_others_pass_a_prompt_whose_evictions_are_copied(num_copy_polls: int | None) -> None:
+    engine = full(num_copy_polls=num_copy_polls, seats=2, skip_ahead_window=2)
+    large = ask_large(engine, 380)
+    short = engine.add(make_request(make_prompt(5, 70), max_tokens=3, ignore_eos=True))
+    engine.run_until(lambda: status_of(short) is SequenceStatus.FINISHED)
+    assert status_of(large) is SequenceStatus.WAITING
+    engine.run()
+    check_answer(engine, large)
+    check_answer(engine, short)
+    assert found(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+
+
+@LATE
+def test_a_prompt_that_ends_while_its_evictions_are_copied_leaves_nothing(
+    num_copy_polls: int | None,
+) -> None:
+    engine = full(num_copy_polls=num_copy_polls)
+    large = ask_large(engine, 380)
+    engine.step()
+    assert engine.scheduler.kept_prefixes.awaiting == {large.sequence_id}
+    engine.scheduler.finish(large)
+    finish_copies(engine)
+    rest(engine)
+    assert not engine.scheduler.kept_prefixes.awaiting
+    check_idle(engine.scheduler)
+    assert found(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+
+
+@LATE
+def test_of_more_than_host_memory_holds_the_last_ones_are_copied_and_no_others(
+    num_copy_polls: int | None,
+) -> None:
+    engine = full(60, num_copy_polls=num_copy_polls)
+    num_before = counters(engine).num_prefix_blocks_out
+    fill_and_release(engine, 380, LARGE)
+    assert counters(engine).num_prefix_blocks_out - num_before <= 60 + MOST_AT_ONCE
+    kept = Counter(found(engine).values())
+    assert kept[FAMILY_BLOCKS - 1] >= 2
+    assert sum(number * times for number, times in kept.items()) >= 55
+
+
+@LATE
+def test_without_room_in_host_memory_nothing_waits(num_copy_polls: int | None) -> None:
+    engine = full(0, num_copy_polls=num_copy_polls)
+    large = ask_large(engine, 380)
+    step = engine.plan()
+    assert step.sequences == [large]
+    engine.apply(step)
+    engine.run()
+    check_answer(engine, large)
+    check_idle(engine.scheduler)
+
+
+def test_what_many_answers_evict_in_one_step_is_copied_in_it() -> None:
+    """Their prompts came one by one, so no step before took more than two blocks."""
+    size, num_answers, families = 64, 40, range(1, 21)
+    engine = Engine(
+        num_blocks=2 * num_answers,
+        seats=num_answers,
+        budget=1000,
+        block_size=size,
+        max_model_len=8 * size,
+        num_host_blocks=400,
+        keeps_prefixes=True,
+        **STRICT,
+    )
+    for family in families:
+        for _ in range(2):
+            engine.add(make_request(make_prompt(2 * size + 1, family), max_tokens=1))
+            engine.run()
+    asked = []
+    for number in range(num_answers):
+        prompt = make_prompt(20 + number, 100 + number)
+        asked.append(engine.add(make_request(prompt, max_tokens=50, ignore_eos=True)))
+        engine.step()
+    evicted, copied = [], []
+    while engine.scheduler.running:
+        num_before = engine.scheduler.pool.num_evicted
+        step = engine.plan()
+        evicted.append(engine.scheduler.pool.num_evicted - num_before)
+        copied.append(num_copied(step))
+        engine.apply(step)
+    assert max(evicted) == num_answers
+    assert num_answers // 2 < max(copied) <= MOST_AT_ONCE + num_answers
+    probes = [Sequence(999, make_request(make_prompt(2 * size + 1, one))) for one in families]
+    assert {engine.scheduler.num_cached_tokens(one) for one in probes} == {2 * size}
+    for sequence in asked:
+        check_answer(engine, sequence)
