@@ -129,7 +129,9 @@ def test_what_the_kernels_do_not_check_is_refused(field: str, value: int, proble
     elif field == "num_blocks":
         seats.num_blocks[batch.rows] = value
     elif hasattr(batch, field):
-        getattr(batch, field)[3] = value
+        column = getattr(batch, field).copy()  # columns of plain decodes are shared
+        column[3] = value
+        setattr(batch, field, column)
     else:
         limits = replace(LIMITS, **{field: value})
     with pytest.raises(InternalError, match=problem):
