@@ -43,7 +43,7 @@ compiled-kernels: env demo-model
 
 # More processes than two cores can run at once: most integration and contract tests wait most of
 # the time, for processes that start, leases that end and peers that are silent.
-test: compiled-kernels  ## run the everyday tests, some 12 minutes
+test: compiled-kernels  ## run the everyday tests, some 10 minutes
 	$(BIN)/python -m pytest --numprocesses 6 $(BY_FILES) --durations=15 $(ARGS)
 
 test-quick: env  ## run the unit tests without those of kernels, training and benchmarks
