@@ -25,7 +25,7 @@ from tests.support.stores.redis_server import RedisServer
 
 pytestmark = [pytest.mark.timeout(300)]
 
-NUM_MOVES = 20
+NUM_MOVES = 50
 NUM_CLIENTS = 6
 ROLES = ("prefill", "decode", "mixed")
 PATH = "/v1/cluster/role"
@@ -113,7 +113,7 @@ def questions() -> list[Fields]:
     ]
 
 
-def test_roles_move_many_times_under_load(cluster: Cluster, api: Api) -> None:
+def test_roles_move_fifty_times_under_load(cluster: Cluster, api: Api) -> None:
     fields = questions()
     wanted = [api.complete(**one) for one in fields]
     is_over, ended = threading.Event(), list[int]()
