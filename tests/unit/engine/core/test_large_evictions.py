@@ -114,6 +114,20 @@ def test_a_reservation_waits_too(num_copy_polls: int | None) -> None:
 
 
 @LATE
+@pytest.mark.parametrize("num_new", [5, 40, 150, 350])
+def test_what_is_evicted_in_place_of_what_a_prompt_begins_with_is_not_lost(
+    num_new: int, num_copy_polls: int | None
+) -> None:
+    """It begins with what would be evicted first: as many blocks behind that are evicted more."""
+    engine = full(num_copy_polls=num_copy_polls)
+    prompt = (*make_prompt(76, FAMILIES[0]), *make_prompt(4 * num_new, LARGE))
+    asked = engine.add(make_request(prompt, max_tokens=1))
+    engine.run()
+    assert asked.num_cached_tokens - asked.num_host_tokens == 4 * (FAMILY_BLOCKS - 1)
+    assert found(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+
+
+@LATE
 def test_what_a_prompt_begins_with_is_not_evicted_for_what_it_evicts(
     num_copy_polls: int | None,
 ) -> None:
