@@ -100,6 +100,44 @@ def test_no_step_copies_many_blocks_however_large_the_eviction(num_copy_polls: i
 
 
 @LATE
+def test_what_is_copied_ahead_counts_among_what_a_step_copies(num_copy_polls: int | None) -> None:
+    engine = full(num_copy_polls=num_copy_polls)
+    fill_and_release(engine, 60, LARGE + 1)  # copies ahead of what comes next are not made yet
+    large, copied = ask_large(engine, 380), []
+    while status_of(large) is SequenceStatus.WAITING:
+        step = engine.plan()
+        copied.append(num_copied(step))
+        engine.apply(step)
+    assert max(copied) == MOST_AT_ONCE
+
+
+def test_a_prompt_whose_evictions_one_step_copies_does_not_wait() -> None:
+    engine = full()
+    large = ask_large(engine, 70)
+    step = engine.plan()
+    assert 0 < num_copied(step) <= MOST_AT_ONCE
+    assert status_of(large) is not SequenceStatus.WAITING
+
+
+@LATE
+def test_steps_that_are_planned_ahead_do_not_pass_a_prompt_whose_evictions_are_copied(
+    num_copy_polls: int | None,
+) -> None:
+    engine = full(num_copy_polls=num_copy_polls, seats=2, is_ahead=True)
+    long = engine.add(make_request(make_prompt(5, 70), max_tokens=150, ignore_eos=True))
+    engine.step()
+    large, num_steps = ask_large(engine, 250), 0
+    while status_of(large) is SequenceStatus.WAITING:
+        engine.step()
+        num_steps += 1
+    assert status_of(long) is SequenceStatus.RUNNING_DECODE
+    assert num_steps <= (math.ceil(250 / MOST_AT_ONCE) + 3) * (1 + (num_copy_polls or 0))
+    engine.run()
+    check_answer(engine, large)
+    check_answer(engine, long)
+
+
+@LATE
 def test_a_reservation_waits_too(num_copy_polls: int | None) -> None:
     """Another node writes its blocks as soon as it has them."""
     engine = full(num_copy_polls=num_copy_polls)
