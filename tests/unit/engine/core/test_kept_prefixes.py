@@ -306,6 +306,21 @@ def test_a_plan_made_ahead_is_made_again_when_a_prefix_has_come() -> None:
 
 
 @LATE
+def test_a_plan_made_ahead_that_lacks_what_is_in_host_memory_is_made_again(
+    num_copy_polls: int | None,
+) -> None:
+    engine = keeping(64, num_blocks=12, is_ahead=True, num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    before = engine.plans_ahead.get("prefix", 0)
+    engine.add(make_request(make_prompt(5, 90), max_tokens=5, ignore_eos=True))
+    asked = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
+    engine.run()
+    assert asked.num_host_tokens == 12
+    assert engine.plans_ahead.get("prefix", 0) - before == 1
+
+
+@LATE
 def test_a_preempted_sequence_takes_the_place_of_prefixes(num_copy_polls: int | None) -> None:
     engine = keeping(
         3, num_copy_polls=num_copy_polls, seats=2, preemption_mode="swap", min_progress_tokens=0
