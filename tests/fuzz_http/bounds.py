@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.memory import memory_of
 from tests.support.cluster.processes import is_alive
+from tests.support.observing.process_tasks import children_of
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 512 * MIB
@@ -93,7 +94,7 @@ class Processes:
             for child in process.children():
                 with contextlib.suppress(OSError, ValueError):
                     one.children[child] = memory_of(child)
-                    one.num_grandchildren += _num_children(child)
+                    one.num_grandchildren += len(children_of(child))
             held[name] = one
         return held
 
@@ -164,9 +165,3 @@ def _metrics(cluster: Cluster) -> dict[str, str]:
         name: httpx.get(f"{url}/metrics", timeout=10.0, headers=cluster.headers).text
         for name, url in addresses.items()
     }
-
-
-def _num_children(pid: int) -> int:
-    return sum(
-        len(task.read_text().split()) for task in Path(f"/proc/{pid}/task").glob("*/children")
-    )

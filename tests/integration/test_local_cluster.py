@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.support.observing.process_tasks import children_of
 
 FAKE_CLUSTER = Path(__file__).with_name("fake_cluster.py")
 NAMES = ("router", "prefill-1", "decode-1")
@@ -393,10 +394,6 @@ def test_a_port_in_use_is_refused_before_anything_runs(
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert "--port" in done.stderr
     assert "/nowhere" not in done.stderr
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def command(pid: int) -> str:

@@ -30,7 +30,8 @@ from tests.support.cluster.books import NodeBooks
 from tests.support.cluster.processes import SOURCES, role_environment
 from tests.support.cluster.serving_up import serving_up
 from tests.support.key_folders import make_keys
-from tests.support.observing.listeners import listening_sockets, process_tree
+from tests.support.observing.listeners import listening_sockets
+from tests.support.observing.process_tasks import process_tree
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from pdserve.local_cluster.child_process import described_exit, ending_with_parent
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.forked_serve import ForkedServe
+from tests.support.observing.process_tasks import children_of
 
 SOURCES = Path(__file__).resolve().parents[3]
 """This checkout."""
@@ -73,13 +73,7 @@ class ServeProcess:
 
     def children(self) -> list[int]:
         """The processes that it started and that run: a router plans large bodies in one."""
-        if not self.is_running:
-            return []
-        found: list[int] = []
-        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
-                found += map(int, task.read_text().split())
-        return found
+        return children_of(self.pid) if self.is_running else []
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone, and every process that it started."""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any
 
 from tests.support.clocks.stall_free_clock import StallFreeClock
 from tests.support.cluster.api import Api, Fields
 from tests.support.cluster.forked_serve import FORKS
 from tests.support.models.tiny_model import prompt_tokens
+from tests.support.observing.process_tasks import tasks_of
 
 TICK_S = 0.02
 PAUSES_S = {"health": 0.1, "completion": 0.2, "stream": 0.1}
@@ -92,9 +92,9 @@ class CoreQueue:
 
 def _queued_ns(pid: int) -> dict[str, int]:
     found = {}
-    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+    for task in tasks_of(pid):
         with contextlib.suppress(OSError, ValueError):
-            found[task.parent.name] = int(task.read_text().split()[1])
+            found[task.name] = int((task / "schedstat").read_text().split()[1])
     return found
 
 

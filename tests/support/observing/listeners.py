@@ -26,16 +26,6 @@ def listening_sockets(pid: int) -> list[str]:
     return sorted(found)
 
 
-def process_tree(pid: int) -> list[int]:
-    """The process and all that it started, directly or not."""
-    found = [pid]
-    for parent in found:  # it grows
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # a thread that ended
-                found += map(int, task.read_text().split())
-    return found
-
-
 def _inodes(pid: int) -> set[str]:
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():

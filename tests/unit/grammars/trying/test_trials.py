@@ -29,6 +29,7 @@ from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.processes import is_alive
 from tests.support.grammars.hostile_grammars import CRASHING, LONG
 from tests.support.models.tiny_model import make_tiny_model
+from tests.support.observing.process_tasks import children_of
 
 WAIT_S = 60.0
 GOOD = Trial(Grammar(GrammarKind.REGEX, "[0-9]{3}"))
@@ -169,8 +170,8 @@ def fork_of(trials: GrammarTrials, *others: int) -> int:
     """The process of the one trial that runs, once there is one that is none of the `others`."""
 
     def forks() -> list[int]:
-        text = Path(f"/proc/{trials.pid}/task/{trials.pid}/children").read_text()
-        return [int(one) for one in text.split() if int(one) not in others]
+        assert trials.pid is not None
+        return [one for one in children_of(trials.pid) if one not in others]
 
     wait_until(lambda: bool(forks()), "a trial runs")
     return forks()[0]
