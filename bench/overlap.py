@@ -111,7 +111,12 @@ class DeviceNode:
 
     def _flow(self) -> NodeFlow:
         place = LandingPlace(
-            node=_HERE, kv_endpoint="", fingerprint="bench", kv_description="", lease_s=30.0
+            node=_HERE,
+            kv_endpoint="",
+            fingerprint="bench",
+            kv_description="",
+            layer_bytes=(),
+            lease_s=30.0,
         )
         return NodeFlow(
             self.scheduler,

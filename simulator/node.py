@@ -261,6 +261,7 @@ def flow_of(
         kv_endpoint=me.node_id,
         fingerprint=model.layout.fingerprint,
         kv_description=model.layout.description,
+        layer_bytes=tuple(one.num_bytes for one in model.layout.layers),
         lease_s=config.handoff.lease_s,
     )
     return NodeFlow(

@@ -108,7 +108,12 @@ class _WatchedFlow(NodeFlow):
 
     def __init__(self, replay: Replay, scheduler: Scheduler, limits: FlowLimits) -> None:
         place = LandingPlace(
-            node=_NODE, kv_endpoint="", fingerprint="replay", kv_description="", lease_s=1.0
+            node=_NODE,
+            kv_endpoint="",
+            fingerprint="replay",
+            kv_description="",
+            layer_bytes=(),
+            lease_s=1.0,
         )
         super().__init__(
             scheduler,

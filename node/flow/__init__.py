@@ -7,6 +7,7 @@ attempts/         the attempts on a node, from their queue to what routers hear 
 pulls/            what nodes take out of each other's prefix caches
 disk/             what a node reads from disk where that pays, and what it writes there
 pause             a time in which something that failed is left alone
+layers_to_push    when layers of computed blocks are handed to the connector
 landing_place     where KV of other nodes lands, and the tickets that let it
 flow_limits       which requests a node could never answer
 messages          messages to the step thread, and the effects that it wants

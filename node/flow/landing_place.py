@@ -23,6 +23,8 @@ class LandingPlace:
     kv_endpoint: str
     fingerprint: str
     kv_description: str
+    layer_bytes: tuple[int, ...]
+    """Bytes of a block, by layer."""
     lease_s: float
 
 

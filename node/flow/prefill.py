@@ -36,6 +36,7 @@ from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt, emit_tokens, refused
 from node.flow.landing_place import LandingPlace
+from node.flow.layers_to_push import LayersToPush
 from node.flow.messages import (
     AbortTransfer,
     AnswerCall,
@@ -136,8 +137,8 @@ class SentPrompts:
     def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
         """Return the pushes for a step.
 
-        Blocks that are complete already are sent at once, those that the step completes after each
-        of its layers.
+        Blocks that are complete already are sent at once, those that the step completes layer by
+        layer.
         """
         if not self._tickets:
             return None
@@ -159,7 +160,8 @@ class SentPrompts:
             completed += self._take_blocks(attempt, num_done)
         if not completed:
             return Pushes(before, None) if before else None
-        return Pushes(before, lambda layer: [push.of_layer(layer) for push in completed])
+        layers = LayersToPush(completed, self._landing_place.layer_bytes)
+        return Pushes(before, layers.on_computed)
 
     def _push_cached(self, push: PushBlocks) -> Effect:
         """Push blocks that were computed before this step; first copy them where that is needed."""

@@ -105,6 +105,7 @@ def landing_place(
         kv_endpoint=connector.endpoint,
         fingerprint=model.layout.fingerprint,
         kv_description=kv_description(config, model),
+        layer_bytes=tuple(one.num_bytes for one in model.layout.layers),
         lease_s=config.handoff.lease_s,
     )
 

@@ -218,6 +218,7 @@ def landing_place(node: KVNode) -> LandingPlace:
         kv_endpoint=node.connector.endpoint,
         fingerprint=node.layout.fingerprint,
         kv_description="hashes",
+        layer_bytes=tuple(one.num_bytes for one in node.layout.layers),
         lease_s=60.0,
     )
 

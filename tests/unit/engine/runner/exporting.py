@@ -102,6 +102,7 @@ class PrefillNode:
             kv_endpoint="none",
             fingerprint=runner.layout.fingerprint,
             kv_description="",
+            layer_bytes=tuple(one.num_bytes for one in runner.layout.layers),
             lease_s=60.0,
         )
         flow = NodeFlow(
