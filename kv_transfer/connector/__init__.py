@@ -3,6 +3,7 @@
 shell             the connector
 connector_parts   what the ends share
 sending_end       the sending machine, the pool it reads, its end of every lane
+queued_calls      calls of the sending machine that other threads queue
 receiving_end     the receiving machine, the pool it writes, the fence of `revoke`
 fallbacks         pairs that do without a faster lane: why, until when
 transfer_metrics  times and bytes of each transfer and landing
@@ -15,9 +16,10 @@ Decisions:
 
 The step thread queues what is sent, and does nothing else for it. `open`, `push`, `commit` and
 `abort` are calls of the sending machine that the connector's thread makes, in order, so that
-machine needs no lock, and a push takes a microsecond for any number of blocks. It becomes frames as
-the window opens, in parts of at most 1024 blocks. What is wrong with a push therefore ends its
-transfer instead of raising.
+machine needs no lock, and a push takes a microsecond for any number of blocks. Pushes that wait
+together are taken together, with one acknowledgement. They become frames as the window opens, in
+parts of at most 1024 blocks. What is wrong with a push therefore ends its transfer instead of
+raising.
 
 Where a pool is on a card, lanes of the host see a ring: a small pool of the same layout, in which a
 block is a slot for any layer. A lane reads and writes blocks in their places, and does not know

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVarTuple, assert_never
@@ -18,6 +17,7 @@ from kv_transfer.connector.card_ring import OnCopied
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.fallbacks import Fallbacks
 from kv_transfer.connector.frames_to_send import FramesToSend, FrameToSend
+from kv_transfer.connector.queued_calls import QueuedCalls
 from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Ticket
 from kv_transfer.lanes import pieces
@@ -51,10 +51,10 @@ Args = TypeVarTuple("Args")
 class SendingEnd:
     """The sending half of a connector.
 
-    Any thread may call `open`, `call` and the properties. Both only queue a call of the machine, so
-    that the thread which runs steps is hardly delayed. Everything else, with the machine, belongs
-    to the connector's thread: `take_calls` makes these calls there, in their order. Effects go into
-    the connector's queue.
+    Any thread may call `open`, `push`, `call` and the properties. These only queue calls of the
+    machine, so that the thread which runs steps is hardly delayed. Everything else, with the
+    machine, belongs to the connector's thread: `take_calls` makes these calls there, in their
+    order. Effects go into the connector's queue.
 
     The workers read and hash the bytes of a frame. The frames of a connection are sent in order,
     each when it and all before it are ready.
@@ -82,7 +82,7 @@ class SendingEnd:
         self._clock = parts.clock
         self._effects = parts.effects
         self._workers = parts.workers
-        self._calls: deque[Callable[[], list[SenderEffect]]] = deque()
+        self._calls = QueuedCalls(self.machine)
         # For what `open` checks; not held while the machine works.
         self._lock = threading.Lock()
         self._is_closed = False
@@ -122,18 +122,26 @@ class SendingEnd:
                 raise ValueError(f"lease {token:#x} is open already")
             self._open.add(token)
             self._metrics.on_open(token, Peer(ticket.kv_endpoint, ticket.decode_node), now_s)
-            self._calls.append(partial(self.machine.on_open, ticket, deadline_s, now_s, priority))
+            self._calls.add(partial(self.machine.on_open, ticket, deadline_s, now_s, priority))
 
     def call(self, event: Callable[[*Args], list[SenderEffect]], *args: *Args) -> None:
         """Queue a call of `machine`, and wake its thread; after `close` everything has ended."""
         if not self._is_closed:
-            self._calls.append(partial(event, *args))
+            self._calls.add(partial(event, *args))
+            self._transport.wake()
+
+    def push(
+        self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> None:
+        """Queue a push, like `call`."""
+        if not self._is_closed:
+            self._calls.add_push(lease_token, layer, ordinals, source_blocks)
             self._transport.wake()
 
     def take_calls(self) -> None:
         """Make the queued calls."""
         while self._calls:
-            self._effects.extend(self._calls.popleft()())
+            self._effects.extend(self._calls.take_next())
 
     def on_ended(self, lease_token: int) -> None:
         """Forget a transfer whose end is being reported."""
@@ -189,7 +197,7 @@ class SendingEnd:
             self._is_closed = True
         while self._calls:
             try:
-                self._effects.extend(self._calls.popleft()())
+                self._effects.extend(self._calls.take_next())
             except Exception:  # What is open ends in any case.
                 logger.exception("a call of the KV connector failed while it was closed")
         self._effects.extend(self.machine.on_close(self._clock.now_s()))

@@ -174,9 +174,7 @@ class TransportConnector:
     def push(
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        self._sending.call(
-            self._sending.machine.on_push, lease_token, layer, ordinals, source_blocks
-        )
+        self._sending.push(lease_token, layer, ordinals, source_blocks)
 
     def commit(self, lease_token: int, commit: Commit) -> None:
         self._metrics.on_commit(lease_token, self._clock.now_s())

@@ -121,8 +121,16 @@ class Sender:
         return effects
 
     def on_push(
-        self, token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+        self,
+        token: int,
+        layer: int,
+        ordinals: Sequence[int],
+        source_blocks: Sequence[int],
+        *,
+        is_last: bool = True,
     ) -> Effects:
+        """Take a push. Unless it `is_last`, the next call is a further one of this transfer, and
+        the frames of both are made then: the last of them asks for the credit of all."""
         link = self.link_of.get(token)
         if link is None or link.transfers[token].is_stopped:
             return []
@@ -130,7 +138,7 @@ class Sender:
         if link.transfers[token].misuse:
             self.links.look_at(link, 0.0)
         link.has_work(token)
-        return [] if link.waits_for_node else self._pump.out_of_turn(link)
+        return self._pump.out_of_turn(link) if is_last and not link.waits_for_node else []
 
     def on_commit(self, token: int, commit: Commit) -> Effects:
         link = self.link_of.get(token)

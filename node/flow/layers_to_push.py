@@ -35,4 +35,5 @@ class LayersToPush:
         if len(self._held) < num_left and self._held_bytes < MOST_HELD_BYTES:
             return []
         held, self._held, self._held_bytes = self._held, [], 0
-        return [push.of_layer(one) for one in held for push in self._pushes]
+        # Layers of one transfer follow each other: its connector takes them together.
+        return [push.of_layer(one) for push in self._pushes for one in held]

@@ -56,9 +56,9 @@ def test_the_machine_runs_on_the_connectors_thread(
     threads: list[str] = []
     original = getattr(Sender, call)
 
-    def recorded(*args: Any) -> Any:
+    def recorded(*args: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(Sender, call, recorded)
     prefill, decode = cluster.node("p"), cluster.node("d")
@@ -157,7 +157,7 @@ def test_calls_that_fail_end_everything_all_the_same(
 ) -> None:
     """The same call is queued again while the connector ends."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise RuntimeError("a bug")
 
     prefill, _, ticket = begin(cluster)
