@@ -114,6 +114,9 @@ class NodeLoad:
     still write them. All others hold running sequences. `num_prefix_host_blocks` blocks of host
     memory and `num_prefix_disk_blocks` files hold prefixes.
 
+    `queued_tokens` are to be computed: `num_found_tokens` more wait with them that were cached when
+    they were queued.
+
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
     ready; 0: unknown.
@@ -152,3 +155,4 @@ class NodeLoad:
     kv_links: Annotated[tuple[KVLink, ...], Bounds(max_length=MAX_KV_LINKS)] = ()
     kv_unreachable: Annotated[tuple[Incarnation, ...], Bounds(max_length=MAX_KV_UNREACHABLE)] = ()
     uptime_s: Count = 0
+    num_found_tokens: Count = 0

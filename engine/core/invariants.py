@@ -55,6 +55,9 @@ def check_state(state: SchedulerState) -> None:
             assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
     waiting_tokens = sum(sequence.num_known for sequence in state.waiting)
     assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
+    found_tokens = sum(sequence.num_found_tokens for sequence in state.waiting)
+    assert state.waiting.num_found_tokens == found_tokens, "cached ones of them miscounted"
+    assert all(0 <= s.num_found_tokens < s.num_known for s in state.waiting), "all of one is cached"
     num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
     num_kept += state.prefix_transfers.num_quarantined
     assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"

@@ -131,10 +131,14 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens still to be computed, of waiting and running sequences."""
+        """Known tokens still to be computed, of waiting and running sequences.
+
+        Those of a waiting one that were cached when it was queued are left out.
+        """
         rows = self.running.rows
         num_uncomputed = self.seats.num_known[rows] - self.seats.num_computed[rows]
-        return self.waiting.num_tokens + int(num_uncomputed.sum())
+        num_waiting = self.waiting.num_tokens - self.waiting.num_found_tokens
+        return num_waiting + int(num_uncomputed.sum())
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the number of a waiting sequence's tokens whose KV is cached now, or kept."""
@@ -177,7 +181,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
-        self.waiting.join(sequence)
+        self.waiting.join(sequence, self.num_cached_tokens(sequence))
         self._tried.on_queued(sequence)
         if self._ahead is not None:
             self._ahead.on_arrival(len(self.waiting) - 1)

@@ -20,6 +20,7 @@ def current_load(
         num_running=len(scheduler.running) + len(scheduler.receiving),
         num_waiting=len(scheduler.waiting) + num_held,
         queued_tokens=num_queued_tokens,
+        num_found_tokens=scheduler.waiting.num_found_tokens,
         new_token_ratio=scheduler.reservation.ratio,
         num_preemptions=counted.num_preemptions,
         num_recomputed_tokens=counted.num_recomputed_tokens,

@@ -53,6 +53,7 @@ class Sequence:
         "num_cached_tokens",
         "num_disk_tokens",
         "num_drafted",
+        "num_found_tokens",
         "num_hashed_blocks",
         "num_host_tokens",
         "num_output_at_preemption",
@@ -100,6 +101,8 @@ class Sequence:
         self.num_cached_tokens = 0
         self.num_host_tokens = self.num_disk_tokens = 0
         """Cached tokens that were copied back for it from host memory, and read from disk."""
+        self.num_found_tokens = 0
+        """Tokens that were cached when it was queued; only the queue writes it."""
         self.has_remote_kv = has_remote_kv
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING

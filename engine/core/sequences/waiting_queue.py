@@ -37,6 +37,8 @@ class WaitingQueue(Collection[Sequence]):
         self._num_requeued = 0
         self.num_tokens = 0
         """Known tokens of all waiting sequences."""
+        self.num_found_tokens = 0
+        """Those of them that were cached when their sequences were queued."""
         self.num_taken_tokens = 0
         """Known tokens of all that were admitted."""
 
@@ -58,13 +60,15 @@ class WaitingQueue(Collection[Sequence]):
             return self.num_tokens
         return sum(s.num_known for s in self._sequences if s.queue_key[0] <= -priority)
 
-    def join(self, sequence: Sequence) -> None:
-        """Insert a new sequence by its arrival."""
+    def join(self, sequence: Sequence, num_found_tokens: int = 0) -> None:
+        """Insert a new sequence by its arrival; so many of its tokens are cached now."""
         self._latest_arrival = max(self._latest_arrival, sequence.arrival)
+        sequence.num_found_tokens = num_found_tokens
         self._insert(sequence, sequence.arrival, 0)
 
     def rejoin(self, sequence: Sequence) -> None:
-        """Insert a preempted sequence."""
+        """Insert a preempted sequence, for which room is made: what it had is not counted on."""
+        sequence.num_found_tokens = 0
         if self._requeues_at_tail:
             self._num_requeued += 1
             self._insert(sequence, self._latest_arrival, self._num_requeued)
@@ -77,7 +81,7 @@ class WaitingQueue(Collection[Sequence]):
         if index == len(self._sequences) or self._sequences[index] is not sequence:
             raise ValueError(f"sequence {sequence.sequence_id} does not wait")
         del self._sequences[index]
-        self.num_tokens -= sequence.num_known
+        self._discount(sequence)
         if self._has_priorities:
             self._forget_arrival(sequence)
 
@@ -94,7 +98,7 @@ class WaitingQueue(Collection[Sequence]):
             num_seen += 1
             if sequence.sequence_id in sequence_ids:
                 taken[sequence.sequence_id] = sequence
-                self.num_tokens -= sequence.num_known
+                self._discount(sequence)
                 self.num_taken_tokens += sequence.num_known
             else:
                 bypassed.append(sequence)
@@ -119,8 +123,13 @@ class WaitingQueue(Collection[Sequence]):
         sequence.queue_key = (-priority, arrival, num_requeued)
         insort(self._sequences, sequence, key=_queue_key)
         self.num_tokens += sequence.num_known
+        self.num_found_tokens += sequence.num_found_tokens
         if self._has_priorities:
             insort(self._by_arrival, sequence, key=_arrival_key)
+
+    def _discount(self, sequence: Sequence) -> None:
+        self.num_tokens -= sequence.num_known
+        self.num_found_tokens -= sequence.num_found_tokens
 
     def _count_passes(self, taken: Iterable[Sequence]) -> None:
         """Count the admissions that passed the oldest sequence; at the limit, move it forward."""

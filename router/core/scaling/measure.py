@@ -84,6 +84,7 @@ class _Held:
     num_nodes: int = 0
     queued_tokens: int = 0
     waiting_tokens: int = 0
+    found_tokens: int = 0
     used_blocks: float = 0.0
     coming_blocks: int = 0
     waiting_blocks: float = 0.0
@@ -99,10 +100,12 @@ class _Held:
         waiting_tokens = queued_tokens if load.num_waiting else 0
         self.num_nodes += 1
         self.queued_tokens += queued_tokens
+        self.found_tokens += load.num_found_tokens
         self.waiting_tokens += waiting_tokens
         self.used_blocks += max(0, record.num_blocks - load.free_blocks)
         self.coming_blocks += load.num_reserved_blocks + load.num_receiving_blocks
-        self.waiting_blocks += waiting_tokens / record.block_size
+        # What is cached takes a waiting request's blocks as well.
+        self.waiting_blocks += (waiting_tokens + load.num_found_tokens) / record.block_size
         self.num_running += load.num_running
         self.num_waiting += load.num_waiting
         self.num_blocks += record.num_blocks
@@ -115,7 +118,8 @@ class _Held:
         would have more of them.
         """
         self.num_running -= min(self.num_running, prefill.num_waiting)
-        self.used_blocks -= min(self.coming_blocks, prefill.queued_tokens / block_size)
+        num_waiting = prefill.queued_tokens + prefill.found_tokens
+        self.used_blocks -= min(self.coming_blocks, num_waiting / block_size)
 
 
 @dataclass(slots=True)

@@ -71,6 +71,7 @@ LOAD: dict[str, Any] = {
     "num_prompt_tokens": 0,
     "prompt_steps_ms": 0,
     "decode_steps_ms": 0,
+    "num_found_tokens": 0,
 }
 PLACEMENT: dict[str, Any] = {
     "router_id": "r1",

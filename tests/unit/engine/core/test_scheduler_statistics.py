@@ -168,6 +168,22 @@ def test_seats_queue_and_blocks_are_told_as_they_are_now() -> None:
     assert engine.scheduler.num_queued_tokens == 3 + 8
 
 
+def test_queued_tokens_leave_out_what_is_cached() -> None:
+    engine = Engine(num_blocks=32, seats=1)
+    first = make_request(16, seed=1, max_tokens=8, ignore_eos=True)
+    engine.add(first)
+    engine.step()
+    prompt = (*first.prompt_token_ids, 5, 6, 7)
+    waiting = engine.add(make_request(prompt, max_tokens=1))
+    whole = engine.add(make_request(first.prompt_token_ids, max_tokens=1))
+    num_running = 1
+    assert (waiting.num_found_tokens, whole.num_found_tokens) == (16, 12), "some is computed"
+    assert engine.scheduler.num_queued_tokens == num_running + 3 + 4
+    engine.scheduler.finish(waiting)
+    engine.scheduler.finish(whole)
+    assert engine.scheduler.num_queued_tokens == num_running
+
+
 def test_counters_that_were_read_change_no_more() -> None:
     engine = Engine(num_blocks=6, seats=2, caching=False, is_ahead=True, **STRICT)
     before = seen(engine).counters

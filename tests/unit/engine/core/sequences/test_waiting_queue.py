@@ -187,3 +187,17 @@ def test_one_that_leaves_takes_its_age_with_it() -> None:
     queue.leave(old)
     queue.join(new(4, priority=1))
     assert ids(queue) == [4, 2]
+
+
+def test_cached_tokens_are_counted_as_long_as_their_sequences_wait() -> None:
+    queue = queue_of(new(1, length=9))
+    queue.join(new(2, length=9), 8)
+    queue.join(third := new(3, length=9), 4)
+    assert (queue.num_tokens, queue.num_found_tokens) == (27, 12)
+    victim = queue.take({1, 2})[2]
+    assert (queue.num_tokens, queue.num_found_tokens) == (9, 4)
+    queue.rejoin(victim)
+    assert (queue.num_tokens, queue.num_found_tokens) == (18, 4), "its blocks are given away"
+    queue.leave(third)
+    queue.leave(victim)
+    assert (queue.num_tokens, queue.num_found_tokens) == (0, 0)
