@@ -251,21 +251,17 @@ class SimulatedRouter:
                 case SendReserve():
                     self._membership.on_leg_opened(effect.node, 0)
                     if effect.prefill is not None:
-                        self._membership.on_leg_opened(
-                            effect.prefill, choice.num_prompt_tokens, effect.num_cached
-                        )
+                        self._membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
                     self._reserve(choice, effect)
                 case SendPrefill():
                     if not effect.is_counted:
-                        self._membership.on_leg_opened(
-                            effect.node, choice.num_prompt_tokens, effect.num_cached
-                        )
+                        self._membership.on_leg_opened(effect.node, choice.num_prompt_tokens)
                     self._prefill(choice, effect)
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
-                case LegClosed(node, is_prefill, num_cached):
+                case LegClosed(node, is_prefill):
                     num_tokens = choice.num_prompt_tokens if is_prefill else 0
-                    self._membership.on_leg_closed(node, num_tokens, num_cached)
+                    self._membership.on_leg_closed(node, num_tokens)
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):
@@ -280,9 +276,7 @@ class SimulatedRouter:
             return flow.on_no_choice(none_left)
         pair = f"decode {chosen.decode}, prefill {chosen.prefill or 'none'}"
         self._note(choice, f"placed by {chosen.reason}: {pair}")
-        return flow.on_choice(
-            chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source, chosen.num_cached
-        )
+        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
         submit = Submit(

@@ -55,10 +55,6 @@ class Attempt:
         self.ticket: object | None = None
         self._source: PrefixSource | None = None
         """What holds most of the prompt, but for the decode node."""
-        self._num_expected = 0
-        """Tokens of the prompt that the chosen prefill node is expected to have, or to pull."""
-        self._num_counted = 0
-        """Those with which the open prefill leg was counted, of the planned or the asked node."""
         self._num_cached_tokens = 0
         """What the decode node that granted the ticket has cached of the prompt."""
         self.reason = ""
@@ -95,8 +91,7 @@ class Attempt:
         assert self.planned_prefill is None, "its leg would be counted for ever"
         self.state, self.has_asked = State.RESERVING, True
         self.decode, self.planned_prefill = decode, planned_prefill
-        self._num_counted = num_cached = 0 if planned_prefill is None else self._num_expected
-        return SendReserve(decode, request, planned_prefill, may_wait, self._source, num_cached)
+        return SendReserve(decode, request, planned_prefill, may_wait, self._source)
 
     def send_prefill(self, prefill: Incarnation, request: GenerationRequest) -> list[Effect]:
         """Ask a prefill node, with the ticket if there is one."""
@@ -104,20 +99,19 @@ class Attempt:
         is_counted = prefill == self.planned_prefill
         effects = [] if is_counted else self.drop_plan()
         self.prefill, self.planned_prefill = prefill, None
-        if not is_counted:
-            self._num_counted = self._num_expected
-        source, num_cached = self._best_source(), self._num_counted
-        sent = SendPrefill(prefill, request, self.ticket, is_counted, source, num_cached)
-        return [*effects, sent, self.place()]
+        return [
+            *effects,
+            SendPrefill(prefill, request, self.ticket, is_counted, self._best_source()),
+            self.place(),
+        ]
 
     def take_ticket(self, ticket: object, num_cached_tokens: int) -> None:
         """Take what the decode node granted, which has cached so much of the prompt."""
         self.ticket, self._num_cached_tokens = ticket, num_cached_tokens
 
-    def choose_source(self, source: PrefixSource | None, num_expected: int) -> None:
-        """Take which node has more of the prompt than the one that is to compute it, and how many
-        tokens that is expected to have, or to pull."""
-        self._source, self._num_expected = source, num_expected
+    def choose_source(self, source: PrefixSource | None) -> None:
+        """Take which node has more of the prompt than the one that is to compute it."""
+        self._source = source
 
     def _best_source(self) -> PrefixSource | None:
         """Return the source with the most tokens: of two, the node with which KV travels anyway."""
@@ -129,7 +123,7 @@ class Attempt:
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""
         planned, self.planned_prefill = self.planned_prefill, None
-        return [] if planned is None else [LegClosed(planned, True, self._num_counted)]
+        return [] if planned is None else [LegClosed(planned, is_prefill=True)]
 
     def place(self) -> Effect:
         """Record where the attempt runs."""
@@ -175,7 +169,7 @@ class Attempt:
             self.prefill = None
         else:
             self.decode = None
-        return LegClosed(node, is_prefill, self._num_counted if is_prefill else 0)
+        return LegClosed(node, is_prefill)
 
     def end(self) -> list[Effect]:
         """Abort what is open, on every node."""

@@ -37,8 +37,7 @@ class SendReserve:
     `prefill` is the node that will compute the prompt; a leg on it counts from now on, so that a
     burst is not sent to one node before the first reply. None: the decode node computes the prompt.
     With `may_wait` a full node queues the request instead of refusing it. `source` has more of the
-    prompt than the node, if it computes that itself. `num_cached` tokens of the prompt `prefill` is
-    expected to have or to pull.
+    prompt than the node, if it computes that itself.
     """
 
     node: Incarnation
@@ -46,7 +45,6 @@ class SendReserve:
     prefill: Incarnation | None
     may_wait: bool
     source: PrefixSource | None = None
-    num_cached: int = 0
 
     @property
     def must_prefill_locally(self) -> bool:
@@ -59,8 +57,7 @@ class SendPrefill:
     """Ask a prefill node; answer with `on_prefill_reply` or `on_call_failed`.
 
     `ticket` is that of the decode node, passed on unread; None when nothing is handed off. With
-    `is_counted` the leg counts since `SendReserve`. `source` has more of the prompt than the node,
-    which is expected to have `num_cached` tokens of it, or to pull them.
+    `is_counted` the leg counts since `SendReserve`. `source` has more of the prompt than the node.
     """
 
     node: Incarnation
@@ -68,7 +65,6 @@ class SendPrefill:
     ticket: object | None
     is_counted: bool
     source: PrefixSource | None = None
-    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +79,11 @@ class SendAbort:
 class LegClosed:
     """The leg on this node, which `SendReserve` or `SendPrefill` counted, is over: one per leg.
 
-    `is_prefill`: it was that of the node which computes the prompt for a decode node, and was
-    counted with `num_cached`.
+    `is_prefill`: it was that of the node which computes the prompt for a decode node.
     """
 
     node: Incarnation
     is_prefill: bool = False
-    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

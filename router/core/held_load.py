@@ -16,7 +16,7 @@ from common.nodes import NodeLoad, NodeRecord
 
 
 class Held(NamedTuple):
-    """The estimate: requests, blocks that cannot be had, and prompt tokens to compute."""
+    """The estimate: requests, blocks that cannot be had, and prompt tokens that wait."""
 
     num_requests: int
     num_used_blocks: float
@@ -27,31 +27,27 @@ class Held(NamedTuple):
 class OwnLoad:
     """What this router has on one node, and the most that a report can contain of it.
 
-    `num_tokens` are those of the prompts that the node computes for a decode node. They take
-    blocks; `num_cached` of them the node is expected to have, or to pull.
+    `num_tokens` are those of the prompts that the node computes for a decode node.
     """
 
     num_requests: int = 0
     num_tokens: int = 0
-    num_cached: int = 0
     _most_reported: int = 0
     """The most requests of this router that are in the last report."""
     _peak: int = 0
     """The most requests since the last listing; `_peak_before`: between the two before it."""
     _peak_before: int = 0
 
-    def open(self, num_tokens: int, num_cached: int = 0) -> None:
+    def open(self, num_tokens: int) -> None:
         """Count one more request."""
         self.num_requests += 1
         self.num_tokens += num_tokens
-        self.num_cached += num_cached
         self._peak = max(self._peak, self.num_requests)
 
-    def close(self, num_tokens: int, num_cached: int = 0) -> None:
+    def close(self, num_tokens: int) -> None:
         """Count one of these less."""
         self.num_requests = max(0, self.num_requests - 1)
         self.num_tokens = max(0, self.num_tokens - num_tokens)
-        self.num_cached = max(0, self.num_cached - num_cached)
 
     def on_listing(self) -> None:
         """Take that a report was read. It was made since the last listing but one."""
@@ -61,9 +57,8 @@ class OwnLoad:
     def held(self, record: NodeRecord, load: NodeLoad | None) -> Held:
         """Return what the node holds; `load` None: nothing is known of other routers' requests."""
         own_blocks = self.num_tokens / max(1, record.block_size)
-        own_tokens = max(0, self.num_tokens - self.num_cached)
         if load is None:
-            return Held(self.num_requests, own_blocks, own_tokens)
+            return Held(self.num_requests, own_blocks, self.num_tokens)
         reported = load.num_running + load.num_waiting
         own_reported = min(reported, self._most_reported)
         others = reported - own_reported
@@ -73,7 +68,7 @@ class OwnLoad:
         return Held(
             self.num_requests + others,
             _combined(used, own_share, still, own_blocks),
-            _combined(load.queued_tokens, own_share, still, own_tokens),
+            _combined(load.queued_tokens, own_share, still, self.num_tokens),
         )
 
 

@@ -260,22 +260,21 @@ class Membership:
             member.record = replace(member.record, role=role)
             self._changed[incarnation] = None
 
-    def on_leg_opened(self, incarnation: Incarnation, num_tokens: int, num_cached: int = 0) -> None:
+    def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one more request that the node was asked to hold.
 
-        `num_tokens` are those of a prompt that it computes for a decode node; 0 on that one. It is
-        expected to have `num_cached` of them, or to pull them.
+        `num_tokens` are those of a prompt that it computes for a decode node; 0 on that one.
         """
         member = self._members.get(incarnation)
         if member is not None:
-            member.own.open(num_tokens, num_cached)
+            member.own.open(num_tokens)
             self._busier[incarnation] = None
 
-    def on_leg_closed(self, incarnation: Incarnation, num_tokens: int, num_cached: int = 0) -> None:
-        """Count one of these requests less, by the numbers with which it was opened."""
+    def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
+        """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
-            member.own.close(num_tokens, num_cached)
+            member.own.close(num_tokens)
             self._busier[incarnation] = None
 
     def has_requests(self, incarnation: Incarnation) -> bool:

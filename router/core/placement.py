@@ -47,16 +47,13 @@ _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 class ChosenNodes:
     """The nodes for one attempt. `decode` None: the request ends with its first token.
 
-    `source` has more of the prompt than the node that is to compute it, which can pull it. Of the
-    prompt's tokens `num_cached` need not be computed by the prefill node: it has them, or pulls
-    them.
+    `source` has more of the prompt than the node that is to compute it, which can pull it.
     """
 
     decode: Incarnation | None
     prefill: Incarnation | None
     reason: str
     source: PrefixSource | None = None
-    num_cached: int = 0
 
 
 class _Found(NamedTuple):
@@ -295,7 +292,6 @@ class Placer:
             holders = self._shortlist.holders(nodes, held, at)
             in_memory = partial(blocks.num_in_memory, hashes)
             source = prefix_source(holders, receiver, at, held, in_memory)
-        num_cached = 0 if prefill is None else self._num_cached(prefill, query, source)
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
@@ -305,15 +301,7 @@ class Placer:
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,
             source=source,
-            num_cached=num_cached,
         )
-
-    def _num_cached(self, node: NodeView, query: Query, source: PrefixSource | None) -> int:
-        """Return how many tokens of the prompt a node has, or is about to have; one is computed."""
-        num_blocks = self._state.blocks.held(query.block_hashes(node.record)).on(node.incarnation)
-        num_pulled = 0 if source is None else source.num_tokens
-        num_cached = max(num_blocks * node.record.block_size, num_pulled)
-        return max(0, min(num_cached, len(query.prompt_token_ids) - 1))
 
     def _reason(self, decode: NodeView, query: Query, num_candidates: int) -> str:
         is_kept = decode.incarnation == query.last.decode

@@ -162,16 +162,12 @@ class RequestFlow(FlowActions):
         reason: str,
         now_s: float,
         source: PrefixSource | None = None,
-        num_cached: int = 0,
     ) -> list[Effect]:
-        """Take the nodes that answer `Choose`, and which other one has more of the prompt.
-
-        Of the prompt's tokens the prefill node has `num_cached`, or can pull them.
-        """
+        """Take the nodes that answer `Choose`, and which other one has more of the prompt."""
         attempt, self._choosing = self._choosing, None
         if attempt is None:
             return []
-        attempt.choose_source(source, num_cached)
+        attempt.choose_source(source)
         if attempt.ticket is None:
             attempt.reason = reason
             if decode is not None:

@@ -297,9 +297,9 @@ class Dispatcher:
                         client.abort_nowait(effect.attempt)
                 case Accepted():
                     choice.sink.on_accepted()
-                case LegClosed(node, is_prefill, num_cached):
+                case LegClosed(node, is_prefill):
                     num_tokens = choice.num_prompt_tokens if is_prefill else 0
-                    self.pool.membership.on_leg_closed(node, num_tokens, num_cached)
+                    self.pool.membership.on_leg_closed(node, num_tokens)
                 case PlaceRecord():
                     self._place(choice, effect)
                 case Unplace():
@@ -326,21 +326,14 @@ class Dispatcher:
         if placed is not None:
             self._metrics.session_placements.labels(placed.value).inc()
         return flow.on_choice(
-            chosen.decode,
-            chosen.prefill,
-            chosen.reason,
-            self._clock.now_s(),
-            chosen.source,
-            chosen.num_cached,
+            chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
         )
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
         self.pool.membership.on_leg_opened(node, 0)
         if effect.prefill is not None:
-            self.pool.membership.on_leg_opened(
-                effect.prefill, choice.num_prompt_tokens, effect.num_cached
-            )
+            self.pool.membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         client, on_failed = self._asked(choice, node, attempt)
         if client is None:
@@ -361,7 +354,7 @@ class Dispatcher:
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
         node, attempt = effect.node, effect.request.id
         if not effect.is_counted:
-            self.pool.membership.on_leg_opened(node, choice.num_prompt_tokens, effect.num_cached)
+            self.pool.membership.on_leg_opened(node, choice.num_prompt_tokens)
         client, on_failed = self._asked(choice, node, attempt)
         if client is None:
             return

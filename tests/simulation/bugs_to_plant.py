@@ -54,7 +54,7 @@ ROUTER = [
     Bug(
         "a planned prefill node is counted on after it was not needed",
         "router.core.attempts",
-        "        return [] if planned is None else [LegClosed(planned, True, self._num_counted)]",
+        "        return [] if planned is None else [LegClosed(planned, is_prefill=True)]",
         "        return []",
     ),
     Bug(
