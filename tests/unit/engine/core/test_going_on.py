@@ -346,8 +346,9 @@ def test_drafts_that_are_found_too_late_are_verified_in_the_step_after(goes_on: 
 
 
 def test_a_node_whose_model_drafts_does_not_go_on() -> None:
-    """Its layer drafts from the hidden state of the row that has drawn."""
+    """Its layer computes every token too, and drafts from the hidden state of the row that drew."""
     engine = engine_that("early", method="mtp", num_drafts=2)
+    Drafts(engine)
     one = add(engine, 6, 40)
     engine.run()
     check_answers(engine, one)
