@@ -13,6 +13,7 @@ import multiprocessing
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def run(names: list[str], out: Path | None) -> int:
             ):
                 for name, stage in chosen.items():
                     limit_s = LIMITS_S.get(name, STAGE_S)
-                    phases.run(name, limit_s, lambda stage=stage: stage(cards[0], found))
+                    phases.run(name, limit_s, partial(stage, cards[0], found))
         except BaseException:  # between two stages
             phases.note_error("program")
         return phases.end()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -34,7 +32,7 @@ def let_guess(engine: Engine, *, share: float, seed: int) -> None:
 
 
 @st.composite
-def engines(draw: st.DrawFn, **given: Any) -> Engine:
+def engines(draw: st.DrawFn, *, goes_on: str = "", leaves_one_in: int = 0) -> Engine:
     """Small engines that plan ahead and draft in some steps."""
     seats, num_drafts = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     least_budget = seats * (1 + num_drafts)
@@ -47,7 +45,8 @@ def engines(draw: st.DrawFn, **given: Any) -> Engine:
         method="ngram",
         num_drafts=num_drafts,
         is_ahead=True,
-        **given,
+        goes_on=goes_on,
+        leaves_one_in=leaves_one_in,
         **draw(policies()),
     )
     let_guess(engine, share=draw(st.sampled_from([0.05, 0.3, 0.9])), seed=draw(st.integers(0, 9)))
