@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
+from engine.core import step_after
 from engine.core.runner_contract import DeviceLost, SequencesFailed
-from engine.core.step_after import STEPS_WITHOUT_DRAFTS
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.model_runner import ModelRunner
 from tests.gpu_kernels.stepped_node import (
@@ -181,10 +181,11 @@ def test_rows_without_drafts_hold_nobody_back_on_a_node_that_drafts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One graph and a copy each way, as on a node that does not draft."""
+    monkeypatch.setattr(step_after, "STEPS_WITHOUT_DRAFTS", 2)
     node = Node(on_card(folder), goes_on=True, speculation=drafts_that_never_pay())
-    node.add(5, 40, 1, **GREEDY)
-    node.add(6, 40, 2, **DRAWN)
-    for _ in range(STEPS_WITHOUT_DRAFTS):
+    node.add(5, 20, 1, **GREEDY)
+    node.add(6, 20, 2, **DRAWN)
+    for _ in range(2):
         node.step()
     assert node.num_begun == 0
     node.step()

@@ -112,11 +112,12 @@ def test_beside_a_row_under_a_grammar_the_step_thread_waits_for_nothing(
 
 @pytest.mark.timeout(600)
 def test_nor_does_it_on_a_node_that_drafts_whose_rows_have_no_drafts(
-    folder: Path, device: LateDevice
+    folder: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(step_after, "STEPS_WITHOUT_DRAFTS", 2)
     node = Node(on_card(folder), goes_on=True, speculation=drafts_that_never_pay())
-    node.add(5, 40, 1, **GREEDY)
-    node.add(6, 40, 2, **DRAWN)
-    for _ in range(step_after.STEPS_WITHOUT_DRAFTS + 2):
+    node.add(5, 20, 1, **GREEDY)
+    node.add(6, 20, 2, **DRAWN)
+    for _ in range(4):
         node.step()
     check_that_no_step_waits(node, device)
