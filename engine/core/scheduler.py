@@ -101,13 +101,8 @@ class Scheduler:
         self._ahead: PlanAhead | None = None
         self._why_not_ahead, self._highest_num_bypassed = AheadRule.NO_STEP, 0
         self._after: StepAfter | None = None
-        if can_go_on and (speculation is None or not speculation.has_proposals):
-            self._after = StepAfter(
-                held,
-                limits,
-                has_priorities=self.has_priorities,
-                has_drafts=speculation is not None,
-            )
+        if can_go_on and not (speculation and speculation.has_proposals):
+            self._after = StepAfter(held, limits, speculation, has_priorities=self.has_priorities)
         self._prefixes = PrefixIndex(
             self.pool,
             block_size=limits.block_size,
@@ -194,10 +189,9 @@ class Scheduler:
             self._take_ahead(frozenset(), has_drafts=False)
             self.counters.on_plan(StepPlan())
             return PlannedStep(self._no_batch)
-        by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
+        by_id, has_drafts = self.running.by_id, self._draft()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
-        has_drafts = self._draft()
         if plan is not None:
             self.counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:

@@ -9,6 +9,7 @@ from engine.core.holdings import Holdings
 from engine.core.planner_contract import PLAIN_DECODE, StepLimits, StepPlan, StopRule
 from engine.core.planning.going_on import rows_after
 from engine.core.runner_contract import RunnerResult
+from engine.core.speculation.speculation import Speculation
 from engine.core.step.step_in_flight import PlannedStep
 
 STEPS_WITHOUT_DRAFTS = 16
@@ -24,11 +25,17 @@ class StepAfter:
     """What was offered after the latest planned step; see `planning.going_on`."""
 
     def __init__(
-        self, held: Holdings, limits: StepLimits, *, has_priorities: bool, has_drafts: bool
+        self,
+        held: Holdings,
+        limits: StepLimits,
+        speculation: Speculation | None,
+        *,
+        has_priorities: bool,
     ) -> None:
-        """`has_drafts`: the node looks for drafts in the tokens of each step."""
+        """Take the node's `speculation`, which looks for drafts in the tokens of each step."""
         self._held, self._limits, self._has_priorities = held, limits, has_priorities
-        self._num_to_wait = self._most_to_wait = STEPS_WITHOUT_DRAFTS if has_drafts else 0
+        self._most_to_wait = 0 if speculation is None else STEPS_WITHOUT_DRAFTS
+        self._num_to_wait = self._most_to_wait
         """Steps without drafts that are left until one is offered, and at the most."""
         self._step: PlannedStep | None = None
         """The step after which something was offered."""
