@@ -33,7 +33,7 @@ from pdserve.local_cluster.embedded_redis import redis_server_binary
 from tests.gpu.cluster.clusters import Clusters
 from tests.gpu.cluster.phases import Bits, first_tokens, started, tokens
 from tests.gpu.cluster.shapes import LARGE, SMALL, TINY, Shape
-from tests.gpu.timed import Phases, terminated_as_interrupted
+from tests.gpu.timed import Phases
 from tests.support.stores.redis_server import RedisServer, redis_server
 
 BITS, FIGURES = ("alone", "loaded", "killed", "failed"), ("first", "tokens")
@@ -194,12 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.backend != "triton":
         chosen = [name for name in chosen if name != "failed"]
     small, large = (TINY, TINY) if options.shape == "tiny" else (SMALL, LARGE)
-    with terminated_as_interrupted():
-        run = Run(options)
-        try:
-            run.all(chosen, small, large)
-        except BaseException:  # between two phases
-            run.phases.note_error("program")
+    run = Run(options)
+    with run.phases.interruptible():
+        run.all(chosen, small, large)
         return run.end()
 
 

@@ -21,7 +21,7 @@ from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu.measuring import Card, SpecRecorder
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
-from tests.gpu.timed import Phases, terminated_as_interrupted
+from tests.gpu.timed import Phases
 
 TOTAL_S = 460.0
 """Under eight minutes, which is what a card is lent for at a time."""
@@ -67,16 +67,13 @@ def run(names: list[str], out: Path | None) -> int:
         found["card"] = cards[0].device.properties.name
         return {"card": found["card"]}
 
-    with terminated_as_interrupted():
-        try:
-            if phases.run("compile", COMPILING_S, lambda: compiled(chosen)) and phases.run(
-                "open", OPENING_S, open_card
-            ):
-                for name, stage in chosen.items():
-                    limit_s = LIMITS_S.get(name, STAGE_S)
-                    phases.run(name, limit_s, partial(stage, cards[0], found))
-        except BaseException:  # between two stages
-            phases.note_error("program")
+    with phases.interruptible():
+        if phases.run("compile", COMPILING_S, partial(compiled, chosen)) and phases.run(
+            "open", OPENING_S, open_card
+        ):
+            for name, stage in chosen.items():
+                limit_s = LIMITS_S.get(name, STAGE_S)
+                phases.run(name, limit_s, partial(stage, cards[0], found))
         return phases.end()
 
 

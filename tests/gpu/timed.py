@@ -47,20 +47,6 @@ def limited(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM be what Ctrl-C is: whoever limits the program's time sends it."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt("SIGTERM")
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class Phases:
     """Runs phases one after the other, and prints a line as each ends.
 
@@ -79,9 +65,28 @@ class Phases:
         self._ends_at_s = time.monotonic() + total_s
         self._found, self._out, self._grace_s = found, out, grace_s
         self._summary = summary or (lambda: found)
-        self._is_interrupted = False
+        self._is_interrupted = self._can_be_interrupted = False
         self.passed = 0
         self.failed: list[str] = []
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM end the phase that runs, unless it closes, and begin no other.
+
+        Whoever limits the program's time sends SIGTERM.
+        """
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            self._is_interrupted = True
+            if self._can_be_interrupted:
+                raise KeyboardInterrupt(signal.Signals(number).name)
+
+        before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     def run(
         self,
@@ -98,29 +103,24 @@ class Phases:
         begun_s = time.monotonic()
         if not is_closing:
             limit_s = min(limit_s, max(0.0, self._ends_at_s - begun_s))
-        if self._is_interrupted and not is_closing:
-            return self._note(name, begun_s, "FAILED: interrupted before it began")
         watch = threading.Timer(limit_s + self._grace_s, self._end_stuck, (name, begun_s))
         watch.daemon = True
         watch.start()
         found: Mapping[str, Any] | None = None
+        problem = ""
         try:
-            with limited(limit_s):
-                found = work()
+            self._can_be_interrupted = not is_closing  # from here on, so that none is missed
+            if self._is_interrupted and not is_closing:
+                problem = "FAILED: interrupted before it began"
+            else:
+                with limited(limit_s):
+                    found = work()
+            self._can_be_interrupted = False
         except BaseException:  # whatever it was: the other phases go on
-            watch.cancel()
-            return self.note_error(name, begun_s)
+            self._can_be_interrupted = False
+            problem = f"FAILED\n{traceback.format_exc()}"
         watch.cancel()
-        return self._note(name, begun_s, "", found)
-
-    def note_error(self, name: str, begun_s: float | None = None) -> bool:
-        """Count the error that is handled now as a phase that failed; return False.
-
-        After an interruption only phases that close are run.
-        """
-        self._is_interrupted |= isinstance(sys.exception(), KeyboardInterrupt)
-        begun_s = time.monotonic() if begun_s is None else begun_s
-        return self._note(name, begun_s, f"FAILED\n{traceback.format_exc()}")
+        return self._note(name, begun_s, problem, found)
 
     def _note(
         self, name: str, begun_s: float, problem: str, found: Mapping[str, Any] | None = None

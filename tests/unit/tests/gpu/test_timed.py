@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,7 @@ import numpy as np
 import pytest
 
 from tests.gpu import timed
-from tests.gpu.timed import (
-    OutOfTime,
-    Phases,
-    as_json,
-    limited,
-    terminated_as_interrupted,
-)
+from tests.gpu.timed import OutOfTime, Phases, as_json, limited
 
 SOURCES = Path(__file__).parents[4]
 
@@ -67,28 +60,38 @@ def test_an_alarm_that_was_taken_for_another_error_rings_again(
         as_an_event_loop()
 
 
-@pytest.fixture
-def interrupted() -> Iterator[None]:
-    with terminated_as_interrupted():
-        yield
-
-
-@pytest.mark.usefixtures("interrupted")
-def test_after_an_interruption_only_what_closes_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_an_interruption_only_what_closes_is_run(
+    capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
     phases = Phases(60, {"before": 1})
 
-    def terminated() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+    def interrupted() -> None:
+        os.kill(os.getpid(), number)
         time.sleep(60)
 
-    assert not phases.run("one", 60, terminated)
-    assert not phases.run("two", 60, lambda: pytest.fail("it is run"))
-    assert phases.run("closing", 60, lambda: None, is_closing=True)
-    assert phases.end() == 2
+    with phases.interruptible():
+        assert not phases.run("one", 60, interrupted)
+        assert not phases.run("two", 60, lambda: pytest.fail("it is run"))
+        closing = lambda: os.kill(os.getpid(), number)  # noqa: E731
+        assert phases.run("closing", 60, closing, is_closing=True)
+        assert phases.end() == 2
     assert lines_of(capsys) == [
         "== one: FAILED", "== two: FAILED: interrupted before it began", "== closing: ok",
         '{"before": 1}', "1 passed, 2 failed",
     ]  # fmt: skip
+
+
+def test_an_interruption_between_two_phases_is_one_of_the_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    phases = Phases(60, {})
+    with phases.interruptible():
+        assert phases.run("one", 60, lambda: None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not phases.run("two", 60, lambda: pytest.fail("it is run"))
+        assert phases.end() == 1
+    assert lines_of(capsys)[-1] == "1 passed, 1 failed"
 
 
 def test_a_phase_may_even_end_the_program(capsys: pytest.CaptureFixture[str]) -> None:
