@@ -136,7 +136,8 @@ def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:
     )
     yield gauge(
         "queued_prompt_tokens",
-        "Known tokens still to be computed, of waiting and running sequences",
+        "Known tokens still to be computed, of waiting and running sequences; what is cached of a "
+        "waiting one does not count",
         scheduler.num_queued_tokens,
     )
     yield gauge(
