@@ -131,14 +131,10 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens still to be computed, of waiting and running sequences.
-
-        Those of a waiting one that were cached when it was queued are left out.
-        """
+        """Known tokens to be computed, of running sequences and of waiting ones but what is cached."""
         rows = self.running.rows
         num_uncomputed = self.seats.num_known[rows] - self.seats.num_computed[rows]
-        num_waiting = self.waiting.num_tokens - self.waiting.num_found_tokens
-        return num_waiting + int(num_uncomputed.sum())
+        return self.waiting.num_missing_tokens + int(num_uncomputed.sum())
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the number of a waiting sequence's tokens whose KV is cached now, or kept."""

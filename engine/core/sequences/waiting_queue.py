@@ -54,6 +54,11 @@ class WaitingQueue(Collection[Sequence]):
         index = bisect_left(self._sequences, sequence.queue_key, key=_queue_key)
         return index < len(self._sequences) and self._sequences[index] is sequence
 
+    @property
+    def num_missing_tokens(self) -> int:
+        """The known tokens without those that were cached."""
+        return self.num_tokens - self.num_found_tokens
+
     def tokens_ahead(self, priority: int) -> int:
         """Return the known tokens of those that wait before a new sequence of this priority."""
         if not self._has_priorities:

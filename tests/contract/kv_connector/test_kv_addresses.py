@@ -140,7 +140,7 @@ def test_a_peer_that_has_answered_is_not_looked_up_again(
     for _ in range(3):
         hand_over(zmq_cluster, prefill, decode)
         (peer,) = sending.machine.in_flight_bytes
-        sending._calls.append(partial(sending.machine.on_link_lost, peer, sending._clock.now_s()))
+        sending._calls.add(partial(sending.machine.on_link_lost, peer, sending._clock.now_s()))
         prefill.look_at_the_time()
         wait_until(lambda: not sending.machine.in_flight_bytes)
     assert asked == ["d.example"]
