@@ -131,7 +131,7 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens to be computed, of running sequences and of waiting ones but what is cached."""
+        """Known tokens still to be computed, running and waiting; what is cached does not count."""
         rows = self.running.rows
         num_uncomputed = self.seats.num_known[rows] - self.seats.num_computed[rows]
         return self.waiting.num_missing_tokens + int(num_uncomputed.sum())
