@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
-from itertools import islice, takewhile
+from itertools import takewhile
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
@@ -79,14 +79,14 @@ class LeavingBlocks:
         unsaved.difference_update(found[:num_beyond])
         return evicted if num_beyond < len(found) else []
 
-    def choose(self, ahead: list[int], most: int, most_room: int) -> list[int]:
+    def choose(self, ahead: list[int], most: int) -> list[int]:
         """Return the blocks of `ahead` that are to be copied now, at most `most`.
 
         They are saved from now on. What is evicted last comes first, as in a sequence: both pools
-        release in that order. Host memory has room for `most_room`.
+        release in that order. Host memory must have room for `most`.
         """
         cache, host_pool = self._pool.prefix_cache, self._host_pool
-        chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most_room))
+        chosen = list(filter(cache.unsaved.__contains__, ahead))
         wanted = [one for one in chosen if host_pool.find(cache.hash_of(one)) is None]
         once = [one for one in wanted if one not in cache.reused]
         # They would make room for each other: the last ones stay.
