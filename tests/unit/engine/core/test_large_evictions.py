@@ -426,17 +426,22 @@ def test_a_plan_made_ahead_does_not_count_on_what_is_copied_for_a_pull(
     check_answer(engine, long)
 
 
-def test_an_admission_does_not_wait_where_nothing_can_be_copied() -> None:
-    """One block is left: no late copy holds the last one."""
+def test_a_prompt_does_not_wait_where_nothing_can_be_copied() -> None:
+    """No late copy holds the last block that could be had."""
     engine = keeping(num_copy_polls=0, seats=2)
     long = engine.add(make_request(make_prompt(13, 70), max_tokens=8, ignore_eos=True))
-    before = engine.add(make_request(make_prompt(5, 1), max_tokens=1))
-    engine.run_until(lambda: status_of(before) is SequenceStatus.FINISHED)
-    probe = Sequence(999, make_request(make_prompt(5, 1)))
-    (cached,) = engine.scheduler.prefix_transfers.missing(probe, 4)[0]
-    engine.run_until(lambda: engine.scheduler.pool.num_available == 1)
-    engine.scheduler.pool.prefix_cache.note_use([cached])
+    engine.step()
+    engine.step()
+    for _ in range(2):
+        twice = engine.add(make_request(make_prompt(5, 1), max_tokens=1))
+        engine.step()
+        assert status_of(twice) is SequenceStatus.FINISHED
+    engine.step()  # the long one takes the last free block
+    pool = engine.scheduler.pool
+    assert pool.num_available == 1
+    assert pool.prefix_cache.unsaved.issuperset(pool.next_evicted(1))
     short = engine.add(make_request(make_prompt(3, 2), max_tokens=1))
     engine.step()
     assert status_of(short) is SequenceStatus.FINISHED
     assert status_of(long) is SequenceStatus.RUNNING_DECODE
+    assert not num_late_copies(engine.scheduler)
