@@ -61,8 +61,9 @@ hundredth of the time in which as much is computed. To seat it at once, and to c
 chunk overwrites it, would save that time, and everything that writes blocks would have to know of
 it. A pull waits in the same way before it begins, because its blocks may be written from then on,
 and nothing is admitted meanwhile that evicts: prompts that come as fast as blocks are copied would
-take what was copied for it. On a device what running sequences evict beyond what was copied ahead
-is lost. What was used once is copied too, as far as uses of other blocks pay for it, and takes at most a tenth of host
+take what was copied for it. On a device what running sequences evict is copied ahead too: twice as
+many blocks as they could take in one step, because a step does not wait for copies. What they evict
+beyond that is lost. What was used once is copied too, as far as uses of other blocks pay for it, and takes at most a tenth of host
 memory from the rest: what nobody asks for again costs nothing where nothing is asked for again, and
 little elsewhere. One that is computed again soon after its eviction was used twice: turns of
 conversations are further apart than a pool holds. What is copied back is evicted from host memory

@@ -160,7 +160,8 @@ class KeptPrefixes:
             return
         self._is_making_room = False
         if self.is_late:
-            self._begin_out(self._leaving.near(), MOST_AT_ONCE)
+            # What running sequences evict cannot wait.
+            self._begin_out(self._leaving.near(len(step.sequences)), MOST_AT_ONCE)
             step.swap_copies += self._planned
         else:
             outs: list[BlockCopy] = []

@@ -47,13 +47,14 @@ class LeavingBlocks:
         self.order: list[int] = []
         """What was to be evicted next when blocks were last chosen, in this order."""
 
-    def near(self) -> list[int]:
+    def near(self, num_growing: int = 0) -> list[int]:
         """Return the blocks to be evicted next, if one of the first half of them is unsaved.
 
-        What is saved is not looked at again before so many have left the order of eviction.
+        That half has a block for each of `num_growing` sequences, which may take one in the same
+        step. What is saved is not looked at again before so many have left the order of eviction.
         """
         unsaved, pool = self._pool.prefix_cache.unsaved, self._pool
-        num_ahead = self._look_ahead()
+        num_ahead = max(self._look_ahead(), 2 * num_growing)
         num_near = num_ahead // 2 - pool.num_free
         if not unsaved or self._saved_until - pool.num_taken >= num_near:
             return []
