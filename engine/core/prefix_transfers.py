@@ -133,7 +133,7 @@ class PrefixTransfers:
         return self._kept.has_room(num_blocks, kept_ids)
 
     def make_room(self, kept_ids: Items[int], num_blocks: int) -> bool:
-        """As `has_room`; if not, copy out what would be lost, some of it with the next plan."""
+        """Return what `has_room` does, and if not copy out what lacks, some with the next plan."""
         has_room = self._kept.make_room(num_blocks, kept_ids)
         if not has_room:
             self._on_taken()  # a late copy holds blocks

@@ -18,6 +18,7 @@ would end too late is given up, and its prompt is computed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,7 +105,7 @@ class PrefixPulls:
         self._pauses = Pauses()
         self._fetch_until_s = 0.0
         self._pulls: dict[int, _Pull] = {}
-        self._waiting: dict[AttemptId, _Wanted] = {}
+        self._waiting: OrderedDict[AttemptId, _Wanted] = OrderedDict()
         """Pulls for which room is being made, in the order in which they came."""
         self._waiting_part: FetchBlocks | None = None
         """What is fetched when no prompt waits for room."""
