@@ -24,7 +24,6 @@ from tests.support.engine.keeping import (
     FAMILY_BLOCKS,
     LARGE,
     LATE,
-    ask_large,
     check_answer,
     fill_and_release,
     found_by_family,
@@ -116,9 +115,12 @@ def test_without_room_in_host_memory_a_pull_waits_for_no_more_than_that_takes(
 def test_nobody_waits_for_more_blocks_than_the_pool_has(num_copy_polls: int | None) -> None:
     engine = full_pool(num_copy_polls=num_copy_polls)
     transfers, num_before = engine.scheduler.prefix_transfers, engine.scheduler.pool.num_available
-    assert transfers.has_room((), num_before + 1)
-    assert make_room(engine, num_before + 1) == []
-    assert transfers.begin((), [bytes(16)] * (num_before + 1)) is None
+    first = Sequence(999, make_request(make_prompt(80, FAMILIES[0])))
+    kept_ids, _ = transfers.missing(first, 76)
+    for kept, num_blocks in (((), num_before + 1), (tuple(kept_ids), num_before)):
+        assert transfers.has_room(kept, num_blocks)
+        assert transfers.make_room(kept, num_blocks)
+        assert transfers.begin(kept, [bytes(16)] * num_blocks) is None
 
 
 def test_what_a_late_copy_holds_is_waited_for() -> None:
@@ -158,7 +160,8 @@ def test_no_prompt_takes_what_was_copied_for_a_pull(num_copy_polls: int | None) 
     engine = full_pool(num_copy_polls=num_copy_polls, seats=1)
     transfers, num_turns, asked = engine.scheduler.prefix_transfers, 0, []
     while not transfers.make_room((), 200):
-        asked.append(ask_large(engine, MOST_AT_ONCE))
+        prompt = make_prompt(4 * MOST_AT_ONCE - 3, LARGE + num_turns)
+        asked.append(engine.add(make_request(prompt, max_tokens=1)))
         engine.step()
         num_turns += 1
     assert num_turns <= most_turns(200, num_copy_polls)
