@@ -122,9 +122,8 @@ class Chooser:
         Raises `InvalidRequest` and `Overloaded` as `Placer` does.
         """
         avoided = self._pairs.avoided(now_s) | nodes.unreachable
-        if query.session and not query.knows_last:
-            # Once: the nodes that refuse it are not those of the request before it.
-            query.last, query.knows_last = self._sessions.last(query.session, now_s), True
+        if query.session:
+            query.last = self._sessions.last(query.session, now_s)
         if wanted.decode is None:
             chosen = self._placer.choose(nodes, query, wanted.excluded, avoided)
         else:

@@ -19,7 +19,6 @@ from common.recording.pseudonyms import Pseudonyms
 from common.recording.values import as_json
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
-from router.core.known.sessions import NO_NODES, SessionNodes
 from router.core.membership import Membership
 from router.core.placement import Chooser, Placing
 from router.core.policies.query import Query
@@ -51,8 +50,7 @@ class NodesThen:
 class RecordedQuery:
     """A `Query` without its tokens: how many there are, and the hashes of its full blocks.
 
-    `hashes` are those that were asked for, by the fingerprint and the block size of a node, and
-    `last` what its session was known by then; None: it names none, or was not asked for.
+    `hashes` are those that were asked for, by the fingerprint and the block size of a node.
     """
 
     num_prompt_tokens: int
@@ -61,7 +59,6 @@ class RecordedQuery:
     needs_token_rules: bool = False
     needs_prompt_logprobs: bool = False
     session: bytes = b""
-    last: SessionNodes | None = None
     hashes: tuple[tuple[str, int, tuple[BlockHash, ...]], ...] = ()
 
     def query(self) -> Query:
@@ -73,8 +70,6 @@ class RecordedQuery:
             needs_token_rules=self.needs_token_rules,
             needs_prompt_logprobs=self.needs_prompt_logprobs,
             session=self.session,
-            last=self.last or NO_NODES,
-            knows_last=self.last is not None,
             known_hashes={(name, size): list(found) for name, size, found in self.hashes},
         )
 
@@ -140,7 +135,6 @@ def _shown_query(
         needs_token_rules=query.needs_token_rules,
         needs_prompt_logprobs=query.needs_prompt_logprobs,
         session=of_session(query.session),
-        last=query.last if query.knows_last else None,
         hashes=tuple(
             (name, size, tuple(map(of_block, found)))
             for (name, size), found in query.known_hashes.items()

@@ -24,7 +24,6 @@ from placement.store import LiveNode
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
-from router.core.known.sessions import SessionNodes
 from router.core.placement import Placing
 from router.dispatch.placing_recording import (
     CHOOSER,
@@ -51,7 +50,6 @@ _ARGUMENTS = ValueReader(
     Overloaded,
     RecordedQuery,
     Role,
-    SessionNodes,
     Tier,
 )
 

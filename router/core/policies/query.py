@@ -55,7 +55,7 @@ class Query:
     With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
     those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
     with log probabilities of the prompt. `last` are the nodes of the request before it in its
-    `session`, if `knows_last`.
+    `session`.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -66,7 +66,6 @@ class Query:
     cache_salt: str = ""
     session: SessionId = b""
     last: SessionNodes = NO_NODES
-    knows_last: bool = False
     blocks: PromptBlocks | None = None
     """Those of the prompt, from who has them."""
     known_hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)

@@ -100,10 +100,9 @@ class RecordedPlacing:
 
     def _place(self) -> None:
         query, nodes = self._query(), self.membership.nodes()
+        wanted = Choose(None, frozenset(self._draws.sample(self._nodes, 2)))
         try:
-            for _ in range(self._draws.randint(1, 3)):  # nodes may refuse it
-                wanted = Choose(None, frozenset(self._draws.sample(self._nodes, 2)))
-                chosen, _ = self.chooser.choose(nodes, query, wanted, self._now_s)
+            chosen, _ = self.chooser.choose(nodes, query, wanted, self._now_s)
         except Overloaded:
             return
         num_tokens = len(query.prompt_token_ids)

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from common.ids import Incarnation
 from common.nodes import Role
-from router.core.effects import Choose
-from router.core.known.roster import Roster
 from router.core.known.sessions import NO_NODES, KnownSessions, Placed, SessionNodes
-from router.core.placement import Chooser, Placer
+from router.core.placement import Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, Query
 from tests.support.nodes.node_views import names, node, prefill, query
@@ -209,21 +207,3 @@ def test_what_is_saved_on_a_decode_node_is_little_and_its_seats_count() -> None:
     last = SessionNodes(D1, None, 10**6)
     d0, d1 = (node(f"d{n}", num_requests=6 * n, max_model_len=10**7) for n in range(2))
     assert Placer("least_loaded").choose([d0, d1], turn(last, 10**6), NOBODY).decode == D0
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_request_that_every_node_refuses_waits_at_the_node_of_its_session(policy: str) -> None:
-    """One after the other refuses it, then one of them is asked to queue it."""
-    chooser, cluster = Chooser(policy, 60.0, seed=0), Roster([node("d0"), node("d1"), *CLUSTER[2:]])
-
-    def chosen(asked: Query, *refused: Incarnation) -> Incarnation | None:
-        return chooser.choose(cluster, asked, Choose(None, frozenset(refused)), 0.0)[0].decode
-
-    before = chosen(turn(NO_NODES))
-    assert before is not None
-    asked = turn(NO_NODES)
-    assert chosen(asked) == before
-    other = chosen(asked, before)
-    assert other not in (None, before)
-    assert chosen(asked) == before
-    assert chosen(turn(NO_NODES)) == before
