@@ -101,8 +101,8 @@ class Scheduler:
         self._ahead: PlanAhead | None = None
         self._why_not_ahead, self._highest_num_bypassed = AheadRule.NO_STEP, 0
         self._after: StepAfter | None = None
-        if can_go_on and speculation is None:  # drafts are found in the tokens of the step before
-            self._after = StepAfter(held, limits, has_priorities=self.has_priorities)
+        if can_go_on and not (speculation and speculation.has_proposals):
+            self._after = StepAfter(held, limits, speculation, has_priorities=self.has_priorities)
         self._prefixes = PrefixIndex(
             self.pool,
             block_size=limits.block_size,
@@ -189,13 +189,13 @@ class Scheduler:
             self._take_ahead(frozenset(), has_drafts=False)
             self.counters.on_plan(StepPlan())
             return PlannedStep(self._no_batch)
-        by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
+        by_id, has_drafts = self.running.by_id, self._draft()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
             self.counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
-            ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
+            ahead = self._take_ahead(by_id.keys(), has_drafts=has_drafts)
             plan = ahead or tried or self._decide()
             while self.kept_prefixes.prepare(plan, self.waiting):
                 plan = self._decide()
@@ -207,7 +207,7 @@ class Scheduler:
             step.preempted = self._held.preempted(plan, step.num_lost_tokens, ratios)
         self.kept_prefixes.end_plan(step)
         if self._after is not None:
-            self._after.on_taken(step)
+            self._after.on_taken(step, has_drafts=has_drafts)
         return step
 
     def plan_ahead(self, step: PlannedStep) -> None:

@@ -9,14 +9,34 @@ from engine.core.holdings import Holdings
 from engine.core.planner_contract import PLAIN_DECODE, StepLimits, StepPlan, StopRule
 from engine.core.planning.going_on import rows_after
 from engine.core.runner_contract import RunnerResult
+from engine.core.speculation.speculation import Speculation
 from engine.core.step.step_in_flight import PlannedStep
+
+STEPS_WITHOUT_DRAFTS = 16
+"""Steps in a row for which a node found no draft, before it offers the step after one.
+
+What is found in the tokens of a step cannot be verified in the one that was begun behind it. So a
+run of drafts begins one step late, once in so many steps at most; and waiting for the host in each
+of them takes a device 5 to 10 % of its time.
+"""
 
 
 class StepAfter:
     """What was offered after the latest planned step; see `planning.going_on`."""
 
-    def __init__(self, held: Holdings, limits: StepLimits, *, has_priorities: bool) -> None:
+    def __init__(
+        self,
+        held: Holdings,
+        limits: StepLimits,
+        speculation: Speculation | None,
+        *,
+        has_priorities: bool,
+    ) -> None:
+        """Take the node's `speculation`, which looks for drafts in the tokens of each step."""
         self._held, self._limits, self._has_priorities = held, limits, has_priorities
+        self._most_to_wait = 0 if speculation is None else STEPS_WITHOUT_DRAFTS
+        self._num_to_wait = self._most_to_wait
+        """Steps without drafts that are left until one is offered, and at the most."""
         self._step: PlannedStep | None = None
         """The step after which something was offered."""
         self._entries: dict[int, int] = {}
@@ -43,12 +63,20 @@ class StepAfter:
         for entry in results.left_behind:
             self._entries.pop(step.sequences[entry].sequence_id, None)
 
-    def on_taken(self, step: PlannedStep) -> None:
-        """Tell the runner which begun step a planned one is, and offer it the one after."""
+    def on_taken(self, step: PlannedStep, *, has_drafts: bool) -> None:
+        """Tell the runner which begun step a planned one is, and offer it the one after.
+
+        `has_drafts`: some were found that a plan may verify; one that was begun verifies none.
+        """
         if self._is_begun:
             entries = [self._entries[one.sequence_id] for one in step.sequences]
             step.batch.continues = np.array(entries, np.int64)
-        self._offer(step)
+        if has_drafts:
+            self._num_to_wait = self._most_to_wait
+        elif self._num_to_wait and step.sequences and step.batch.has_decodes:
+            self._num_to_wait -= 1
+        if not self._num_to_wait:
+            self._offer(step)
 
     def _offer(self, step: PlannedStep) -> None:
         """Let the runner begin the step after `step` as soon as it can, if that costs nobody."""

@@ -19,21 +19,21 @@ how many passed. `--shape tiny --backend numba` runs all of it on a CPU.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdserve.local_cluster.embedded_redis import redis_server_binary
 from tests.gpu.cluster.clusters import Clusters
 from tests.gpu.cluster.phases import Bits, first_tokens, started, tokens
 from tests.gpu.cluster.shapes import LARGE, SMALL, TINY, Shape
-from tests.gpu.cluster.timed import Phases
+from tests.gpu.timed import Phases
 from tests.support.stores.redis_server import RedisServer, redis_server
 
 BITS, FIGURES = ("alone", "loaded", "killed", "failed"), ("first", "tokens")
@@ -47,15 +47,29 @@ _LEFT_MIB = 300
 class Run:
     """All phases of one run, and what they found."""
 
-    def __init__(self, options: argparse.Namespace, store: RedisServer, folder: Path) -> None:
-        self._store, self._folder = store, folder
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Start nothing."""
         self._out: Path | None = options.out
         self._start_s: float = options.start_s
         self._flags = ["--attention-backend", options.backend, *shlex.split(options.node_flags)]
         self.found: dict[str, Any] = {"backend": options.backend, "card": _card("name")}
-        self.phases = Phases(options.total_s, self._write)
+        self.phases = Phases(options.total_s, self.found, self._out)
+        self._held = ExitStack()
+        """The model's folder and the store."""
+        self._folder = Path()
+        self._store: RedisServer | None = None
         self._clusters: list[Clusters] = []
+        self._words = ""
         self._memory_before = _card("memory.used")
+
+    def all(self, chosen: Sequence[str], small: Shape, large: Shape) -> None:
+        """Run the chosen phases. Every error is one of a phase."""
+        if bits := [name for name in BITS if name in chosen]:
+            self.bits(small, bits)
+        if figures := [name for name in FIGURES if name in chosen]:
+            self.figures(large, figures)
+        if "up" in chosen:
+            self.up(large)
 
     def bits(self, shape: Shape, names: Sequence[str]) -> None:
         """Compare answers."""
@@ -76,10 +90,15 @@ class Run:
     def up(self, shape: Shape) -> None:
         """Start `pdserve up`, on a card by the flag for that."""
         flags = ["--gpus", "0"] if self.found["backend"] == "triton" else self._flags
-        self._run("up", lambda: started(shape, self._folder / f"up-{shape.name}", flags))
+        self._run("up", lambda: started(shape, self._own_folder() / f"up-{shape.name}", flags))
 
     def left(self) -> dict[str, Any]:
-        """Nothing runs, and the card's memory is free again."""
+        """Close everything: nothing runs, and the card's memory is free again."""
+        with ExitStack() as ends:
+            ends.callback(self._held.close)
+            ends.callback(self._keep_words)
+            for clusters in self._clusters:
+                ends.callback(clusters.close)
         pids = [pid for clusters in self._clusters for pid in clusters.left()]
         assert not pids, f"still running: {pids}"
         before, after = self._memory_before, _card("memory.used")
@@ -89,28 +108,47 @@ class Run:
 
     def end(self) -> int:
         """Check that nothing is left, and print the end; return how many phases failed."""
-        for clusters in self._clusters:
-            clusters.close()
         self._run("left", self.left, is_closing=True)
-        if self.phases.failed and self._out:
-            words = "\n".join(clusters.last_words() for clusters in self._clusters)
-            self._out.with_name("cluster_logs.txt").write_text(words)
-        print(json.dumps(self.found))
-        print(f"{self.phases.passed} passed, {len(self.phases.failed)} failed")
-        return len(self.phases.failed)
+        if self.phases.failed and self._out and self._words:
+            try:
+                self._out.with_name("cluster_logs.txt").write_text(self._words)
+            except OSError as error:
+                print(f"the logs cannot be written: {error}", flush=True)
+        return self.phases.end()
+
+    def _keep_words(self) -> None:
+        """Read the ends of all logs, which are in the folder."""
+        self._words = "\n".join(clusters.last_words() for clusters in self._clusters)
+
+    def _own_folder(self) -> Path:
+        """The folder of this run, made when it is first needed."""
+        if self._folder == Path():
+            made = TemporaryDirectory(prefix="pdserve-card-")
+            self._folder = Path(self._held.enter_context(made))
+        return self._folder
+
+    def _own_store(self) -> RedisServer:
+        """The store of all clusters, started when it is first needed."""
+        if self._store is None:
+            server = redis_server(binary=str(redis_server_binary()))
+            self._store = self._held.enter_context(server)
+        return self._store
 
     def _start(
         self, name: str, shape: Shape, num_decode: int, *, can_be_slow: bool = False
     ) -> Clusters | None:
-        clusters = Clusters(
-            name, shape, self._store, self._folder / name, self._flags, num_decode,
-            can_be_slow=can_be_slow,
-        )  # fmt: skip
-        self._clusters.append(clusters)
-        if self._run("start", clusters.start):
-            return clusters
-        clusters.close()
-        return None
+        serving: list[Clusters] = []
+
+        def start() -> None:
+            clusters = Clusters(
+                name, shape, self._own_store(), self._own_folder() / name, self._flags,
+                num_decode, can_be_slow=can_be_slow,
+            )  # fmt: skip
+            self._clusters.append(clusters)
+            clusters.start()
+            serving.append(clusters)
+
+        return serving[0] if self._run("start", start) else None
 
     def _run(self, name: str, work: Any, *, is_closing: bool = False) -> bool:
         def noted() -> dict[str, Any] | None:
@@ -122,10 +160,6 @@ class Run:
         limit_s = LIMITS_S.get(name, self._start_s)
         return self.phases.run(name, limit_s, noted, is_closing=is_closing)
 
-    def _write(self) -> None:
-        if self._out is not None:
-            self._out.write_text(json.dumps(self.found | {"failed": self.phases.failed}))
-
 
 def _card(what: str) -> str | None:
     """Ask NVIDIA's tool for one fact of the first card; None without one."""
@@ -133,7 +167,10 @@ def _card(what: str) -> str | None:
     if tool is None:
         return None
     asked = [tool, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    except subprocess.TimeoutExpired:  # as where a driver hangs
+        return None
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else None
 
 
@@ -157,17 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.backend != "triton":
         chosen = [name for name in chosen if name != "failed"]
     small, large = (TINY, TINY) if options.shape == "tiny" else (SMALL, LARGE)
-    with (
-        tempfile.TemporaryDirectory(prefix="pdserve-card-") as folder,
-        redis_server(binary=str(redis_server_binary())) as store,
-    ):
-        run = Run(options, store, Path(folder))
-        if bits := [name for name in BITS if name in chosen]:
-            run.bits(small, bits)
-        if figures := [name for name in FIGURES if name in chosen]:
-            run.figures(large, figures)
-        if "up" in chosen:
-            run.up(large)
+    run = Run(options)
+    with run.phases.interruptible():
+        run.all(chosen, small, large)
         return run.end()
 
 

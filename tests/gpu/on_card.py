@@ -1,19 +1,19 @@
 """What only a card can show, in one command: `python -m tests.gpu.on_card`.
 
-Stages run in order, each alone: one that fails is reported and the rest goes on. It needs a card,
-`triton` and `numpy`, no network and no model: weights are random, of a public model's shape. The
-last lines are a table and one JSON line. `--out FILE` also writes the JSON into a file.
+Stages run in order, each alone and within its own time limit: one that fails is reported and the
+rest goes on. It needs a card, `triton` and `numpy`, no network and no model: weights are random, of
+a public model's shape. The last line but one is a JSON object, the last one says how many passed.
+`--out FILE` also writes the JSON into a file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu.measuring import Card, SpecRecorder
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
+from tests.gpu.timed import Phases
+
+TOTAL_S = 460.0
+"""Under eight minutes, which is what a card is lent for at a time."""
+COMPILING_S, OPENING_S, STAGE_S = 240.0, 60.0, 90.0
+LIMITS_S = {"sweep": 300.0, "step_forms": 300.0, "tile_forms": 300.0, "runner_bits": 180.0,
+            "runner_steps": 300.0, "runner_quantised": 300.0}  # fmt: skip
+"""Seconds of stages that run only when they are named."""
 
 _COMPILING: list[KernelSpec] = []
 
@@ -45,46 +53,52 @@ def compile_all(specs: list[KernelSpec], num_processes: int) -> list[str]:
 
 def run(names: list[str], out: Path | None) -> int:
     """Run the stages; return how many failed."""
-    begun = time.monotonic()
-    chosen: list[tuple[str, Callable[[Any, Findings], None]]] = [
-        (name, stage)
+    chosen: dict[str, Callable[[Any, Findings], None]] = {
+        name: stage
         for name, stage in STAGES.items()
         if (name in names if names else name not in UNASKED)
-    ]
+    }
+    found = Findings()
+    phases = Phases(TOTAL_S, found, out, found.summary)
+    cards: list[Card] = []
+
+    def open_card() -> dict[str, Any]:
+        cards.append(Card())
+        found["card"] = cards[0].device.properties.name
+        return {"card": found["card"]}
+
+    with phases.interruptible():
+        if phases.run("compile", COMPILING_S, partial(compiled, chosen)) and phases.run(
+            "open", OPENING_S, open_card
+        ):
+            for name, stage in chosen.items():
+                limit_s = LIMITS_S.get(name, STAGE_S)
+                phases.run(name, limit_s, partial(stage, cards[0], found))
+        return phases.end()
+
+
+def compiled(chosen: Mapping[str, Callable[[Any, Findings], None]]) -> dict[str, Any]:
+    """Compile the kernels of stages. What cannot be compiled, or planned, fails in its stage."""
     recorder = SpecRecorder()
-    for name, stage in chosen:
+    for name, stage in chosen.items():
         try:
             stage(recorder, Findings())
         except Exception:
             print(f"plan of {name}:", traceback.format_exc(), flush=True)
     problems = compile_all(recorder.specs, multiprocessing.cpu_count())
-    print(
-        f"{len(recorder.specs)} kernels, {len(problems)} do not compile: {problems[:3]}; "
-        f"{time.monotonic() - begun:.0f} s", flush=True
-    )  # fmt: skip
-    findings = Findings()
-    card = Card()
-    findings["card"] = card.device.properties.name
-    failed = 0
-    for name, stage in chosen:
-        started = time.monotonic()
-        try:
-            stage(card, findings)
-            result = "ok"
-        except Exception:
-            failed += 1
-            result = traceback.format_exc()
-        print(f"== {name}: {result} ({time.monotonic() - started:.1f} s)", flush=True)
-        if out is not None:
-            out.write_text(json.dumps(findings))
-    print(json.dumps(findings.summary()))
-    print(f"{len(chosen) - failed} passed, {failed} failed")
-    return failed
+    return {"kernels": len(recorder.specs), "not compiled": len(problems), "why": problems[:3]}
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen stages; return how many failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stages", nargs="*", help=f"of {', '.join(STAGES)} (default: all)")
     parser.add_argument("--out", type=Path, help="a file for the whole JSON")
-    given = parser.parse_args()
-    sys.exit(1 if run(given.stages, given.out) else 0)
+    given = parser.parse_args(arguments)
+    if unknown := set(given.stages) - set(STAGES):
+        parser.error(f"no such stage: {', '.join(sorted(unknown))}")
+    return run(given.stages, given.out)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

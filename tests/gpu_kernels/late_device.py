@@ -87,14 +87,22 @@ class LateDevice(InterpretedDevice):
     @contextmanager
     def held(self) -> Iterator[None]:
         """Begin nothing that is queued, meanwhile."""
-        with self._changed:
-            self._is_held = True
+        self.hold()
         try:
             yield
         finally:
-            with self._changed:
-                self._is_held = False
-                self._changed.notify_all()
+            self.release()
+
+    def hold(self) -> None:
+        """Begin nothing more that is queued. As work that is queued: nothing behind that."""
+        with self._changed:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Go on with what is queued."""
+        with self._changed:
+            self._is_held = False
+            self._changed.notify_all()
 
     def wait_for(self, place: int) -> None:
         """Wait until so much work is done; raise what a part of it raised."""

@@ -6,11 +6,13 @@ from typing import Any
 
 from common.grammar import Grammar, GrammarKind
 from common.request import TokenLogprobs
+from common.settings.config import SpeculationConfig
 from common.token_rules import TokenRules
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import RunnerResult
+from engine.core.runner_contract import RunnerResult, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
+from engine.core.speculation.speculation import Speculation, make_speculation
 from engine.core.step.step_in_flight import PlannedStep
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.build import check_books, check_idle, make_request
@@ -27,6 +29,14 @@ UNDER_GRAMMAR: dict[str, Any] = {
 }  # fmt: skip
 
 
+def drafts_that_never_pay() -> Speculation:
+    """Return a node's drafting, where steps take so long for each row that none is worth one."""
+    costs = StepCosts((1, 2, 64), (1.0, 2.0, 64.0))
+    speculation = make_speculation(SpeculationConfig(speculative_method="suffix"), costs)
+    assert speculation is not None
+    return speculation
+
+
 def with_grammars(runner: ModelRunner) -> ModelRunner:
     """Return the runner, which follows grammars then."""
     runner.grammars = masks()
@@ -36,17 +46,26 @@ def with_grammars(runner: ModelRunner) -> ModelRunner:
 class Node:
     """A scheduler on a runner, driven as the step loop does it."""
 
-    def __init__(self, runner: ModelRunner, *, goes_on: bool, num_blocks: int = 16) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        goes_on: bool,
+        num_blocks: int = 16,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.runner = runner
         self.scheduler = Scheduler(
             limits=StepLimits(
-                max_num_seqs=4, max_num_batched_tokens=64, block_size=16, max_model_len=64
+                max_num_seqs=4, max_num_batched_tokens=64, block_size=16, max_model_len=64,
+                num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             ),
+            speculation=speculation,
             num_blocks=num_blocks,
             fingerprint=runner.layout.fingerprint,
             eos_token_ids=frozenset(),
             can_go_on=goes_on and runner.can_go_on,
-        )
+        )  # fmt: skip
         self.outputs: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.results = RunnerResult()
@@ -91,12 +110,11 @@ def stop_token(runner: ModelRunner) -> int:
     return next(token for token in output[2:] if output.index(token) >= 2)
 
 
-def all_kinds(runner: ModelRunner, ends: int, *, goes_on: bool) -> tuple[list[Any], int]:
-    """Return what requests of every kind drew, and the steps begun early.
+def all_kinds(node: Node, ends: int) -> list[Any]:
+    """Return what requests of every kind drew: their outputs, and then their log probabilities.
 
     The first row of each four ends in the middle, so that the others lie behind a gap.
     """
-    node = Node(runner, goes_on=goes_on)
     loads: list[list[dict[str, Any]]] = [
         [FILTERED | {"logprobs": 3}, PENALISED | DRAWN, UNDER_GRAMMAR | DRAWN],
         [
@@ -112,4 +130,4 @@ def all_kinds(runner: ModelRunner, ends: int, *, goes_on: bool) -> tuple[list[An
         while node.scheduler.running or node.scheduler.waiting:
             node.step()
     check_idle(node.scheduler)
-    return [*node.outputs.values(), *node.logprobs.values()], node.num_begun
+    return [*node.outputs.values(), *node.logprobs.values()]

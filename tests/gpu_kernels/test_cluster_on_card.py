@@ -64,3 +64,20 @@ def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
     logs = (tmp_path / "cluster_logs.txt").read_text()
     assert logs.count("max_model_len is 32000") >= 4
     assert json.loads((tmp_path / "found.json").read_text())["failed"] == ["start", "start"]
+
+
+@pytest.mark.timeout(300)
+def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_path: Path) -> None:
+    command = [*ON_CPU, "alone", "first", "--start-s", "200", "--total-s", "280"]
+    command += ["--out", str(tmp_path / "found.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        started = program.stdout.readline()
+        program.terminate()
+        lines = program.stdout.read().splitlines()
+    assert started.startswith("== start: ok"), [started, *lines]
+    ends = [line.replace(":", "").split()[1:3] for line in lines if line.startswith("== ")]
+    assert ends == [["alone", "FAILED"], ["stop", "ok"], ["start", "FAILED"], ["left", "ok"]]
+    assert json.loads(lines[-2])["backend"] == "numba"
+    assert lines[-1] == "3 passed, 2 failed"
+    assert program.returncode == 2

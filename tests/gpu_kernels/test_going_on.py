@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
+from engine.core import step_after
 from engine.core.runner_contract import DeviceLost, SequencesFailed
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.model_runner import ModelRunner
@@ -25,6 +26,7 @@ from tests.gpu_kernels.stepped_node import (
     PENALISED,
     UNDER_GRAMMAR,
     Node,
+    drafts_that_never_pay,
     stop_token,
     with_grammars,
 )
@@ -172,6 +174,27 @@ def test_a_row_under_a_grammar_has_the_tokens_that_it_has_alone(folder: Path) ->
     assert among.outputs[4] == alone.outputs[1]
     assert re.fullmatch("(ab|cd){3}[ac]", text_of(alone.outputs[1]))
     assert among.num_begun == 6
+
+
+@pytest.mark.timeout(600)
+def test_rows_without_drafts_hold_nobody_back_on_a_node_that_drafts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph and a copy each way, as on a node that does not draft."""
+    monkeypatch.setattr(step_after, "STEPS_WITHOUT_DRAFTS", 2)
+    node = Node(on_card(folder), goes_on=True, speculation=drafts_that_never_pay())
+    node.add(5, 20, 1, **GREEDY)
+    node.add(6, 20, 2, **DRAWN)
+    for _ in range(2):
+        node.step()
+    assert node.num_begun == 0
+    node.step()
+    node.step()
+    calls = watch(node.runner, monkeypatch)
+    step = node.step()
+    assert step.batch.has_gone_on
+    assert calls == ["to the card", *TOKENS_AND_STEP_BEHIND]
+    assert node.num_begun == 2
 
 
 LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}

@@ -40,7 +40,7 @@ def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluste
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", NO_CACHE)),
         ),
         routers=(("--placement-policy", "round_robin"),),
-        flags=("--num-threads", "2"),
+        flags=("--num-threads", "1"),
     )
     with running([spec], cluster_redis, cluster_folder) as started:
         yield started[0]

@@ -32,7 +32,7 @@ WAYS: dict[str, Fields] = {
     "sampled": {"temperature": 0.8, "top_p": 0.9, "seed": 20240607},
 }
 MODEL = "SmolLM2-135M-Instruct"
-FLAGS = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "2")
+FLAGS = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1")
 NO_CACHE = "--no-enable-prefix-caching"
 
 pytestmark = pytest.mark.timeout(300)

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def demo_specs() -> list[ClusterSpec]:
-    flags = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "2")
+    flags = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1")
 
     def mixed(name: str, *own: str) -> ClusterSpec:
         node = NodeSpec("mixed-1", Role.MIXED, own)
@@ -60,7 +60,9 @@ def demo_specs() -> list[ClusterSpec]:
         ),
         flags=flags,
     )
-    alone = mixed("alone", "--no-enable-prefix-caching", "--max-num-batched-tokens", "2048")
+    # The reference has two threads, and all others have one.
+    own = ("--no-enable-prefix-caching", "--max-num-batched-tokens", "2048", "--num-threads", "2")
+    alone = mixed("alone", *own)
     exact = mixed("exact", "--activation-dtype", "float32")
     return [alone, mixed("chunked", "--max-num-batched-tokens", "32"), handoff, exact]
 

@@ -48,6 +48,10 @@ draft, because drafts do not pay there. Therefore a plan is made ahead whenever 
 no drafts, with any method. The drafter looks first when that step has ended: if it finds a draft
 that pays, the plan is made again, with the drafts.
 
+A step that was begun is not planned again, so drafts that are found by then wait for it. Therefore
+a node that drafts goes on only when it has found none for a while (`step_after`): where a load does
+not draft, it waits for the host no more than a node that never drafts.
+
 A preempted sequence returns only with headroom for itself and all decoding sequences; otherwise it
 would be preempted again immediately. A resumed sequence is spared while it has drawn fewer than
 `min_progress_tokens`, if another victim exists.

@@ -17,6 +17,9 @@ runner has left behind: their token was not the one that the step has taken on t
 computed in the step after, which is planned. Whatever arrives or lands meanwhile waits for one step
 more, and nothing is offered after a step that somebody waits for.
 
+It verifies no drafts: they are found in the tokens of the step before. So a node that drafts offers
+nothing for some steps after it has found any (`core/step_after.py`).
+
 What such a step writes is harmless, if sequences have left or not:
 
     where      at position p + 1 of a sequence whose token at p + 1 is drawn in the step before, in

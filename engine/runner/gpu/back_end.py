@@ -117,7 +117,10 @@ class GpuBackEnd:
     def why_not(self, files: ModelFiles) -> str:
         spec = files.spec
         if files.mtp is not None:
-            return "the drafting method mtp has no kernels on a GPU"
+            return (
+                "speculative_method is mtp, which has no kernels on a GPU; wanted ngram, suffix, "
+                "grammar or none there"
+            )
         if spec.has_output_bias or spec.has_mlp_bias:
             return "the model has biases after attention or in its MLP"
         if spec.head_dim not in _HEAD_SIZES:

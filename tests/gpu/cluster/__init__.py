@@ -4,5 +4,4 @@ shapes      models of public shapes, and what is asked of them
 streams     an HTTP client that takes little time from what it measures
 clusters    the clusters of one shape: prefill and decode apart, and one mixed node
 phases      what is checked and measured
-timed       phases with their own time limits, of which one that fails does not stop the rest
 """

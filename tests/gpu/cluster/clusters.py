@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from common.nodes import Role
@@ -54,11 +55,15 @@ class Clusters:
         return self.apart, self.mixed
 
     def start(self) -> None:
-        """Start all processes at once, and return when all serve."""
-        for cluster in self.both:
-            cluster.start()
-        for cluster in self.both:
-            cluster.wait_ready()
+        """Start all processes at once, and return when all serve; else none is left."""
+        try:
+            for cluster in self.both:
+                cluster.start()
+            for cluster in self.both:
+                cluster.wait_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def stop(self) -> None:
         """End all that runs as Ctrl-C does. Raises `AssertionError` for a process that failed."""
@@ -77,9 +82,10 @@ class Clusters:
         assert not any(codes.values()), f"exit codes: {codes}"
 
     def close(self) -> None:
-        """End whatever still runs."""
-        for cluster in self.both:
-            cluster.close()
+        """End whatever still runs, of both, whatever is wrong with one of them."""
+        with ExitStack() as ends:
+            for cluster in self.both:
+                ends.callback(cluster.close)
 
     def left(self) -> list[int]:
         """The processes that are still there."""

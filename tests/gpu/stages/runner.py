@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Findings
 
 if TYPE_CHECKING:
     from engine.core.runner_contract import ScheduledSequence
+    from engine.core.speculation.speculation import Speculation
     from engine.runner.model_runner import ModelRunner
 
 BLOCK_SIZE = 64
@@ -79,22 +81,48 @@ def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> Non
     runner._row_draw = host_draw(runner)
     on_host = [runner.execute([step]) for step in steps]
     assert on_card == on_host, (on_card, on_host)
-    _check_going_on(other)
+    check_going_on(other, [100 + 37 * place for place in range(12)], 150)
     begun = time.monotonic()
     other.warm_up()
     found["runner_step_costs"] = [other.step_costs.rows, other.step_costs.step_s]
     print(f"warm-up {time.monotonic() - begun:.1f} s: {found['runner_step_costs']}", flush=True)
 
 
-def _check_going_on(runner: ModelRunner) -> None:
-    """Rows of any kind that end in the middle: the same tokens, begun ahead or not."""
+def check_going_on(runner: ModelRunner, lengths: Sequence[int], num_tokens: int) -> None:
+    """Rows of any kind that end in the middle: the same tokens, begun ahead or not.
+
+    So they are on a node that verifies drafts between the steps that are begun.
+    """
+    from engine.core import step_after
+
     rng = np.random.default_rng(5)
-    prompts = [rng.integers(0, 4000, 100 + 37 * place).tolist() for place in range(12)]
+    prompts = [rng.integers(3, runner.vocab_size, length).tolist() for length in lengths]
     for ways in (_BY_TEMPERATURE, _OF_ALL_KINDS):
-        alone, _ = _decoded(runner, prompts, 150, goes_on=False, ways=ways)
-        ahead, times = _decoded(runner, prompts, 150, goes_on=True, ways=ways)
+        alone, _ = _decoded(runner, prompts, num_tokens, goes_on=False, ways=ways)
+        ahead, times = _decoded(runner, prompts, num_tokens, goes_on=True, ways=ways)
         assert ahead == alone, "other tokens when steps are begun ahead"
-        assert len(times) > 100
+        assert len(times) > 2 * num_tokens / 3
+        drafting, begun = _drafting(1.0, 8.0), []
+        for _ in range(2):  # the second time, drafts are what was drawn the first time
+            with patch.object(step_after, "STEPS_WITHOUT_DRAFTS", 1):
+                drafted, times = _decoded(
+                    runner, prompts, num_tokens, goes_on=True, ways=ways, speculation=drafting
+                )
+            assert drafted == alone, "other tokens when steps are begun ahead between drafts"
+            begun.append(len(times))
+        assert 0 < begun[1] < begun[0], begun
+
+
+def _drafting(one_row: float, many_rows: float) -> Speculation:
+    """Return a node's drafting, where steps of 1 and of 64 rows take so long."""
+    from common.settings.config import SpeculationConfig
+    from engine.core.runner_contract import StepCosts
+    from engine.core.speculation.speculation import make_speculation
+
+    config = SpeculationConfig(speculative_method="suffix", num_speculative_tokens=3)
+    speculation = make_speculation(config, StepCosts((1, 64), (one_row, many_rows)))
+    assert speculation is not None
+    return speculation
 
 
 def runner_steps(card: Any, found: Findings) -> None:
@@ -130,11 +158,15 @@ def _time_steps(runner: ModelRunner, found: Findings) -> None:
         print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
     for count in (1, 8, 32, 64, 128):
         prompts = np.random.default_rng(count).integers(0, 1000, (count, CONTEXT - 30)).tolist()
-        for label, goes_on, ways in (
-            ("planned", False, _BY_TEMPERATURE), ("begun", True, _BY_TEMPERATURE),
-            ("begun_of_all_kinds", True, _OF_ALL_KINDS),
+        for label, goes_on, ways, speculation in (
+            ("planned", False, _BY_TEMPERATURE, None), ("begun", True, _BY_TEMPERATURE, None),
+            ("begun_of_all_kinds", True, _OF_ALL_KINDS, None),
+            ("begun_where_no_draft_pays", True, _BY_TEMPERATURE, _drafting(1.0, 64.0)),
         ):  # fmt: skip
-            _, times = _decoded(runner, prompts, 60, goes_on=goes_on, is_even=True, ways=ways)
+            _, times = _decoded(
+                runner, prompts, 60, goes_on=goes_on, is_even=True, ways=ways,
+                speculation=speculation,
+            )  # fmt: skip
             key = f"runner_{label}_{count}_ms"
             found[key] = round(1e3 * statistics.median(np.diff(times)), 3)
             print(count, f"sequences, steps {label} ahead:", found[key], "ms", flush=True)
@@ -152,6 +184,7 @@ def _time_steps(runner: ModelRunner, found: Findings) -> None:
 def _decoded(
     runner: ModelRunner, prompts: Sequence[Sequence[int]], num_tokens: int, *, goes_on: bool,
     is_even: bool = False, ways: Sequence[dict[str, Any]] = _BY_TEMPERATURE,
+    speculation: Speculation | None = None,
 ) -> tuple[list[list[int]], list[float]]:  # fmt: skip
     """Answer prompts as a node does; return the outputs, and when each step's tokens were there.
 
@@ -165,15 +198,17 @@ def _decoded(
 
     scheduler = Scheduler(
         limits=StepLimits(
-            max_num_seqs=len(prompts), max_num_batched_tokens=4096, block_size=BLOCK_SIZE,
-            max_model_len=runner.max_model_len,
+            max_num_seqs=len(prompts), max_num_batched_tokens=runner.max_model_len,
+            block_size=runner.layout.block_size, max_model_len=runner.max_model_len,
+            num_speculative_tokens=0 if speculation is None else speculation.num_speculative_tokens,
         ),
+        speculation=speculation,
         num_blocks=runner.num_blocks, fingerprint=runner.layout.fingerprint,
         eos_token_ids=frozenset(), enable_prefix_caching=False, can_go_on=goes_on,
     )  # fmt: skip
     outputs: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
-        length = num_tokens if is_even else num_tokens - 9 * place
+        length = num_tokens if is_even else num_tokens - num_tokens * place // 16
         request = make_request(
             tuple(prompt), seed=place, max_tokens=length, **ways[place % len(ways)]
         )

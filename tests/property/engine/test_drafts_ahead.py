@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.core import step_after
 from engine.core.sequences.sequence import Sequence
 from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
-from tests.support.engine.build import Engine
+from tests.support.engine.build import STRICT, Engine
 from tests.support.engine.hash_runner import VOCAB_SIZE, expected_tokens
+from tests.support.engine.speculation_views import GuessedDrafts
 from tests.support.examples import everyday
 
 
-class Guesses:
-    """In place of a node's speculation: now and then drafts, of which the first ones are right."""
+def let_guess(engine: Engine, *, share: float, seed: int) -> None:
+    """Let an engine draft in a share of its steps."""
+    answers: dict[int, list[int]] = {}
 
-    method = "ngram"
-    has_proposals = False
+    def answer(one: Sequence) -> list[int]:
+        if one.sequence_id not in answers:
+            answers[one.sequence_id] = expected_tokens(one.prompt_token_ids, one.request.sampling)
+        return answers[one.sequence_id]
 
-    def __init__(self, engine: Engine, *, share: float, seed: int) -> None:
-        self._most = engine.scheduler.limits.num_speculative_tokens
-        self._share = share
-        self._seed = seed
-        self._answers: dict[int, list[int]] = {}
-        engine.draft_with(self)
-
-    def drafts(self, decoding: list[Sequence]) -> list[tuple[int, ...]]:
-        return [self._drafts(sequence) for sequence in decoding]
-
-    def _drafts(self, sequence: Sequence) -> tuple[int, ...]:
-        rng = random.Random(f"{self._seed} {sequence.sequence_id} {sequence.num_output}")
-        if rng.random() >= self._share:
-            return ()
-        answer = self._answers.setdefault(
-            sequence.sequence_id,
-            expected_tokens(sequence.prompt_token_ids, sequence.request.sampling),
-        )
-        following = answer[sequence.num_output :][: rng.randint(0, self._most)]
-        wrong = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, self._most))]
-        return (*following, *wrong)[: self._most]
-
-    def learn(self, view: Sequence, num_drafted: int, num_accepted: int) -> None:
-        assert 0 <= num_accepted <= num_drafted <= self._most
-
-    def forget(self, sequence: Sequence) -> None:
-        self._answers.pop(sequence.sequence_id, None)
+    most = engine.scheduler.limits.num_speculative_tokens
+    engine.draft_with(
+        GuessedDrafts(answer, most=most, share=share, seed=seed, vocab_size=VOCAB_SIZE)
+    )
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> Engine:
+def engines(draw: st.DrawFn, *, goes_on: str = "", leaves_one_in: int = 0) -> Engine:
     """Small engines that plan ahead and draft in some steps."""
     seats, num_drafts = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     least_budget = seats * (1 + num_drafts)
@@ -65,9 +45,11 @@ def engines(draw: st.DrawFn) -> Engine:
         method="ngram",
         num_drafts=num_drafts,
         is_ahead=True,
+        goes_on=goes_on,
+        leaves_one_in=leaves_one_in,
         **draw(policies()),
     )
-    Guesses(engine, share=draw(st.sampled_from([0.05, 0.3, 0.9])), seed=draw(st.integers(0, 9)))
+    let_guess(engine, share=draw(st.sampled_from([0.05, 0.3, 0.9])), seed=draw(st.integers(0, 9)))
     return engine
 
 
@@ -78,6 +60,44 @@ def test_every_answer_is_right_whenever_drafts_come(data: st.DataObject) -> None
     engine = data.draw(engines())
     run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
     check_answers(run, run.to_the_end())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that draft go on after two steps without drafts."""
+    monkeypatch.setattr(step_after, "STEPS_WITHOUT_DRAFTS", 2)
+
+
+@pytest.mark.covers("S61")
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("goes_on", ["early", "late"])
+@settings(
+    fixed,
+    max_examples=everyday(15, of=100),
+    suppress_health_check=[*fixed.suppress_health_check, HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_every_answer_is_right_where_steps_begin_early_between_drafts(
+    goes_on: str, data: st.DataObject
+) -> None:
+    engine = data.draw(engines(goes_on=goes_on, leaves_one_in=data.draw(st.sampled_from([0, 5]))))
+    run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
+    check_answers(run, run.to_the_end())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_such_engines_begin_steps_and_draft() -> None:
+    engine = Engine(
+        num_blocks=14, seats=4, caching=False, method="ngram", num_drafts=3, is_ahead=True,
+        goes_on="late", leaves_one_in=5, **STRICT,
+    )  # fmt: skip
+    let_guess(engine, share=0.1, seed=1)
+    run = Run(engine, [Arrival(0, family, 8, 20, 1) for family in range(6)])
+    check_answers(run, run.to_the_end())
+    counters, runner = engine.scheduler.statistics().counters, engine.runner
+    assert 0 < counters.num_accepted < counters.num_drafted
+    assert min(counters.num_preemptions, runner.num_left_behind, runner.num_begun) >= 2
+    assert engine.plans_ahead["drafts"] >= 2
 
 
 def test_such_engines_preempt_and_plan_ahead_and_draft() -> None:
@@ -92,7 +112,7 @@ def test_such_engines_preempt_and_plan_ahead_and_draft() -> None:
         retract_decode_steps=0,
         min_progress_tokens=0,
     )
-    Guesses(engine, share=0.1, seed=1)
+    let_guess(engine, share=0.1, seed=1)
     run = Run(engine, [Arrival(0, family, 8, 12, 1) for family in range(6)])
     check_answers(run, run.to_the_end())
     counters = engine.scheduler.statistics().counters

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core import step_after
 from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
@@ -20,19 +21,28 @@ LEAVES = st.sampled_from([0, 0, 2, 5])
 
 @st.composite
 def engines(draw: st.DrawFn) -> Engine:
-    """Small engines whose runner goes on by itself, at once or as late as it may."""
-    seats = draw(st.integers(1, 5))
-    return Engine(
-        num_blocks=draw(st.integers(2, 24)),
-        seats=seats,
-        budget=draw(st.integers(seats, seats + 24)),
-        block_size=draw(st.sampled_from([1, 2, 4, 8])),
-        caching=draw(st.booleans()),
-        is_ahead=draw(st.booleans()),
-        goes_on=draw(st.sampled_from(["early", "late"])),
-        leaves_one_in=draw(LEAVES),
-        **draw(policies()),
-    )
+    """Small engines whose runner goes on by itself, at once or as late as it may.
+
+    Those that draft what grammars force do so after one or two steps without drafts.
+    """
+    seats, method = draw(st.integers(1, 5)), draw(st.sampled_from(["none", "none", "grammar"]))
+    num_drafts = 0 if method == "none" else draw(st.integers(1, 4))
+    least_budget = seats * (1 + num_drafts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(step_after, "STEPS_WITHOUT_DRAFTS", draw(st.integers(1, 2)))
+        return Engine(
+            num_blocks=draw(st.integers(2, 24)),
+            seats=seats,
+            budget=draw(st.integers(least_budget, least_budget + 24)),
+            block_size=draw(st.sampled_from([1, 2, 4, 8])),
+            caching=draw(st.booleans()),
+            method=method,
+            num_drafts=num_drafts,
+            is_ahead=draw(st.booleans()),
+            goes_on=draw(st.sampled_from(["early", "late"])),
+            leaves_one_in=draw(LEAVES),
+            **draw(policies()),
+        )
 
 
 @pytest.mark.covers("S61")

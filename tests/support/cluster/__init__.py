@@ -7,6 +7,7 @@ compilations  a process that prints which kernels it compiled
 forked_serve  one `pdserve serve` process, forked from one that has imported what roles need
 frozen        leaves what a template has imported out of collections of garbage
 grpc_of_nodes, grpc_of_routers   set gRPC up when they are imported
+kernels_of_nodes   loads the kernels of nodes when it is imported
 memory        what a process takes of the machine's memory
 processes     one `pdserve serve` process
 serving_up    `pdserve up` in a process of its own

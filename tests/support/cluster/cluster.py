@@ -179,11 +179,12 @@ class Cluster:
         self.wait_ready()
 
     def close(self) -> None:
-        """End everything, however it is."""
-        for books in self._books.values():
-            books.close()
-        for process in self.processes.values():
-            process.kill()
+        """End everything, however it is: what cannot be ended keeps nothing else."""
+        with contextlib.ExitStack() as ends:
+            for process in reversed(self.processes.values()):
+                ends.callback(process.kill)
+            for books in self._books.values():
+                ends.callback(books.close)
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:

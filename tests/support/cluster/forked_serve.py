@@ -1,10 +1,9 @@
 """`pdserve serve …` in a process that is forked from one that has imported what roles need.
 
 A role spends more of its start on imports than on everything else. A *template* makes them once in
-each process of a test run, and its forks have them. Kernels are not among them: the threads of
-GNU's OpenMP, which computes them, do not survive a fork. The core of gRPC reads the environment
-when it is loaded, which nodes and routers set up differently, so each kind has a template. A role
-that logs JSON sets it up differently again, and loads gRPC itself.
+each process of a test run, and its forks have them. The core of gRPC reads the environment when it
+is loaded, which nodes and routers set up differently, so each kind has a template. A role that logs
+JSON sets it up differently again, and loads gRPC and kernels itself.
 """
 
 from __future__ import annotations
@@ -34,11 +33,13 @@ _OF_EACH = [
     __name__,
     "tests.support.cluster.frozen",  # the last one
 ]
+_KERNELS = "tests.support.cluster.kernels_of_nodes"
 _OF_NODES = [
     "tests.support.cluster.grpc_of_nodes",
     "engine.runner.start.load",
     "numba",
     "pdserve.roles.engine_role",
+    _KERNELS,
     *_OF_EACH,
 ]
 _OF_ROUTERS = ["tests.support.cluster.grpc_of_routers", "pdserve.roles.router_role", *_OF_EACH]
@@ -116,6 +117,8 @@ def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str],
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(cwd)
+    if kernels := sys.modules.get(_KERNELS):
+        kernels.set_up_threads()
     from pdserve.cli import main
     from tests.support.cluster.slow_serve import slow_down
 

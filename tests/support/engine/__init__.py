@@ -13,6 +13,6 @@ moved_blocks       blocks that go from one card's cache to another's through rin
 planner_views      sequences and pools for the planner, and `plan`
 policy_views       sequences as policies see them
 scripted_loop      a step loop whose flow, inbox and runner are scripted
-speculation_views  sequences as a drafter sees them
+speculation_views  sequences as a drafter sees them, and drafts without a drafter
 tool_grammars      grammars of calls and thinking, over the same tokens
 """

@@ -1,13 +1,15 @@
-"""Sequences as a drafter sees them, and texts with repetition."""
+"""Sequences as a drafter sees them, texts with repetition, and drafts without a drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
 from engine.core.runner_contract import StepCosts
+from engine.core.sequences.sequence import Sequence as SeatedSequence
 from engine.core.speculation.draft_length import (
     Acceptance,
 )
@@ -63,3 +65,49 @@ MTP_COSTS = StepCosts(COSTS.rows, COSTS.step_s, draft_s=0.0014)
 def powers(probability: float, num: int) -> list[float]:
     """Chances of `num` drafts that are accepted with `probability` each."""
     return [probability**j for j in range(1, num + 1)]
+
+
+class GuessedDrafts:
+    """In place of a node's speculation: at most `most` drafts in a `share` of all steps.
+
+    The first ones are those of the sequence's output, which `answer` returns, the others are not.
+    """
+
+    method = "ngram"
+    has_proposals = False
+
+    def __init__(
+        self,
+        answer: Callable[[SeatedSequence], Sequence[int]],
+        *,
+        most: int,
+        share: float,
+        seed: int,
+        vocab_size: int,
+    ) -> None:
+        self.num_speculative_tokens = most
+        self._answer, self._share, self._seed = answer, share, seed
+        self._vocab_size = vocab_size
+
+    def drafts(self, decoding: Sequence[SeatedSequence]) -> list[tuple[int, ...]]:
+        """Return what each sequence verifies; a second call for the same step returns the same."""
+        return [self._drafts(sequence) for sequence in decoding]
+
+    def _drafts(self, sequence: SeatedSequence) -> tuple[int, ...]:
+        rng = random.Random(f"{self._seed} {sequence.sequence_id} {sequence.num_output}")
+        if rng.random() >= self._share:
+            return ()
+        most = self.num_speculative_tokens
+        following = self._answer(sequence)[sequence.num_output :][: rng.randint(0, most)]
+        wrong = [rng.randrange(self._vocab_size) for _ in range(rng.randint(1, most))]
+        return (*following, *wrong)[:most]
+
+    def learn(self, view: SeatedSequence, num_drafted: int, num_accepted: int) -> None:
+        """Check the numbers."""
+        assert 0 <= num_accepted <= num_drafted <= self.num_speculative_tokens
+
+    def observe(self, rows: int, step_s: float, num_proposals: int) -> None:
+        """Learn nothing from what a step took."""
+
+    def forget(self, sequence: SeatedSequence) -> None:
+        """Do nothing: there is no state."""

@@ -3,6 +3,7 @@
 listeners         what a process listens on, as the kernel knows it
 live_readings     readings for the live page
 otlp_collector    a collector of OTLP traces
+process_tasks     a process's threads and children, as the kernel names them
 recorded_tracing  spans kept in memory
 samples           the samples of a registry by name
 """

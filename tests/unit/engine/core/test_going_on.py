@@ -13,8 +13,9 @@ from engine.core.runner_contract import RunnerResult
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
+from engine.core.step_after import STEPS_WITHOUT_DRAFTS
 from tests.support.engine.build import STRICT, Engine, check_idle, make_request, status_of
-from tests.support.engine.hash_runner import expected_tokens
+from tests.support.engine.hash_runner import VOCAB_SIZE, expected_tokens
 
 WHEN = pytest.mark.parametrize("goes_on", ["early", "late"])
 
@@ -280,9 +281,75 @@ def test_a_part_of_results_knows_who_is_left_behind() -> None:
     assert results.only([1]).left_behind == frozenset()
 
 
-def test_drafts_prevent_it() -> None:
-    engine = engine_that("early", method="ngram", num_drafts=2)
-    one = add(engine, 6, 12)
+class Drafts:
+    """In place of a node's speculation: a wrong draft for each sequence while it `finds` any."""
+
+    method = "ngram"
+    has_proposals = finds = False
+
+    def __init__(self, engine: Engine) -> None:
+        engine.draft_with(self)
+
+    def drafts(self, decoding: list[Sequence]) -> list[tuple[int, ...]]:
+        return [self._wrong(one) if self.finds else () for one in decoding]
+
+    def _wrong(self, one: Sequence) -> tuple[int, ...]:
+        answer = expected_tokens(one.prompt_token_ids, one.request.sampling)
+        return ((answer[one.num_output] + 1) % VOCAB_SIZE,)
+
+    def learn(self, view: Sequence, num_drafted: int, num_accepted: int) -> None:
+        assert num_accepted == 0
+
+    def forget(self, view: Sequence) -> None:
+        pass
+
+
+@pytest.mark.covers("S61")
+@WHEN
+def test_a_node_that_has_found_no_drafts_for_some_steps_goes_on(goes_on: str) -> None:
+    engine = engine_that(goes_on, method="ngram", num_drafts=2)
+    Drafts(engine)
+    for _ in range(STEPS_WITHOUT_DRAFTS):
+        engine.step()  # in idle turns nothing is looked for
+    load = [add(engine, 5, STEPS_WITHOUT_DRAFTS + 9, seed) for seed in (1, 2)]
+    for _ in range(STEPS_WITHOUT_DRAFTS):
+        engine.step()
+        assert engine.runner.num_begun == 0
+    engine.run()
+    check_answers(engine, *load)
+    assert engine.plans_ahead["begun"] == engine.runner.num_begun == 8
+
+
+@pytest.mark.covers("S61")
+@WHEN
+def test_drafts_that_are_found_too_late_are_verified_in_the_step_after(goes_on: str) -> None:
+    engine = engine_that(goes_on, method="ngram", num_drafts=2)
+    drafts = Drafts(engine)
+    load = [add(engine, 5, 60, seed) for seed in (1, 2)]
+    engine.run_until(lambda: engine.runner.num_begun == 3)
+    drafts.finds = True
+    step = engine.plan()
+    assert (step.batch.continues is None, step.has_drafts) == (False, False)
+    assert step.batch.going_on is None
+    engine.apply(step)
+    step = engine.plan()
+    assert step.batch.num_drafts.tolist() == [1, 1]
+    drafts.finds = False
+    engine.apply(step)
+    for _ in range(STEPS_WITHOUT_DRAFTS):
+        assert engine.runner.num_begun == 3
+        engine.step()
+    assert engine.runner.num_begun == 4
+    engine.run()
+    check_answers(engine, *load)
+    assert engine.runner.num_forgotten == 0
+
+
+def test_a_node_whose_model_drafts_does_not_go_on() -> None:
+    """Its layer computes every token too, and drafts from the hidden state of the row that drew."""
+    engine = engine_that("early", method="mtp", num_drafts=2)
+    Drafts(engine)
+    one = add(engine, 6, 40)
     engine.run()
     check_answers(engine, one)
     assert engine.runner.num_begun == 0

@@ -1,15 +1,20 @@
-"""What the program that measures a cluster on one card makes of answers and of its time."""
+"""What the program that measures a cluster on one card makes of answers, and of what goes wrong."""
 
 from __future__ import annotations
 
 import json
-import time
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from tests.gpu import cluster_on_card
 from tests.gpu.cluster.phases import Said, require_same, steady
 from tests.gpu.cluster.streams import Answer, AnswerFailed, Asked, read_answer
-from tests.gpu.cluster.timed import OutOfTime, Phases, limited
 
 ASKED = Asked(prompt=[1], max_tokens=3, fields={})
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -67,15 +72,89 @@ def test_an_answer_that_is_not_whole_fails(came: bytes, words: str) -> None:
         read_answer(ASKED, 0.0, [(1.0, came)])
 
 
-def test_a_phase_that_takes_too_long_ends_and_the_others_go_on(
+class Broken:
+    """In place of the clusters of a shape: what is done in one `place` goes wrong."""
+
+    place = ""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self._at("made")
+
+    def _at(self, place: str) -> None:
+        if place == self.place:
+            raise ProcessLookupError(place)
+
+    def start(self) -> None:
+        self._at("start")
+
+    def stop(self) -> None:
+        self._at("stop")
+
+    def close(self) -> None:
+        self._at("close")
+
+    def left(self) -> list[int]:
+        self._at("left")
+        return []
+
+    def last_words(self) -> str:
+        self._at("last words")
+        return "the last words"
+
+
+@contextmanager
+def no_store(**options: Any) -> Iterator[None]:
+    """In place of a store."""
+    if Broken.place == "store":
+        raise RuntimeError("redis-server did not start")
+    yield
+    if Broken.place == "store's end":
+        raise OSError("it is not empty")
+
+
+@pytest.mark.parametrize(
+    ("place", "failed"),
+    [
+        ("", ["alone", "killed"]),
+        ("made", ["start"]),
+        ("start", ["start"]),
+        ("store", ["start"]),
+        ("stop", ["alone", "killed", "stop"]),
+        ("close", ["alone", "killed", "left"]),
+        ("left", ["alone", "killed", "left"]),
+        ("last words", ["alone", "killed", "left"]),
+        ("store's end", ["alone", "killed", "left"]),
+    ],
+)
+def test_whatever_goes_wrong_the_end_says_what_was_found(
+    place: str,
+    failed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    ended: list[str] = []
-    phases = Phases(0.1, lambda: ended.append("one"))
-    assert not phases.run("slow", 0.05, lambda: time.sleep(60))
-    assert not phases.run("late", 60, lambda: time.sleep(60))
-    assert phases.run("closing", 60, lambda: {"found": 1}, is_closing=True)
-    assert (phases.passed, phases.failed, len(ended)) == (1, ["slow", "late"], 3)
-    assert "== closing: ok (0.0 s) {'found': 1}" in capsys.readouterr().out
-    with pytest.raises(OutOfTime, match="not within 0 s"), limited(0.01):
-        time.sleep(60)
+    monkeypatch.setattr(Broken, "place", place)
+    monkeypatch.setattr(cluster_on_card, "Clusters", Broken)
+    monkeypatch.setattr(cluster_on_card, "redis_server", no_store)
+    out = tmp_path / "found.json"
+    code = cluster_on_card.main(["alone", "killed", "--backend", "none", "--out", str(out)])
+    assert code == len(failed)
+    *_, found, last = capsys.readouterr().out.splitlines()
+    assert json.loads(found)["backend"] == "none"
+    assert last.endswith(f" passed, {len(failed)} failed")
+    assert json.loads(out.read_text())["failed"] == failed
+
+
+def test_a_driver_that_hangs_before_the_first_phase_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hangs(*_: Any, **__: Any) -> NoReturn:
+        raise subprocess.TimeoutExpired("nvidia-smi", 10)
+
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", hangs)
+    monkeypatch.setattr(Broken, "place", "start")
+    monkeypatch.setattr(cluster_on_card, "Clusters", Broken)
+    monkeypatch.setattr(cluster_on_card, "redis_server", no_store)
+    assert cluster_on_card.main(["alone"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed"

@@ -16,6 +16,7 @@ from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence, SequencesFailed
 from engine.runner.gpu import back_end as gpu_back_end
 from engine.runner.kernels.attention_plan import PIECE_KEYS
+from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.model_spec import read_decoder_spec
 from tests.support.models.running import load, logits_of, scheduled
@@ -274,3 +275,29 @@ def test_a_model_that_the_gpu_kernels_lack_names_the_back_ends_that_take_it(
     wanted = "triton, but the model has biases .*; wanted numba or paddle"
     with pytest.raises(ConfigError, match=wanted):
         load(folder, attention_backend="triton")
+
+
+def test_mtp_on_a_card_is_refused_with_what_to_set_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And computed on the CPU where the back end is left open, with the reason in the log."""
+    pytest.importorskip("triton")
+    extra = mtp_weights_of(CONFIGS["llama"], "deepseek")
+    model = ModelConfig(model=str(write_checkpoint(tmp_path, CONFIGS["llama"], extra=extra)))
+    speculation = SpeculationConfig(speculative_method="mtp", num_speculative_tokens=2)
+
+    def runner_on(back_end: str, gpus: str = "") -> ModelRunner:
+        engine = EngineConfig(
+            block_size=16, kv_cache_memory=2 << 20, attention_backend=back_end, gpus=gpus
+        )
+        return load_model_runner(model, engine, speculation=speculation)
+
+    told = "speculative_method is mtp, which has no kernels on a GPU; wanted ngram, suffix, grammar"
+    with pytest.raises(ConfigError, match=f"attention_backend is triton, but {told}"):
+        runner_on("triton")
+    with pytest.raises(ConfigError, match=told):
+        runner_on("auto", gpus="0")
+    monkeypatch.setattr(gpu_back_end, "has_card", lambda: True)
+    with caplog.at_level(logging.WARNING, "pdserve.engine"):
+        assert runner_on("auto").attention_backend == "numba"
+    assert told in caplog.text

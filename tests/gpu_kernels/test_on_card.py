@@ -1,0 +1,103 @@
+"""The program that runs stages on a card, without one: its limits, and its last lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip  # noqa: F401
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from engine.runner.gpu.back_end import has_card
+from tests.gpu import on_card
+from tests.gpu.stages import STAGES, UNASKED
+from tests.gpu.stages.model import Findings
+
+ROOT = Path(__file__).resolve().parents[2]
+CARD: Any = SimpleNamespace(device=SimpleNamespace(properties=SimpleNamespace(name="a card")))
+
+
+def quick(card: Any, found: Findings) -> None:
+    found["quick"], found["all_quick"] = np.float32(0.5), [1, 2, 3]
+
+
+def slow(card: Any, found: Findings) -> None:
+    found["slow"] = "begun"
+    time.sleep(60)
+
+
+def wrong(card: Any, found: Findings) -> NoReturn:
+    raise ProcessLookupError("a launch failed")
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four stages, of which one fails, one takes too long and one is run only when it is named."""
+    stages = {"wrong": wrong, "slow": slow, "quick": quick, "sweep": wrong}
+    monkeypatch.setattr(on_card, "STAGES", stages)
+    monkeypatch.setattr(on_card, "LIMITS_S", {"slow": 0.05})
+    monkeypatch.setattr(on_card, "compiled", lambda chosen: {"kernels": len(chosen)})
+
+
+@pytest.mark.usefixtures("stages")
+def test_stages_that_fail_or_take_too_long_do_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(on_card, "Card", lambda: CARD)
+    out = tmp_path / "found.json"
+    assert on_card.main(["--out", str(out)]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    shown = {"card": "a card", "slow": "begun", "quick": 0.5}
+    assert json.loads(lines[-2]) == shown
+    assert lines[-1] == "3 passed, 2 failed"
+    ends = [line.partition(" (")[0] for line in lines if line.startswith("== ")]
+    assert ends == [
+        "== compile: ok", "== open: ok", "== wrong: FAILED", "== slow: FAILED", "== quick: ok",
+    ]  # fmt: skip
+    assert json.loads(out.read_text()) == shown | {
+        "all_quick": [1, 2, 3], "failed": ["wrong", "slow"],
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("stages")
+def test_without_a_card_no_stage_is_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_card() -> NoReturn:
+        raise ConfigError("no NVIDIA driver")
+
+    monkeypatch.setattr(on_card, "Card", no_card)
+    assert on_card.main(["quick"]) == 1
+    told = capsys.readouterr().out
+    assert "ConfigError: no NVIDIA driver" in told
+    assert told.splitlines()[-2:] == ["{}", "1 passed, 1 failed"]
+
+
+def test_every_stage_that_is_always_run_has_a_limit_within_the_whole() -> None:
+    assert STAGES.keys() >= UNASKED
+    assert on_card.LIMITS_S.keys() <= STAGES.keys()
+    assert max(on_card.LIMITS_S.values()) < on_card.TOTAL_S < 480
+
+
+@pytest.mark.skipif(has_card(), reason="there is a card")
+@pytest.mark.timeout(300)
+def test_on_this_machine_it_says_what_is_missing() -> None:
+    without_interpreter = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.on_card", "ipc"],
+        cwd=ROOT, env=without_interpreter, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "== compile: ok" in done.stdout
+    assert "no NVIDIA driver" in done.stdout
+    assert done.stdout.splitlines()[-2:] == ["{}", "1 passed, 1 failed"]
