@@ -209,12 +209,16 @@ class SimulatedNode:
         is_busy = self.turn()
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)
-        elif is_busy and (self.scheduler.waiting or self.scheduler.running):
+        elif is_busy and self._has_more():
             self._turn_at(self._timeline.now_s())
         elif self._turn_at_s < 0:  # otherwise a message came in this turn, which is read next
             due_s = self.flow.next_deadline_s()
             if due_s is not None and due_s < float("inf"):
                 self._turn_at(max(due_s, self._timeline.now_s()))
+
+    def _has_more(self) -> bool:
+        scheduler = self.scheduler
+        return bool(scheduler.waiting or scheduler.running or self.flow.pulls.wait_for_room)
 
     def take_news(self) -> News:
         """Return what entered and left the tiers since the last call; those alone that changed."""

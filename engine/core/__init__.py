@@ -59,17 +59,19 @@ their step: no more blocks than they take. An admission that evicts more than a 
 while copies are made, a few with each step, so nothing else waits for long, and it waits for a
 hundredth of the time in which as much is computed. To seat it at once, and to copy a block before a
 chunk overwrites it, would save that time, and everything that writes blocks would have to know of
-it. On a device what running sequences evict beyond what was copied ahead is lost, and everywhere
-what a pull evicts beyond that: its blocks may be written as soon as it has begun. What was used
-once is copied too, as far as uses of other blocks pay for it, and takes at most a tenth of host
-memory from the rest: what nobody asks for again costs nothing where nothing is asked for again, and
-little elsewhere. One that is computed again soon after its eviction was used twice: turns of
-conversations are further apart than a pool holds. What is copied back is evicted from host memory
-first, since the pool has it, and is copied out again when its turn comes; so both together hold
-nearly what one pool of both sizes would. On a device a block that is copied out keeps its place in
-the pool's order of eviction. `docs/policies.md` has the figures. Host memory is one pool with one
-bound, `swap_space` plus `prefix_host_memory`. A preempted sequence takes what it needs of it, at
-the cost of prefixes, because its work is certain to be needed.
+it. A pull waits in the same way before it begins, because its blocks may be written from then on,
+and nothing is admitted meanwhile that evicts: prompts that come as fast as blocks are copied would
+take what was copied for it. On a device what running sequences evict is copied ahead too: twice as
+many blocks as they could take in one step, because a step does not wait for copies. What they evict
+beyond that is lost. What was used once is copied too, as far as uses of other blocks pay for it,
+and takes at most a tenth of host memory from the rest: what nobody asks for again costs nothing
+where nothing is asked for again, and little elsewhere. One that is computed again soon after its
+eviction was used twice: turns of conversations are further apart than a pool holds. What is copied
+back is evicted from host memory first, since the pool has it, and is copied out again when its turn
+comes; so both together hold nearly what one pool of both sizes would. On a device a block that is
+copied out keeps its place in the pool's order of eviction. `docs/policies.md` has the figures. Host
+memory is one pool with one bound, `swap_space` plus `prefix_host_memory`. A preempted sequence
+takes what it needs of it, at the cost of prefixes, because its work is certain to be needed.
 
 What is on disk passes host memory in both directions, so a disk requires `prefix_host_memory`. A
 file can be read only into memory that is held for it, however long that takes, and a device copies

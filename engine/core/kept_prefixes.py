@@ -3,11 +3,11 @@
 A block is copied out ahead of its eviction (`blocks.leaving_blocks`). Where a plan takes more than
 any before, what it evicts is copied in that step itself, before anything else of it. A step that
 copies makes what it decodes wait, so few blocks are copied in one: an admission that evicts more
-waits while they are copied, some with each step. Computing them would take a hundred times as long,
-so nothing that is worth keeping is lost, however long a prompt is. A block is copied back before
-the sequence that needs it is admitted, and then is a cached block like any other. So admissions,
-handoffs and transfers know nothing of host memory, and a copy that fails, or comes too late, means
-computing.
+waits while they are copied, some with each step, and so does a prefix that comes from another node.
+Computing them would take a hundred times as long, so nothing that is worth keeping is lost, however
+long a prompt is. A block is copied back before the sequence that needs it is admitted, and then is
+a cached block like any other. So admissions and handoffs know nothing of host memory, and a copy
+that fails, or comes too late, means computing.
 
 Where steps compute in host memory, copies are made before the step, and both ends of them can be
 found in the plan of that step. On a device the copies are late, as swapped ones are: until one has
@@ -51,7 +51,7 @@ class KeptPrefixes:
         is_enabled: bool,
         is_late: bool,
     ) -> None:
-        self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
+        self._pool, self.host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
         self._leaving = LeavingBlocks(prefixes.pool, host_pool, is_enabled=is_enabled)
@@ -65,6 +65,8 @@ class KeptPrefixes:
         """The copy that each waiting sequence waits for, by the id of the sequence."""
         self._held_back: set[int] = set()
         """The sequences that the latest plan would have admitted if they evicted less, by id."""
+        self._is_making_room = False
+        """Whether blocks are to be taken before the next plan, and what they evict is copied."""
 
     @property
     def awaiting(self) -> Set[int]:
@@ -88,15 +90,42 @@ class KeptPrefixes:
 
     def num_found(self, sequence: Sequence, num_cached: int) -> int:
         """Return how many blocks behind `num_cached` are cached too, or could be copied back."""
-        if not self._host_pool.num_prefixes:
+        if not self.host_pool.num_prefixes:
             return 0
         num_found = 0
         for block_hash in self._prefixes.hashes_behind(sequence, num_cached):
             is_cached = self._pool.prefix_cache.find(block_hash) is not None
-            if not is_cached and self._host_pool.find(block_hash) is None:
+            if not is_cached and self.host_pool.find(block_hash) is None:
                 break
             num_found += 1
         return num_found
+
+    # --- before a step is planned ---------------------------------------------------------------
+
+    def has_room(self, num_blocks: int, kept_ids: Collection[int]) -> bool:
+        """Return whether so many blocks can be taken now, and `kept_ids` held, with nothing lost.
+
+        It is true as well where so many could not be had later either.
+        """
+        if not self.is_enabled:
+            return True
+        num_wanted = num_blocks + sum(map(self._pool.is_evictable, kept_ids))
+        if num_wanted > self._pool.num_available:
+            return num_wanted > self._pool.num_available + self.num_coming
+        return not self._leaving.evicted_by(num_blocks, set(kept_ids))
+
+    def make_room(self, num_blocks: int, kept_ids: Collection[int]) -> bool:
+        """Begin to copy out what lacks for `has_room`; return whether the blocks can be taken now.
+
+        A plan must follow. What is taken may be written when its step has made its copies. If not
+        all could be copied in one step, the plan admits nothing that evicts, and this is called
+        again before the next one.
+        """
+        if self.has_room(num_blocks, kept_ids):
+            return True
+        evicted = self._leaving.evicted_by(num_blocks, set(kept_ids))
+        self._is_making_room = not evicted or self._must_copy(evicted)
+        return not self._is_making_room
 
     # --- while a step is planned ----------------------------------------------------------------
 
@@ -106,7 +135,7 @@ class KeptPrefixes:
             return
         self._held_back.clear()
         if not self.is_late:
-            self._begin_out(self._leaving.near(), MOST_AT_ONCE)
+            self._begin_out(self._leaving.near(), MOST_AT_ONCE - self._num_planned_out)
 
     def prepare(self, plan: StepPlan, waiting: Collection[Sequence]) -> bool:
         """Begin the copies that must precede what a plan takes; if so, it must be made again.
@@ -129,8 +158,10 @@ class KeptPrefixes:
         """
         if not self.is_enabled:
             return
+        self._is_making_room = False
         if self.is_late:
-            self._begin_out(self._leaving.near(), MOST_AT_ONCE)
+            # What running sequences evict cannot wait.
+            self._begin_out(self._leaving.near(len(step.sequences)), MOST_AT_ONCE)
             step.swap_copies += self._planned
         else:
             outs: list[BlockCopy] = []
@@ -140,7 +171,7 @@ class KeptPrefixes:
                     BlockCopy(copy.block_ids, copy.host_block_ids)
                 )
                 if not copy.is_out:
-                    self._host_pool.end_reading(copy.host_block_ids)
+                    self.host_pool.end_reading(copy.host_block_ids)
             step.swap_outs[:0], step.swap_ins[:0] = outs, ins
         self._planned = []
 
@@ -169,7 +200,7 @@ class KeptPrefixes:
         elif is_good:
             self._keep(copy)
         else:
-            self._host_pool.release(copy.host_block_ids)
+            self.host_pool.release(copy.host_block_ids)
         self._pool.release(copy.block_ids)
         if copy.is_out:
             # What nobody used since is evicted when it would have been.
@@ -185,7 +216,7 @@ class KeptPrefixes:
                 else:
                     assert not self._pool.prefix_cache.holds(block_id), "found too early"
             copied = zip(copy.host_block_ids, copy.hashes, strict=True)
-            is_found = [self._host_pool.find(block_hash) == one for one, block_hash in copied]
+            is_found = [self.host_pool.find(block_hash) == one for one, block_hash in copied]
             assert not (copy.is_out and any(is_found)), "found in host memory too early"
             assert copy.is_out or all(is_found), "evicted from host memory while it is read"
         assert not self._planned, "a copy that no step makes"
@@ -219,13 +250,13 @@ class KeptPrefixes:
 
         What running sequences evict is copied in the step, or lost where copies are late.
         """
-        unsaved = self._pool.prefix_cache.unsaved
-        if not unsaved:
+        if not (self._pool.prefix_cache.unsaved or self._is_making_room):
             return False
         grown = [one.num_new_blocks for one in plan.chunks.values() if one is not PLAIN_DECODE]
         num_new = sum(grown) + sum(one.num_new_blocks for one in plan.admissions)
         evicted = self._leaving.evicted_by(num_new, {one for _, found in admitted for one in found})
-        if not evicted:
+        is_passing = self._is_making_room and num_new > self._pool.num_free
+        if not (evicted or is_passing):
             return False
         if not admitted:
             if not self.is_late:
@@ -233,21 +264,28 @@ class KeptPrefixes:
             return False
         for sequence, found in admitted:  # what they begin with is not evicted for that
             for block_hash in reversed(list(self._prefixes.hashes_behind(sequence, len(found)))):
-                self._host_pool.note_use(block_hash)
-        num_planned = sum(len(copy.block_ids) for copy in self._planned if copy.is_out)
-        has_begun = self._begin_out(evicted, MOST_AT_ONCE - num_planned)
-        # A late copy holds blocks that the plan counts on.
-        must_wait = self.is_late and has_begun
-        if not unsaved.isdisjoint(evicted):
-            must_wait |= bool(num_planned) or has_begun or self._is_copying_out
+                self.host_pool.note_use(block_hash)
+        must_wait = is_passing or self._must_copy(evicted)
         if must_wait:
             largest = max(plan.admissions, key=lambda one: one.num_new_blocks)
             self._held_back.add(largest.sequence_id)
         return must_wait
 
+    def _must_copy(self, evicted: list[int]) -> bool:
+        """Begin to copy out what is to be evicted; return whether that must wait for copies."""
+        num_planned = self._num_planned_out
+        has_begun = self._begin_out(evicted, MOST_AT_ONCE - num_planned)
+        if self._pool.prefix_cache.unsaved.isdisjoint(evicted):
+            return self.is_late and has_begun  # a late copy holds blocks that are counted on
+        return bool(num_planned) or has_begun or self._is_copying_out
+
     @property
     def _is_copying_out(self) -> bool:
         return any(copy.is_out for copy in self._under_way)
+
+    @property
+    def _num_planned_out(self) -> int:
+        return sum(len(copy.block_ids) for copy in self._planned if copy.is_out)
 
     def _begin_out(self, ahead: list[int], most: int) -> bool:
         """Begin to copy out at most so many of these blocks; return whether any is.
@@ -255,12 +293,12 @@ class KeptPrefixes:
         Of late copies there is one at a time, which never takes more than half of what others could
         allocate.
         """
-        most_room = self._host_pool.num_available
+        most = min(most, self.host_pool.num_available)
         if self.is_late:
-            most_room = min(most_room, self._pool.num_available // 2)
-        if not ahead or most <= 0 or (self.is_late and self._is_copying_out):
+            most = 0 if self._is_copying_out else min(most, self._pool.num_available // 2)
+        if not ahead or most <= 0:
             return False
-        block_ids = self._leaving.choose(ahead, most, most_room)
+        block_ids = self._leaving.choose(ahead, most)
         if not block_ids:
             return False
         host_block_ids = self._leaving.allocate_for(block_ids)
@@ -276,7 +314,7 @@ class KeptPrefixes:
 
     def _fetch_all(self, admitted: list[_Admitted]) -> bool:
         """Begin to copy back what these sequences lack; return whether anything is."""
-        if not admitted or not self._host_pool.num_prefixes:
+        if not admitted or not self.host_pool.num_prefixes:
             return False
         # Held until all is allocated, because allocating evicts.
         held = [block_id for _, cached in admitted for block_id in cached]
@@ -296,7 +334,7 @@ class KeptPrefixes:
         most = self._pool.num_available
         for block_hash in self._prefixes.hashes_behind(sequence, num_cached):
             coming = self._coming.get(block_hash)
-            host_block_id = self._host_pool.find(block_hash)
+            host_block_id = self.host_pool.find(block_hash)
             if coming is not None:
                 awaited = coming
             elif self._pool.prefix_cache.find(block_hash) is not None:
@@ -312,7 +350,7 @@ class KeptPrefixes:
             block_ids = self._pool.allocate(len(hashes), use)
             fetched.update(block_ids)
             copy = PrefixCopy(block_ids, host_block_ids, hashes, is_out=False)
-            self._host_pool.begin_reading(host_block_ids)
+            self.host_pool.begin_reading(host_block_ids)
             self._planned.append(copy)
             if self.is_late:
                 awaited = copy
@@ -332,7 +370,7 @@ class KeptPrefixes:
             del self._coming[block_hash]
         for sequence_id in [one for one, awaited in self._awaited.items() if awaited is copy]:
             del self._awaited[sequence_id]
-        self._host_pool.end_reading(copy.host_block_ids, is_good=is_good)
+        self.host_pool.end_reading(copy.host_block_ids, is_good=is_good)
         self._pool.start_running(copy.block_ids)
         if is_good:
             self._publish(copy)
@@ -346,5 +384,5 @@ class KeptPrefixes:
         reused = self._pool.prefix_cache.reused
         blocks = zip(copy.block_ids, copy.hashes, strict=True)
         once = {block_hash for block_id, block_hash in blocks if block_id not in reused}
-        self._host_pool.keep(copy.host_block_ids[::-1], copy.hashes[::-1], once)
+        self.host_pool.keep(copy.host_block_ids[::-1], copy.hashes[::-1], once)
         self._counters.num_prefix_blocks_out += len(copy.block_ids)

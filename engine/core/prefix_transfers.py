@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
-from engine.core.blocks.host_pool import HostPool
+from engine.core.kept_prefixes import KeptPrefixes
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
 from engine.core.statistics import PullOutcome, StepCounters
@@ -38,12 +38,12 @@ class PrefixTransfers:
     def __init__(
         self,
         prefixes: PrefixIndex,
-        host_pool: HostPool,
+        kept: KeptPrefixes,
         counters: StepCounters,
         on_taken: Callable[[], None],
     ) -> None:
-        self._pool, self._host_pool = prefixes.pool, host_pool
-        self._prefixes = prefixes
+        self._pool, self._host_pool = prefixes.pool, kept.host_pool
+        self._prefixes, self._kept = prefixes, kept
         self._block_size = prefixes.block_size
         self._counters = counters
         self._on_taken = on_taken
@@ -123,6 +123,21 @@ class PrefixTransfers:
         in_pool, cache = self._pool.latest(count), self._pool.prefix_cache
         below = (one for one in self._host_pool.latest() if cache.find(one) is None)
         return (*in_pool, *islice(below, count - len(in_pool)))
+
+    def has_room(self, kept_ids: Items[int], num_blocks: int) -> bool:
+        """Return whether so many blocks behind `kept_ids` can begin to come, and nothing is lost.
+
+        What they evict is in host memory then, as far as it is to be. It is true as well where the
+        pool has no room for them, which `begin` says.
+        """
+        return self._kept.has_room(num_blocks, kept_ids)
+
+    def make_room(self, kept_ids: Items[int], num_blocks: int) -> bool:
+        """Return what `has_room` does, and if not copy out what lacks, some with the next plan."""
+        has_room = self._kept.make_room(num_blocks, kept_ids)
+        if not has_room:
+            self._on_taken()  # a late copy holds blocks
+        return has_room
 
     def begin(self, kept_ids: Items[int], block_hashes: Items[BlockHash]) -> ComingPrefix | None:
         """Take blocks for those with these hashes, behind `kept_ids`; None: there is no room."""

@@ -109,10 +109,10 @@ class Scheduler:
             fingerprint=fingerprint,
             is_enabled=enable_prefix_caching,
         )
-        self.prefix_transfers = PrefixTransfers(self._prefixes, host_pool, counters, self._on_taken)
-        self.kept_prefixes = KeptPrefixes(
+        self.kept_prefixes = kept = KeptPrefixes(
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
+        self.prefix_transfers = PrefixTransfers(self._prefixes, kept, counters, self._on_taken)
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
         self._never_copies = not keeps_prefixes and speculation is None and self._after is None
         self._again = StepAgain(held, limits, self._prefixes, counters)

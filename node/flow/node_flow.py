@@ -204,12 +204,14 @@ class NodeFlow:
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
+        pulled = self.pulls.begin_waiting(now_s) if self.pulls.wait_for_room else []
         step = self.scheduler.plan()
         self._shedding.on_step(now_s, self.scheduler.waiting)
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
         end = self.scheduler.end_copy
         effects += [self._copies.begin_swap(copy, end) for copy in step.swap_copies]
+        effects += pulled
         effects += self._disk.write()
         effects += self.reservations.on_reserved(step, now_s)
         for sequence in step.sequences:

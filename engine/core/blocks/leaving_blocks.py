@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
-from itertools import islice, takewhile
+from itertools import takewhile
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
@@ -47,13 +47,14 @@ class LeavingBlocks:
         self.order: list[int] = []
         """What was to be evicted next when blocks were last chosen, in this order."""
 
-    def near(self) -> list[int]:
+    def near(self, num_growing: int = 0) -> list[int]:
         """Return the blocks to be evicted next, if one of the first half of them is unsaved.
 
-        What is saved is not looked at again before so many have left the order of eviction.
+        That half has a block for each of `num_growing` sequences, which may take one in the same
+        step. What is saved is not looked at again before so many have left the order of eviction.
         """
         unsaved, pool = self._pool.prefix_cache.unsaved, self._pool
-        num_ahead = self._look_ahead()
+        num_ahead = max(self._look_ahead(), 2 * num_growing)
         num_near = num_ahead // 2 - pool.num_free
         if not unsaved or self._saved_until - pool.num_taken >= num_near:
             return []
@@ -79,14 +80,14 @@ class LeavingBlocks:
         unsaved.difference_update(found[:num_beyond])
         return evicted if num_beyond < len(found) else []
 
-    def choose(self, ahead: list[int], most: int, most_room: int) -> list[int]:
+    def choose(self, ahead: list[int], most: int) -> list[int]:
         """Return the blocks of `ahead` that are to be copied now, at most `most`.
 
         They are saved from now on. What is evicted last comes first, as in a sequence: both pools
-        release in that order. Host memory has room for `most_room`.
+        release in that order. Host memory must have room for `most`.
         """
         cache, host_pool = self._pool.prefix_cache, self._host_pool
-        chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most_room))
+        chosen = list(filter(cache.unsaved.__contains__, ahead))
         wanted = [one for one in chosen if host_pool.find(cache.hash_of(one)) is None]
         once = [one for one in wanted if one not in cache.reused]
         # They would make room for each other: the last ones stay.

@@ -36,7 +36,7 @@ class AttemptQueue:
     def add_if_ready(self, attempt: NodeAttempt) -> None:
         """Pass a sequence to the scheduler, unless it waits for a grammar, a pull or a disk."""
         is_held = attempt.id in self._compiling or attempt.id in self.disk
-        if attempt.pull_token is None and not is_held:
+        if not attempt.waits_for_pull and not is_held:
             self._scheduler.add(attempt.sequence)
 
     def waiting_for(self, compiled: Compiled) -> Submit | None:
@@ -54,7 +54,7 @@ class AttemptQueue:
 
     def finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
-        is_held = self.disk.forget(attempt.id) or attempt.pull_token is not None
+        is_held = self.disk.forget(attempt.id) or attempt.waits_for_pull
         is_held |= self._compiling.pop(attempt.id, None) is not None
         if is_held:
             attempt.sequence.move_to(SequenceStatus.FINISHED)

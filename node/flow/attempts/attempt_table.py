@@ -55,6 +55,8 @@ class NodeAttempt:
     lease_token: int | None = None
     pull_token: int | None = None
     """The lease token of the pull that its prompt waits for."""
+    waits_for_room: bool = False
+    """Its prompt waits for a pull that has not begun."""
     num_pulled_tokens: int = 0
     """Tokens of its prompt that were pulled for it."""
     answer: Answer | None = None
@@ -68,6 +70,11 @@ class NodeAttempt:
     """What its router was told last."""
     is_over: bool = False
     """It ended for the router. It stays in the table until its transfer has released the blocks."""
+
+    @property
+    def waits_for_pull(self) -> bool:
+        """Whether its prompt is not queued yet, because of a pull."""
+        return self.waits_for_room or self.pull_token is not None
 
     def take_waiting_replies(self) -> list[int]:
         """Return the calls that wait for an answer; afterwards none does."""

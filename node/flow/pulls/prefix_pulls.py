@@ -9,10 +9,16 @@ when they have landed and are in the prefix cache here, or when the pull failed:
 computed. What a source has in files and does not send at once is asked for again, where that pays.
 A pull never changes an answer and fails no request. Prompts that lack the same blocks wait for one
 pull.
+
+A pull takes its blocks at once, and they are written as soon as the source sends. Where that evicts
+what is to be kept in host memory and is not there yet, it waits while that is copied, some blocks
+with each step. Pulls begin in the order in which they came, before the step is planned. One that
+would end too late is given up, and its prompt is computed.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +47,19 @@ FETCH_S = 60.0
 MOST_ID_LENGTH = 64
 MOST_BLOCKS = 8192
 """The most blocks of one pull. What is behind them is computed."""
+
+
+HasRoom = Callable[[Sequence[int], int], bool]
+"""Says whether so many blocks behind others can begin to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A pull that was asked for at `since_s`."""
+
+    attempt: NodeAttempt
+    source: PrefixSource
+    since_s: float
 
 
 @dataclass(slots=True)
@@ -86,6 +105,10 @@ class PrefixPulls:
         self._pauses = Pauses()
         self._fetch_until_s = 0.0
         self._pulls: dict[int, _Pull] = {}
+        self._waiting: OrderedDict[AttemptId, _Wanted] = OrderedDict()
+        """Pulls for which room is being made, in the order in which they came."""
+        self._waiting_part: FetchBlocks | None = None
+        """What is fetched when no prompt waits for room."""
 
     def __len__(self) -> int:
         """Return how many pulls are under way, and how many may still be written."""
@@ -94,8 +117,47 @@ class PrefixPulls:
     def __contains__(self, lease_token: int) -> bool:
         return lease_token in self._pulls
 
+    @property
+    def wait_for_room(self) -> bool:
+        """Whether `begin_waiting` has something to do."""
+        return bool(self._waiting) or self._waiting_part is not None
+
     def begin(self, attempt: NodeAttempt, source: PrefixSource, now_s: float) -> list[Effect]:
         """Let a prompt wait for what `source` has cached of it, where something is to be gained."""
+        wanted = _Wanted(attempt, source, now_s)
+        effects = self._begin(wanted, now_s, self._has_room)
+        if effects is None:
+            attempt.waits_for_room = True
+            self._waiting[attempt.id] = wanted
+        return effects or []
+
+    def begin_waiting(self, now_s: float) -> list[Effect]:
+        """Begin the pulls that wait for room, or make some. A plan must follow.
+
+        The effects are to be performed when the copies of its step were made.
+        """
+        effects: list[Effect] = []
+        while self._waiting:
+            wanted = next(iter(self._waiting.values()))
+            begun = self._begin(wanted, now_s, self._transfers.make_room)
+            if begun is None:
+                return effects
+            effects += begun
+            del self._waiting[wanted.attempt.id]
+            wanted.attempt.waits_for_room = False
+            if wanted.attempt.pull_token is None:
+                self._resume(wanted.attempt)
+        part, self._waiting_part = self._waiting_part, None
+        if part is not None:
+            effects += self._fetch_part(part, now_s, self._transfers.make_room)
+        return effects
+
+    def _has_room(self, kept_ids: Sequence[int], num_blocks: int) -> bool:
+        return not self._waiting and self._transfers.has_room(kept_ids, num_blocks)
+
+    def _begin(self, wanted: _Wanted, now_s: float, has_room: HasRoom) -> list[Effect] | None:
+        """Begin a pull if something is to be gained; None: it must wait for room."""
+        attempt, source = wanted.attempt, wanted.source
         size = self._scheduler.limits.block_size
         kept_ids, block_hashes = self._transfers.missing(attempt.sequence, source.num_tokens)
         del block_hashes[MOST_BLOCKS:]
@@ -112,13 +174,17 @@ class PrefixPulls:
         if not self.cost.is_worth(num_tokens, num_before, num_read=num_read):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
-        coming = self._transfers.begin(kept_ids, block_hashes)
-        num_kept = len(kept_ids) * size
+        expected_s = self.cost.expected_s(num_tokens + num_read)
+        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * expected_s)
+        patience_s -= now_s - wanted.since_s
+        is_late = patience_s < expected_s
+        if not is_late and not has_room(kept_ids, len(block_hashes)):
+            return None
+        coming = None if is_late else self._transfers.begin(kept_ids, block_hashes)
         if coming is None:
             self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
             return []
-        expected_s = self.cost.expected_s(num_tokens + num_read)
-        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * expected_s)
+        num_kept = len(kept_ids) * size
         ticket = self._tickets.new(
             attempt.id, coming.block_ids, num_kept, patience_s, may_be_short=True
         )
@@ -133,22 +199,27 @@ class PrefixPulls:
         """Pull what is not cached here, a part at a time, into no more than half of what is free or
         can be evicted. It ends with the first part that does not land, and after `FETCH_S`."""
         is_fetching = any(one.rest and not one.is_over for one in self._pulls.values())
+        is_fetching |= self._waiting_part is not None
         is_of_use = self._transfers.are_of_use and message.source != self._tickets.place.node
         if is_fetching or not is_of_use:
             return []
         most = self._scheduler.pool.num_available // 2
         wanted = self._lacking(message.block_hashes)[:most]
         self._fetch_until_s = now_s + FETCH_S
-        return self._fetch_part(replace(message, block_hashes=tuple(wanted)), now_s)
+        wish = replace(message, block_hashes=tuple(wanted))
+        return self._fetch_part(wish, now_s, self._has_room)
 
     def _lacking(self, block_hashes: Sequence[BlockHash]) -> list[BlockHash]:
         return [one for one in block_hashes if not self._transfers.has(one)]
 
-    def _fetch_part(self, message: FetchBlocks, now_s: float) -> list[Effect]:
+    def _fetch_part(self, message: FetchBlocks, now_s: float, has_room: HasRoom) -> list[Effect]:
         scheduler, source = self._scheduler, message.source
         size, wanted = scheduler.limits.block_size, self._lacking(message.block_hashes)
         part = wanted[: min(PART_BLOCKS, scheduler.pool.num_available // 2)]
         if not part or now_s >= self._fetch_until_s:
+            return []
+        if not has_room((), len(part)):
+            self._waiting_part = message
             return []
         coming = self._transfers.begin([], part)
         if coming is None:
@@ -167,6 +238,8 @@ class PrefixPulls:
 
     def leave(self, attempt: NodeAttempt) -> list[Effect]:
         """Let an attempt wait no more, which is over; what comes for nobody else is refused."""
+        if self._waiting.pop(attempt.id, None) is not None:
+            attempt.waits_for_room = False
         token, attempt.pull_token = attempt.pull_token, None
         if token is None:
             return []
@@ -242,7 +315,7 @@ class PrefixPulls:
             return self._go_on(pull, now_s)
         rest = None if pull.is_over else pull.rest
         self._end(pull, PullOutcome.LANDED)
-        return [] if rest is None else self._fetch_part(rest, now_s)
+        return [] if rest is None else self._fetch_part(rest, now_s, self._has_room)
 
     def _go_on(self, pull: _Pull, now_s: float) -> list[Effect]:
         """Ask for the rest of what a source has in files, and could not read at once."""

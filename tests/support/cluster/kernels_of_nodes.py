@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 
+importlib.import_module("engine.runner.kernels")  # says how idle threads of OpenMP wait
 omppool: Any = importlib.import_module("numba.np.ufunc.omppool")  # it has no types
 _SetUp = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _set_up = _SetUp(omppool.launch_threads)

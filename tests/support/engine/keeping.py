@@ -8,6 +8,7 @@ import pytest
 
 from engine.core.sequences.sequence import Sequence
 from engine.core.statistics import StepCounters
+from engine.core.step.step_in_flight import PlannedStep
 from tests.support.engine.build import (
     STRICT,
     Engine,
@@ -20,6 +21,12 @@ from tests.support.engine.build import (
 from tests.support.engine.hash_runner import expected_tokens
 
 NEVER = 1_000_000
+FULL_BLOCKS = 400
+"""The blocks of a pool that is full of families of prompts."""
+FAMILIES = range(1, 20)
+FAMILY_BLOCKS = 20
+LARGE = 99
+"""The family of a prompt that is far larger than all before."""
 LATE = pytest.mark.parametrize("num_copy_polls", [None, 0, 2], ids=["in step", "late", "later"])
 """How copies are made: before the step, or beside the steps, and ended so many steps later."""
 
@@ -93,3 +100,32 @@ def fill_and_release(engine: Engine, num_blocks: int, family: int) -> None:
     prompt = make_prompt(4 * num_blocks, family)
     engine.add(make_request(prompt, max_tokens=1))
     engine.run_until(lambda: not (engine.scheduler.waiting or engine.scheduler.running))
+
+
+def full_pool(num_host_blocks: int = 2 * FULL_BLOCKS, **given: object) -> Engine:
+    """A pool of 400 blocks that 19 prompts have used twice and filled, some of it copied ahead."""
+    engine = keeping(
+        num_host_blocks,
+        **{"num_blocks": FULL_BLOCKS, "budget": 2000, "max_model_len": 4 * FULL_BLOCKS, **given},
+    )
+    for family in FAMILIES:
+        for _ in range(2):
+            fill_and_release(engine, FAMILY_BLOCKS, family)
+            rest(engine)
+    return engine
+
+
+def ask_large(engine: Engine, num_blocks: int, **kind: bool) -> Sequence:
+    prompt = make_prompt(4 * num_blocks - 3, LARGE)
+    return engine.add(make_request(prompt, max_tokens=1), **kind)
+
+
+def found_by_family(engine: Engine) -> dict[int, int]:
+    """How many blocks of each family are found."""
+    probes = {one: Sequence(999, make_request(make_prompt(80, one))) for one in FAMILIES}
+    return {one: engine.scheduler.num_cached_tokens(probe) // 4 for one, probe in probes.items()}
+
+
+def num_copied(step: PlannedStep) -> int:
+    late = (copy.block_ids for copy in step.swap_copies if copy.is_out)
+    return sum(map(len, [*late, *(copy.block_ids for copy in step.swap_outs)]))
