@@ -225,7 +225,7 @@ class Cluster:
             with self.store.client() as client:
                 keys = [key.encode() for key in self.store.keys(self._prefix + "node:")]
                 values = [client.get(key) for key in keys]
-        except redis.ConnectionError:
+        except (redis.ConnectionError, redis.TimeoutError):
             return []
         return [decode_node(value) for value in values if isinstance(value, bytes)]
 

@@ -8,6 +8,7 @@ JSON sets it up differently again, and loads gRPC and kernels itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -98,9 +99,13 @@ class ForkedServe:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
+        """Send a signal, unless the process has ended.
+
+        The template waits for it, and says so afterwards: its id may be gone while it seems to run.
+        """
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

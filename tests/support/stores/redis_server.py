@@ -120,7 +120,7 @@ class RedisServer:
             with self._client(port) as client:
                 try:
                     return bool(client.info("server")["process_id"] == process.pid)
-                except redis.ConnectionError:
+                except (redis.ConnectionError, redis.TimeoutError):
                     time.sleep(0.01)
         return False
 
