@@ -166,8 +166,8 @@ def test_a_collector_that_is_away_costs_spans_and_nothing_else(
 
 
 def lines_of(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """Fails unless every line is a JSON object."""
-    return [json.loads(line) for line in cluster.processes[name].log().splitlines()]
+    """Fails unless every line is a JSON object, but for what it is writing now."""
+    return [json.loads(line) for line in cluster.processes[name].log().split("\n")[:-1]]
 
 
 def test_every_line_is_json_and_the_request_can_be_followed(cluster: Cluster, api: Api) -> None:
@@ -179,9 +179,12 @@ def test_every_line_is_json_and_the_request_can_be_followed(cluster: Cluster, ap
     )
     request_id = response.headers["x-request-id"]
     cluster.check_settled()
-    (line,) = [
-        line for line in lines_of(cluster, "router-1") if line.get("request_id") == request_id
-    ]
+
+    def said_of_it() -> list[dict[str, Any]]:
+        lines = lines_of(cluster, "router-1")
+        return [line for line in lines if line.get("request_id") == request_id]
+
+    (line,) = wait_until(said_of_it, "the router's line")
     assert line["message"] == "request ended: ok"
     assert (line["level"], line["role"], line["node_id"]) == ("info", "router", "router-1")
     assert line["nodes"] == ["prefill-1", "decode-1"]
@@ -197,6 +200,7 @@ def test_every_line_is_json_and_the_request_can_be_followed(cluster: Cluster, ap
         return [said["message"] for said in lines if said.get("choice_id") == choice]
 
     wait_until(lambda: len(said_at("prefill-1")) == 2, "the prefill node's lines")
+    wait_until(lambda: len(said_at("decode-1")) == 2, "the decode node's lines")
     assert said_at("prefill-1") == ["an attempt was taken", "an attempt ended: handed_off"]
     assert said_at("decode-1") == ["an attempt was taken", "an attempt ended: length"]
 
