@@ -56,12 +56,11 @@ class RedisServer:
         """Start and wait until it answers; another free port is tried when one is snatched."""
         for _ in range(5):
             port = self.port or free_loopback_port()
-            process = self._spawn(port)
-            if self._answers(process, port):
-                self._process, self.port = process, port
+            self._process = self._spawn(port)  # `kill` ends it, whatever comes
+            if self._answers(self._process, port):
+                self.port = port
                 return
-            process.kill()
-            process.wait()
+            self.kill()
         raise RuntimeError("redis-server did not start")
 
     def kill(self) -> None:
