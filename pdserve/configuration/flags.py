@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Set
+from functools import cache
 from typing import Any
 
 from pdserve import __version__
@@ -76,6 +77,7 @@ EVERYDAY_KEYS = (
 _METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
+@cache
 def build_parser() -> Parser:
     """Return the parser of all commands. On errors it raises `FlagError` instead of exiting."""
     parser = Parser(

@@ -1,8 +1,10 @@
 """How a route names what it takes and answers, for `/openapi.json`.
 
-Answers are `TypedDict`s, declared where they are made. The framework gets their schemas and not
-the types themselves, of which it would make a validator for each answer of each route. Nothing is
-checked with them at run time; tests compare real answers with them.
+Answers are `TypedDict`s, declared where they are made. The framework does not get the types
+themselves, of which it would make a validator for each answer of each route. Nothing is checked
+with them at run time; tests compare real answers with them. Their schemas take half of a router's
+start to make, so a route only numbers its types, and `with_schemas` puts the schemas in when
+somebody asks for the description.
 """
 
 from __future__ import annotations
@@ -21,6 +23,17 @@ Responses = dict[int | str, dict[str, Any]]
 JSON = "application/json"
 NAMED = "#/components/schemas/{model}"
 """The place of a type's schema in `/openapi.json`, where `documented_api` puts it."""
+
+_NAMED_LATER, _WHOLE_LATER = "x-pdserve-named", "x-pdserve-whole"
+"""In place of a schema: the number of a type, which is described by `named_schema`, or whole."""
+
+_kinds: list[Any] = []
+
+
+@cache
+def _number(kind: Any) -> int:
+    _kinds.append(kind)
+    return len(_kinds) - 1
 
 
 class ErrorFields(TypedDict):
@@ -60,7 +73,8 @@ def named_schema(kind: Any) -> Schema:
 
 def response(answer: Any, description: str, media_type: str = JSON) -> dict[str, Any]:
     """Return what an answer of one status is."""
-    return {"description": description, "content": {media_type: {"schema": named_schema(answer)}}}
+    schema = {_NAMED_LATER: _number(answer)}
+    return {"description": description, "content": {media_type: {"schema": schema}}}
 
 
 def error_responses(
@@ -86,8 +100,22 @@ PROBE_ERRORS = error_responses(403)
 
 def described_body(kind: Any, **more: str) -> dict[str, Any]:
     """Return the description of a body that the framework does not read."""
-    schema = schema_of(kind) | more
+    schema = {_WHOLE_LATER: _number(kind), **more}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
+def with_schemas(part: Any) -> Any:
+    """Return a part of the description of routes with the schemas of their types in it."""
+    if isinstance(part, list):
+        return [with_schemas(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    rest = {key: with_schemas(one) for key, one in part.items()}
+    if (number := rest.pop(_NAMED_LATER, None)) is not None:
+        return named_schema(_kinds[number]) | rest
+    if (number := rest.pop(_WHOLE_LATER, None)) is not None:
+        return schema_of(_kinds[number]) | rest
+    return rest
 
 
 @cache

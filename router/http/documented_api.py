@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from router.http.api_texts import EXAMPLES, FIELDS, GROUPS, Body
-from router.http.described import JSON
+from router.http.described import JSON, with_schemas
 
 Described = dict[str, Any]
 
@@ -36,7 +36,7 @@ def documented_api(described: Described, model: ServedModel) -> Described:
             method: _operation(operation, EXAMPLES.get(path, {}), model)
             for method, operation in methods.items()
         }
-        for path, methods in described["paths"].items()
+        for path, methods in with_schemas(described["paths"]).items()
     }
     tags = [{"name": name, "description": text} for name, text in GROUPS.items()]
     return {

@@ -5,7 +5,7 @@ books         what nodes and the store hold, and the check that it is nothing
 cluster       processes that form one cluster
 compilations  a process that prints which kernels it compiled
 forked_serve  one `pdserve serve` process, forked from one that has imported what roles need
-frozen        leaves what a template has imported out of collections of garbage
+frozen        leaves what a template has made out of collections of garbage
 grpc_of_nodes, grpc_of_routers   set gRPC up when they are imported
 kernels_of_nodes   loads the kernels of nodes when it is imported
 memory        what a process takes of the machine's memory
