@@ -83,9 +83,12 @@ class Up:
         """Every process by its name, `up` among them; a planning process is `planner`."""
         named = {}
         for pid in process_tree(self.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                is_redis = Path(f"/proc/{pid}/exe").readlink().name == "redis-server"
+            except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                continue
             config = next((Path(word).stem for word in words if word.endswith(".toml")), "planner")
-            is_redis = Path(f"/proc/{pid}/exe").readlink().name == "redis-server"
             named["up" if pid == self.pid else "redis" if is_redis else config] = pid
         return named
 

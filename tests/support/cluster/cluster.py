@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 import redis
@@ -163,7 +163,10 @@ class Cluster:
         )
 
     def _sees_idle(self, url: str) -> bool:
-        nodes = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0).json()["nodes"]
+        try:
+            nodes = self._seen_by(url)["nodes"]
+        except httpx.TransportError:
+            return False
         return len(nodes) == len(self.spec.nodes) and all(
             node["num_requests"] == 0
             and node["free_blocks"] == node["num_blocks"]
@@ -232,10 +235,10 @@ class Cluster:
     def chosen_nodes(self, url: str) -> dict[str, int]:
         """The nodes that a router can choose, with their epochs; none when it does not answer."""
         try:
-            reply = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0)
+            nodes = self._seen_by(url)["nodes"]
         except httpx.TransportError:
             return {}
-        return {node["node_id"]: node["epoch"] for node in reply.json()["nodes"]}
+        return {node["node_id"]: node["epoch"] for node in nodes}
 
     def status(self, node_id: str) -> Books:
         """A node's own books."""
@@ -253,10 +256,15 @@ class Cluster:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Return when a node's books fulfil a condition."""
-        wait_until(
-            lambda: condition(self.status(node_id)), f"{node_id}: {what}", timeout_s=timeout_s
-        )
+        """Return when a node's books fulfil a condition; an answer that is late is asked again."""
+
+        def is_so() -> bool:
+            try:
+                return condition(self.status(node_id))
+            except httpx.TimeoutException:
+                return False
+
+        wait_until(is_so, f"{node_id}: {what}", timeout_s=timeout_s)
 
     # --- the closing check --------------------------------------------------------------------
 
@@ -285,12 +293,21 @@ class Cluster:
             except httpx.TransportError as error:
                 held.append(f"{node.node_id} does not answer: {error}")
         for url in self.urls:
-            reply = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0)
-            num_running = reply.json()["router"]["num_running"]
+            try:
+                num_running = self._seen_by(url)["router"]["num_running"]
+            except httpx.TransportError as error:
+                held.append(f"{url} does not answer: {error}")
+                continue
             if num_running:
                 held.append(f"{url} has {num_running} requests")
         held += [f"Redis has {key}" for key in self.store.keys(self._prefix)]
         return [entry for entry in held if entry not in self._expected_keys()]
+
+    def _seen_by(self, url: str) -> dict[str, Any]:
+        """Return what a router says of the cluster. Raises `httpx.TransportError`."""
+        reply = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0)
+        seen: dict[str, Any] = reply.json()
+        return seen
 
     def _expected_keys(self) -> frozenset[str]:
         nodes = [node.node_id for node in self.spec.nodes]
