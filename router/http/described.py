@@ -25,7 +25,7 @@ NAMED = "#/components/schemas/{model}"
 """The place of a type's schema in `/openapi.json`, where `documented_api` puts it."""
 
 _NAMED_LATER, _WHOLE_LATER = "x-pdserve-named", "x-pdserve-whole"
-"""In place of a schema: the number of a type, which is described by `named_schema`, or whole."""
+"""The keys of a type's number, where `named_schema` or `schema_of` is to stand."""
 
 _kinds: list[Any] = []
 

@@ -94,9 +94,10 @@ def test_every_piece_of_a_chunked_prompt_leaves_once_and_final(
     while len(node.connector.commits) < 3:
         node.connector.pushes.clear()
         assert node.loop.turn()
-        layers = [layer for _, layer, _ in node.connector.pushes]
-        if layers:
-            num_turns_with_pushes += 1
+        pushed = [(token, layer) for token, layer, _ in node.connector.pushes]
+        num_turns_with_pushes += bool(pushed)
+        for transfer in {token for token, _ in pushed}:
+            layers = [layer for token, layer in pushed if token == transfer]
             assert layers == sorted(layers)
             assert set(layers) == set(range(num_layers))
     assert num_turns_with_pushes >= (61 + 30 + 96) // max(budget, BLOCK_SIZE) // 2
