@@ -6,6 +6,7 @@ internet does not reach. Here they are files of the package `fastapi_swagger`.
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from importlib.resources import files
 
@@ -34,7 +35,8 @@ def add_api_docs(app: FastAPI, model: ServedModel) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     @open_to(Access.KEY)
     async def openapi() -> Response:
-        return Response(description(), media_type="application/json")
+        # Making it takes some tenths of a second once, in which streams go on.
+        return Response(await asyncio.to_thread(description), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     @open_to(Access.KEY)
