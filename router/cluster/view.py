@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from router.cluster.shapes import PlacementFacts, ScrapeTarget
 from router.cluster.troubles import unlisted_nodes, unpaired_prefill_nodes, what_is_missing
+from router.core.known.pair_health import Pair
 from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
@@ -91,6 +92,7 @@ class DispatcherView:
         """Return this router, every node it can choose, and its latest placements, as JSON."""
         dispatcher = self._dispatcher
         is_store_away = dispatcher.pool.membership.is_store_away
+        avoided = dispatcher.avoided_pairs()
         latest_first = islice(reversed(dispatcher.recent_placements), NUM_LISTED_PLACEMENTS)
         return {
             "router": {
@@ -103,7 +105,7 @@ class DispatcherView:
             },
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),
-            "nodes": [node_json(node) for node in dispatcher.pool.nodes()],
+            "nodes": [node_json(node, avoided) for node in dispatcher.pool.nodes()],
             "scaling": self.scaling(),
             "recent_placements": [placement_json(p) for p in latest_first],
         }
@@ -121,8 +123,12 @@ def scrape_targets(records: Iterable[NodeRecord]) -> list[ScrapeTarget]:
     ]
 
 
-def node_json(node: NodeView) -> dict[str, Any]:
-    """Return all facts of a node; `address` and `kv_cache` are earlier names of two of them."""
+def node_json(node: NodeView, avoided: Set[Pair] = frozenset()) -> dict[str, Any]:
+    """Return all facts of a node; `address` and `kv_cache` are earlier names of two of them.
+
+    `avoided`: the pairs on which this router places nothing at present.
+    """
+    silent = {*node.load.kv_unreachable, *(d for p, d in avoided if p == node.incarnation)}
     return {
         **facts_json(node.record, node.load),
         "address": node.record.control_address,
@@ -131,7 +137,7 @@ def node_json(node: NodeView) -> dict[str, Any]:
         "is_suspected": node.is_suspected,
         "is_listed": node.is_listed,
         "kv_links": [link._asdict() for link in node.load.kv_links],
-        "kv_unreachable": [decode._asdict() for decode in node.load.kv_unreachable],
+        "kv_unreachable": [decode._asdict() for decode in sorted(silent)],
     }
 
 

@@ -114,6 +114,11 @@ class Chooser:
         """Whether a pair failed that has not worked since."""
         return bool(self._pairs)
 
+    def avoided(self, nodes: Roster, now_s: float) -> frozenset[Pair]:
+        """Return the pairs on which no attempt is placed now: a handoff failed, or its prefill
+        node says that it does not reach the other one."""
+        return self._pairs.avoided(now_s) | nodes.unreachable
+
     def choose(
         self, nodes: Roster, query: Query, wanted: Choose, now_s: float
     ) -> tuple[ChosenNodes, Placed | None]:
@@ -121,7 +126,7 @@ class Chooser:
 
         Raises `InvalidRequest` and `Overloaded` as `Placer` does.
         """
-        avoided = self._pairs.avoided(now_s) | nodes.unreachable
+        avoided = self.avoided(nodes, now_s)
         if query.session:
             query.last = self._sessions.last(query.session, now_s)
         if wanted.decode is None:

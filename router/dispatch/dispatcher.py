@@ -36,6 +36,7 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
+from router.core.known.pair_health import Pair
 from router.core.known.sessions import SessionId
 from router.core.placement import Placing
 from router.core.policies.query import query_of
@@ -308,6 +309,10 @@ class Dispatcher:
                     self._finish(choice, effect.reason)
                 case Fail():
                     self._fail(choice, effect.error)
+
+    def avoided_pairs(self) -> frozenset[Pair]:
+        """Return the pairs of a prefill and a decode node on which no attempt is placed now."""
+        return self._chooser.avoided(self.pool.nodes(), self._clock.now_s())
 
     def _choose(self, choice: RunningChoice, effect: Choose) -> list[Effect]:
         nodes, flow, query = self.pool.nodes(), choice.flow, choice.query

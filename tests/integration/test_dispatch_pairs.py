@@ -10,7 +10,9 @@ from common.errors import InternalError
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
+from router.cluster.view import DispatcherView
 from router.core.known.pair_health import FIRST_PAUSE_S
+from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.handoff_watch import HandoffWatch
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import (
@@ -24,6 +26,7 @@ from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.observing.live_readings import scaling
 
 NUM_REQUESTS = 12
 LAST = tuple(range(1, 8))
@@ -82,6 +85,12 @@ async def nodes_of(cluster: Cluster, num_prefill: int, num_decode: int) -> Nodes
     return nodes
 
 
+def shown_as_avoided(router: Dispatcher) -> dict[str, list[str]]:
+    """The decode nodes on which no prompt of a node is placed, by node, as users see them."""
+    shown = DispatcherView(router, scaling).describe()["nodes"]
+    return {node["node_id"]: [d["node_id"] for d in node["kv_unreachable"]] for node in shown}
+
+
 @pytest.mark.covers("F30", "F81")
 async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
     cluster: Cluster,
@@ -113,12 +122,16 @@ async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
 @pytest.mark.covers("F81")
 async def test_with_no_other_pair_the_decode_node_computes_the_prompt(cluster: Cluster) -> None:
     nodes = await nodes_of(cluster, 1, 1)
-    router = await cluster.router(clock=ManualClock())
+    clock = ManualClock()
+    router = await cluster.router(clock=clock)
     nodes.dead = {"d0"}
     for _ in range(NUM_REQUESTS):
         assert ids(await start(router)) == list(range(8))
     assert nodes.handed_to == ["d0"]
     await wait_until(lambda: nodes.num_local == NUM_REQUESTS, "all prompts computed there")
+    assert shown_as_avoided(router) == {"d0": [], "p0": ["d0"]}
+    clock.advance(FIRST_PAUSE_S)
+    assert shown_as_avoided(router) == {"d0": [], "p0": []}
 
 
 async def test_a_bug_in_the_judgement_of_pairs_ends_one_request_and_no_stream(

@@ -136,7 +136,8 @@ class Cluster:
             process.start(sources)
 
     def wait_ready(self) -> None:
-        """Return when every router has every node in its choice, in its present life."""
+        """Return when every router has every node in its choice, in its present life, and every
+        pair of them."""
         wanted = {node.node_id for node in self.spec.nodes}
 
         def is_ready() -> bool:
@@ -146,10 +147,21 @@ class Cluster:
             if alive.keys() != wanted:
                 return False
             epochs = {name: node.record.incarnation.epoch for name, node in alive.items()}
-            return all(self.chosen_nodes(url) == epochs for url in self.urls)
+            return all(self._places_on_all(url, epochs) for url in self.urls)
 
         wait_until(is_ready, f"{self.spec.name} is ready", timeout_s=START_TIMEOUT_S)
         self._open_books()
+
+    def _places_on_all(self, url: str, epochs: Mapping[str, int]) -> bool:
+        """Whether a router chooses just these nodes, and avoids no pair of them."""
+        try:
+            nodes = self._seen_by(url)["nodes"]
+        except httpx.TransportError:
+            return False
+        avoided = [decode for node in nodes for decode in node["kv_unreachable"]]
+        return {node["node_id"]: node["epoch"] for node in nodes} == epochs and not any(
+            epochs.get(decode["node_id"]) == decode["epoch"] for decode in avoided
+        )
 
     def wait_seen_idle(self) -> None:
         """Return when every router has read that all nodes are idle, and suspects none.
