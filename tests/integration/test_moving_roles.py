@@ -104,7 +104,7 @@ def questions() -> list[Fields]:
     return [
         {
             "prompt": prompt_tokens(20 + 17 * i, salt=80 + i),
-            "max_tokens": 20,
+            "max_tokens": 10,
             "seed": i,
             "temperature": float(i % 2),
             "ignore_eos": True,

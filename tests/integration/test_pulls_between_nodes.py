@@ -24,7 +24,7 @@ from tests.support.stores.redis_server import RedisServer
 
 PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
 BLOCK_SIZE = 64
-NUM_ANSWERED = 20
+NUM_ANSWERED = 6
 NUM_SAID = 110
 """Tokens of a turn: so many of the demo model take longer to compute than to pull."""
 WAYS: dict[str, Fields] = {

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
-_PAUSES = 3
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
+_PAUSES = 6
 """Pauses are so many times as long as a look, which takes the cores from what is waited for."""
 
 Value = TypeVar("Value")
