@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
 from tests.support import whole_files
+from tests.support.cluster import templates
 from tests.support.cluster.memory import memory_of
 from tests.support.stores.redis_server import RedisServer, redis_server
 
@@ -91,6 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(whole_files)
+    config.pluginmanager.register(templates)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

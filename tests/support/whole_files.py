@@ -6,14 +6,18 @@ Here a process only finds the files at first. Each file is imported, and its tes
 the one process that runs it. So the number of tests is known at the end of a run alone.
 
 A run that chooses among the tests of a file, by `-k` for example, collects them at first as usual.
+
+Of a test that passes, its process tells what is printed: that it passed, and a set-up or an end
+that took long. pytest-xdist would tell of five things, which cost more than most tests.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from xdist.remote import Producer
@@ -34,6 +38,8 @@ each. Those of the third share runners of the demo model, and those of the last,
 sources, what these were parsed to (`tests.unit.tree.parsed`)."""
 LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
+SHOWN_S = 0.005
+"""What takes less is in no list of `--durations`."""
 _CHOICES = ("keyword", "markexpr", "lf", "failedfirst", "newfirst", "stepwise", "collectonly")
 """Options of pytest that choose among tests, or order them."""
 
@@ -69,6 +75,31 @@ def takes_whole_files(config: pytest.Config) -> bool:
 def pytest_configure_node(node: WorkerController) -> None:
     """Tell a process of a run whether it collects files when it is their turn."""
     node.workerinput["takes_whole_files"] = takes_whole_files(node.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Tell the first process of a run no more than `is_told`."""
+    if not getattr(session.config, "workerinput", {}).get("takes_whole_files"):
+        return
+    # It is of a module that pytest-xdist has read in this process under another name.
+    named = session.config.pluginmanager.get_plugins()
+    (interactor,) = (plugin for plugin in named if type(plugin).__name__ == "WorkerInteractor")
+    interactor.sendevent = partial(_send_told, interactor.sendevent)
+
+
+def _send_told(send: Callable[..., None], name: str, **event: Any) -> None:
+    if is_told(name, event):
+        send(name, **event)
+
+
+def is_told(name: str, event: dict[str, Any]) -> bool:
+    """Return whether an event of a test changes what a run prints, or what it counts."""
+    if name != "testreport":
+        return name not in ("logstart", "logfinish")
+    report = event["data"]
+    is_brief = report["duration"] < SHOWN_S and not report["sections"]
+    return report["when"] == "call" or report["outcome"] != "passed" or not is_brief
 
 
 @pytest.hookimpl(tryfirst=True)

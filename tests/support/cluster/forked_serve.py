@@ -1,9 +1,9 @@
 """`pdserve serve …` in a process that is forked from one that has imported what roles need.
 
-A role spends more of its start on imports than on everything else. A *template* makes them once in
-each process of a test run, and its forks have them. The core of gRPC reads the environment when it
-is loaded, which nodes and routers set up differently, so each kind has a template. A role that logs
-JSON sets it up differently again, and loads gRPC and kernels itself.
+A role spends more of its start on imports than on everything else. A *template* makes them once,
+and its forks have them (`templates`). The core of gRPC reads the environment when it is loaded,
+which nodes and routers set up differently, so each kind has a template. A role that logs JSON sets
+it up differently again, and loads gRPC and kernels itself.
 """
 
 from __future__ import annotations
@@ -22,40 +22,16 @@ from pathlib import Path
 from unittest import mock
 
 from common.nodes import Role
+from tests.support.cluster.templates import KERNELS, NODES, ROUTERS
 
 FORKS = multiprocessing.get_context("forkserver")
 """Makes processes of no template, from one that ends with this process."""
 FORKS.set_forkserver_preload(
     ["engine.core.scheduler", "redis.asyncio", "tests.support.cluster.watching", __name__]
 )
-_OF_EACH = [
-    "pdserve.roles.run_role",
-    "tests.support.cluster.slow_serve",
-    __name__,
-    "tests.support.cluster.frozen",  # the last one
-]
-_KERNELS = "tests.support.cluster.kernels_of_nodes"
-_OF_NODES = [
-    "tests.support.cluster.grpc_of_nodes",
-    "engine.runner.start.load",
-    "numba",
-    "pdserve.roles.engine_role",
-    _KERNELS,
-    *_OF_EACH,
-]
-_OF_ROUTERS = ["tests.support.cluster.grpc_of_routers", "pdserve.roles.router_role", *_OF_EACH]
 _SET_DEATH_SIGNAL = 1
 
 
-def _template(modules: list[str]) -> forkserver.ForkServer:
-    """Return a process that imports `modules`. It starts with its first fork, and ends with this
-    process."""
-    template = forkserver.ForkServer()
-    template.set_forkserver_preload(modules)
-    return template
-
-
-_NODES, _ROUTERS = _template(_OF_NODES), _template(_OF_ROUTERS)
 _start_lock = threading.Lock()
 
 
@@ -76,7 +52,7 @@ class ForkedServe:
             self._process.start()
             return
         is_router = arguments[arguments.index("--role") + 1] == Role.ROUTER.value
-        connect = (_ROUTERS if is_router else _NODES).connect_to_new_process
+        connect = (ROUTERS if is_router else NODES).connect_to_new_process
         # `multiprocessing` knows one server of forks.
         with _start_lock, mock.patch.object(forkserver, "connect_to_new_process", connect):
             self._process.start()
@@ -122,7 +98,7 @@ def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str],
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(cwd)
-    if kernels := sys.modules.get(_KERNELS):
+    if kernels := sys.modules.get(KERNELS):
         kernels.set_up_threads()
     from pdserve.cli import main
     from tests.support.cluster.slow_serve import slow_down
