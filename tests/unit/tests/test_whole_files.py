@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.whole_files import takes_whole_files
+from tests.support.whole_files import is_told, takes_whole_files
 from tests.unit.tree import ROOT
 
 NOTED = """
@@ -124,6 +124,68 @@ def test_a_fixture_that_fails_to_end_after_a_file_without_tests_is_an_error(tmp_
     ran = run_a_file_without_tests(tmp_path, at_end="assert 0")
     assert "4 passed, 1 error in" in ran.stdout, ran.stdout + ran.stderr
     assert "ERROR tests/one/test_empty.py" in ran.stdout
+
+
+TOLD = """
+import os
+from noted import note
+def pytest_runtest_logstart():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        note("told of a start")
+def pytest_runtest_logreport(report):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        note(f"told {report.when} {report.nodeid.partition('::')[2]}")
+"""
+SLOW_TO_BEGIN = """
+import time, pytest
+@pytest.fixture
+def slow():
+    time.sleep(0.02)
+def test_slow(slow):
+    pass
+def test_brief():
+    pass
+"""
+
+
+def test_of_tests_that_pass_only_what_is_printed_is_told(tmp_path: Path) -> None:
+    files = {
+        "pytest.ini": FILES["pytest.ini"],
+        "noted.py": NOTED,
+        "conftest.py": TOLD,
+        "tests/test_a.py": SLOW_TO_BEGIN,
+    }
+    ran = run(files, tmp_path, num_processes=1)
+    assert "2 passed in" in ran.stdout, ran.stdout + ran.stderr
+    told = [line.partition(" ")[2] for line in (tmp_path / "notes").read_text().splitlines()]
+    assert {"told setup test_slow", "told call test_slow", "told call test_brief"} <= set(told)
+    assert "told of a start" not in told
+
+
+def report(**fields: Any) -> dict[str, Any]:
+    brief = {"when": "setup", "outcome": "passed", "duration": 0.001, "sections": []}
+    return {"data": brief | fields}
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "told"),
+    [
+        ("logstart", {}, False),
+        ("logfinish", {}, False),
+        ("testreport", report(), False),
+        ("testreport", report(when="teardown"), False),
+        ("testreport", report(when="call"), True),
+        ("testreport", report(outcome="failed"), True),
+        ("testreport", report(outcome="skipped"), True),
+        ("testreport", report(when="teardown", outcome="failed"), True),
+        ("testreport", report(duration=0.005), True),
+        ("testreport", report(sections=[("Captured log setup", "late")]), True),
+        ("runtest_protocol_complete", {}, True),
+        ("warning_recorded", {}, True),
+    ],
+)
+def test_what_is_told(name: str, event: dict[str, Any], told: bool) -> None:
+    assert is_told(name, event) is told
 
 
 @pytest.mark.parametrize(
