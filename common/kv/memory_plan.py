@@ -99,9 +99,11 @@ def check_configured(memory: DeviceMemory, kv_bytes: int, host_space: int) -> No
     left = memory.total_bytes - host_space
     if kv_bytes <= left:
         return
-    beside = f", with {_size(host_space)} of swap_space and prefix_host_memory" if host_space else ""
+    told = _size(kv_bytes)
+    if host_space:
+        told += f" beside {_size(host_space)} of swap_space and prefix_host_memory"
     raise ConfigError(
-        f"kv_cache_memory is {_size(kv_bytes)}{beside}: wanted less than {memory.name} has, "
+        f"kv_cache_memory is {told}: wanted less than {memory.name} has, "
         f"{_size(memory.total_bytes)}, or none, for a share of it"
     )
 

@@ -159,7 +159,7 @@ def test_more_than_there_is_is_told(folder: Path) -> None:
     planned(folder, FakeMeter(), kv_cache_memory=99 * MIB, host_space=MIB)
     with pytest.raises(ConfigError, match=r"kv_cache_memory is 1024\.00 GiB: wanted less"):
         planned(folder, FakeMeter(), kv_cache_memory=1 << 40)
-    with pytest.raises(ConfigError, match=r"with 2\.0 MiB of swap_space and prefix_host_memory"):
+    with pytest.raises(ConfigError, match=r"beside 2\.0 MiB of swap_space and prefix_host_memory"):
         planned(folder, FakeMeter(), kv_cache_memory=99 * MIB, host_space=2 * MIB)
 
 
