@@ -104,7 +104,7 @@ class NodeListing:
         """Begin; `before` are the `records` of the listing before."""
         self._before = before
         self.records: dict[bytes, NodeRecord] = {}
-        """By all bytes in front of the load."""
+        """Records by the bytes in front of the load."""
 
     def decode(self, value: bytes) -> LiveNode:
         """Return what `encode_node` wrote. Raises `ValueError` for anything else."""
