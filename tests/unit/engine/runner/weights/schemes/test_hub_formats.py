@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import tracemalloc
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +53,10 @@ def _packed(folder: Path, packer: Packer) -> dict[str, np.ndarray]:
     return pack_folder(folder, CONFIG, weights_of(CONFIG), packer)
 
 
-Named = Callable[[str], tuple[Path, dict[str, np.ndarray]]]
-
-
-@pytest.fixture(scope="module")
-def packed_as(tmp_path_factory: pytest.TempPathFactory) -> Named:
-    """Give the folder and the values of a format, which nobody may change: it is packed once."""
-
-    @cache
-    def packed(name: str) -> tuple[Path, dict[str, np.ndarray]]:
-        folder = tmp_path_factory.mktemp("packed") / "model"
-        return folder, _packed(folder, PACKERS[name])
-
-    return packed
-
-
 @pytest.mark.parametrize("name", PACKERS)
-def test_weights_have_the_values_that_the_format_defines(packed_as: Named, name: str) -> None:
-    folder, values = packed_as(name)
-    checkpoint = _open(folder)
+def test_weights_have_the_values_that_the_format_defines(tmp_path: Path, name: str) -> None:
+    values = _packed(tmp_path / "model", PACKERS[name])
+    checkpoint = _open(tmp_path / "model")
     assert sorted(checkpoint.names()) == sorted(values)
     for tensor, wanted in values.items():
         assert checkpoint.shape(tensor) == wanted.shape
@@ -154,10 +137,10 @@ STORED = {
 
 @pytest.mark.parametrize("name", STORED)
 def test_weights_are_in_the_smallest_format_that_has_them_exactly(
-    packed_as: Named, name: str
+    tmp_path: Path, name: str
 ) -> None:
-    folder, values = packed_as(name)
-    checkpoint = _open(folder)
+    values = _packed(tmp_path / "model", PACKERS[name])
+    checkpoint = _open(tmp_path / "model")
     found = {
         checkpoint.format_and_shape(tensor)[0]
         for tensor, value in values.items()
@@ -213,44 +196,46 @@ SERVED = (
 
 @pytest.mark.timeout(300)  # the first one compiles kernels
 @pytest.mark.parametrize("name", SERVED)
-def test_answers_are_those_of_the_same_weights_in_float32(
-    packed_as: Named, tmp_path: Path, name: str
-) -> None:
-    folder, values = packed_as(name)
+def test_answers_are_those_of_the_same_weights_in_float32(tmp_path: Path, name: str) -> None:
+    values = _packed(tmp_path / "packed", PACKERS[name])
     wide = write_wide(tmp_path / "wide", CONFIG, values)
-    assert _greedy(folder, activation_dtype="float32") == _greedy(wide)
+    assert _greedy(tmp_path / "packed", activation_dtype="float32") == _greedy(wide)
 
 
-def test_reference_operators_compute_with_the_same_values(packed_as: Named, tmp_path: Path) -> None:
-    packed, values = packed_as("awq")
+def test_reference_operators_compute_with_the_same_values(tmp_path: Path) -> None:
+    values = _packed(tmp_path / "packed", PACKERS["awq"])
     wide = write_wide(tmp_path / "wide", CONFIG, values)
-    found, wanted = (_greedy(folder, attention_backend="paddle") for folder in (packed, wide))
+    found, wanted = (
+        _greedy(folder, attention_backend="paddle") for folder in (tmp_path / "packed", wide)
+    )
     assert found == wanted
 
 
-def test_floats_can_be_quantised_while_they_are_loaded(packed_as: Named, tmp_path: Path) -> None:
-    packed, values = packed_as("fp8")
-    source = QuantisedSource(_open(packed), "Q8_0")
+def test_floats_can_be_quantised_while_they_are_loaded(tmp_path: Path) -> None:
+    values = _packed(tmp_path / "fp8", PACKERS["fp8"])
+    source = QuantisedSource(_open(tmp_path / "fp8"), "Q8_0")
     wanted = quantise(values[UP], "Q8_0")
     np.testing.assert_array_equal(source.blocks(UP).rows, wanted.rows)
     wide = write_wide(tmp_path / "wide", CONFIG, values)
-    in_blocks = [load(folder, quantization="q8_0") for folder in (packed, wide)]
+    in_blocks = [load(folder, quantization="q8_0") for folder in (tmp_path / "fp8", wide)]
     found, exact = (logits_of(one, scheduled(prompt_of(9), 0, range(10))) for one in in_blocks)
     np.testing.assert_array_equal(found, exact)
 
 
 def test_the_log_says_how_weights_are_stored_and_whose_activations_they_have(
-    packed_as: Named, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    _packed(tmp_path / "fp8", PACKERS["fp8"])
     with caplog.at_level(logging.INFO, "pdserve.engine"):
-        load(packed_as("fp8")[0])
+        load(tmp_path / "fp8")
     said = "weights: stored in fp8, blocks of 128 by 128; activations as activation_dtype says"
     assert said in [record.message for record in caplog.records]
 
 
-def test_integers_are_not_quantised_again(packed_as: Named) -> None:
+def test_integers_are_not_quantised_again(tmp_path: Path) -> None:
+    _packed(tmp_path / "awq", PACKERS["awq"])
     with pytest.raises(ConfigError, match=r"quantization is q4_0, but .* is Q8_0: wanted none"):
-        load(packed_as("awq")[0], quantization="q4_0")
+        load(tmp_path / "awq", quantization="q4_0")
 
 
 def test_the_identity_says_how_numbers_are_read(tmp_path: Path) -> None:
