@@ -20,6 +20,8 @@ class Bug(NamedTuple):
     faults: tuple[FaultKind, ...] = ()
 
 
+_BROKEN = (FaultKind.LOSS, FaultKind.REPEAT, FaultKind.PARTITION, FaultKind.CRASH)
+
 ROUTER = [
     Bug(
         "a chunk of tokens is emitted twice",
@@ -330,4 +332,39 @@ KV = [
     ),
 ]
 
-BUGS = [*ROUTER, *NODE, *ENGINE, *KV]
+LANES = [
+    Bug(
+        "slots into which a read has failed are lent again before its address is removed",
+        "kv_transfer.lanes.rdma.read_fences",
+        "        if address not in (self._present, self._leaving):\n            return True",
+        "        if address not in ():\n            return True",
+        _BROKEN,
+    ),
+    Bug(
+        "slots that may still be read are lent again when their piece was sent once more",
+        "kv_transfer.sending.sent_slots",
+        "            if sent.is_pulled or not is_first:\n",
+        "            if not is_first:\n",
+        _BROKEN,
+    ),
+    Bug(
+        "blocks of a landing that was given up are freed while a copy writes them",
+        "kv_transfer.receiving.landings",
+        "        if self._copies.is_under_way(_lease(landing)):\n",
+        "        if self._copies.is_under_way((landing.token, -1)):\n",
+    ),
+    Bug(
+        "blocks that a sender writes by itself are freed at once when it is given up",
+        "kv_transfer.receiving.landings",
+        "        if landing.may_be_written and session is not None:\n",
+        "        if landing.may_be_written and session is None:\n",
+    ),
+    Bug(
+        "a sender reports that it writes no more before its last write has ended",
+        "kv_transfer.sending.link",
+        "        return [SendToPeer(self.peer, abort, is_behind_writes=True)]",
+        "        return [SendToPeer(self.peer, abort)]",
+    ),
+]
+
+BUGS = [*ROUTER, *NODE, *ENGINE, *KV, *LANES]

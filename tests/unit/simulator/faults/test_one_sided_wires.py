@@ -19,7 +19,8 @@ from kv_transfer.contract import (
 from kv_transfer.shared.limits import Limits
 from simulator.faults.contents import NUM_LAYERS, KVMemory
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.kv_wires import KVEnd, KVWires
+from simulator.faults.kv.end import KVEnd
+from simulator.faults.kv.wires import KVWires
 from simulator.faults.node.faulty_node import layout_of
 from simulator.timeline import Timeline
 
