@@ -350,8 +350,8 @@ LANES = [
     Bug(
         "blocks of a landing that was given up are freed while a copy writes them",
         "kv_transfer.receiving.landings",
-        "        if self._copies.is_under_way(_lease(landing)):\n",
-        "        if self._copies.is_under_way((landing.token, -1)):\n",
+        "        if self._copies.is_under_way(_lease(landing)):\n            self._copies.hold",
+        "        if self._copies.is_under_way((0, 0)):\n            self._copies.hold",
     ),
     Bug(
         "blocks that a sender writes by itself are freed at once when it is given up",
