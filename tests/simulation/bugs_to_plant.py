@@ -341,10 +341,17 @@ LANES = [
         _BROKEN,
     ),
     Bug(
-        "slots that may still be read are lent again when their piece was sent once more",
-        "kv_transfer.sending.sent_slots",
-        "            if sent.is_pulled or not is_first:\n",
-        "            if not is_first:\n",
+        "a report on another connection than the one that was written on frees blocks",
+        "kv_transfer.receiving.quarantine",
+        "        if entry is None or entry.session != session:\n",
+        "        if entry is None:\n",
+        _BROKEN,
+    ),
+    Bug(
+        "a landing that was written on a broken connection goes on over another one",
+        "kv_transfer.receiving.machine",
+        "            landing.may_be_written or (will_be_written and is_copied)\n",
+        "            will_be_written and is_copied\n",
         _BROKEN,
     ),
     Bug(
