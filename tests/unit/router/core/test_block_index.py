@@ -141,6 +141,27 @@ def test_what_is_expected_is_bounded_and_loses_ends_before_beginnings() -> None:
     assert (depth(index, first, A), depth(index, second, B)) == (2, 4)
 
 
+def test_what_is_known_or_was_reported_takes_no_room_among_what_is_expected() -> None:
+    index, first, second = BlockIndex(max_expected=6), chain(10), chain(4, first=100)
+    index.on_report(A, first[:8], [])
+    index.expect(second, B)
+    index.expect(first, A)
+    assert (depth(index, first, A), depth(index, second, B)) == (10, 4), "two are new"
+    index.on_report(A, first[8:], [])
+    index.expect(chain(2, first=200), C)
+    assert (depth(index, first, A), depth(index, second, B)) == (10, 4), "they are reported"
+
+
+def test_what_is_expected_of_another_node_too_is_the_last_to_be_dropped() -> None:
+    index, first, second = BlockIndex(max_expected=6), chain(4), chain(2, first=100)
+    index.expect(first, A)
+    index.expect(second, A)
+    index.expect(first, B)
+    index.expect(chain(2, first=200), C)
+    assert [depth(index, first, node) for node in (A, B)] == [4, 4]
+    assert depth(index, second, A) == 0
+
+
 @pytest.mark.covers("F78")
 def test_what_is_reported_is_bounded() -> None:
     index, keys = BlockIndex(max_blocks=6), chain(10)
