@@ -139,6 +139,8 @@ def test_what_is_expected_is_bounded_and_loses_ends_before_beginnings() -> None:
     index.expect(first, A)
     index.expect(second, B)
     assert (depth(index, first, A), depth(index, second, B)) == (2, 4)
+    index.expect(chain(1, first=200), C)
+    assert (depth(index, first, A), depth(index, second, B)) == (1, 4)
 
 
 def test_what_is_known_or_was_reported_takes_no_room_among_what_is_expected() -> None:
@@ -348,6 +350,21 @@ def test_the_deepest_of_many_different_nodes_are_told_apart() -> None:
     assert set(depths[:-MAX_RUNS]) == {0}
 
 
+@given(lengths=st.lists(st.integers(0, 40), max_size=12), asked=st.integers(0, 40))
+def test_a_look_up_finds_each_depth_and_who_ends_there(lengths: list[int], asked: int) -> None:
+    index, keys = BlockIndex(), chain(40)
+    ends: dict[int, set[Incarnation]] = {}
+    for node, length in zip(NODES, lengths, strict=False):
+        index.on_report(node, keys[:length], [])
+        if end := min(length, asked):
+            ends.setdefault(end, set()).add(node)
+    found = index.held(keys[:asked])
+    assert [
+        (end, {node for slot, node in enumerate(found.nodes) if node and holders >> slot & 1})
+        for end, holders in found.runs
+    ] == sorted(ends.items(), reverse=True)[:MAX_RUNS]
+
+
 def test_a_look_up_reads_few_blocks_of_a_long_prompt() -> None:
     """A count of reads, which no load of the machine changes."""
     index, keys, rng = BlockIndex(), chain(1000), random.Random(1)
@@ -367,7 +384,7 @@ def test_a_look_up_reads_few_blocks_of_a_long_prompt() -> None:
     }
     num_read = 0
     assert len(index.held(Counted(keys)).runs) == 3
-    assert num_read <= 5 * 11
+    assert num_read <= 29, "a search from the beginning for each of three depths reads more"
 
 
 # Reports of a stream.
