@@ -98,6 +98,9 @@ def test_what_is_expected_is_not_reported() -> None:
     assert [depth(index, keys, node) for node in (A, B)] == [10, 10]
     reported = index.held(keys, to_send=True)
     assert [reported.on(node) for node in (A, B)] == [6, 0]
+    index.on_report(C, keys[:1], [])
+    assert index.held(keys, to_send=True).on(B) == 0
+    assert depth(index, keys, B) == 10, "what can be sent is another look-up"
 
 
 def test_what_is_in_any_tier_can_be_sent_and_what_is_on_disk_alone_is_read_first() -> None:
@@ -200,6 +203,16 @@ def test_nodes_that_have_left_are_not_told_apart_before_all_of_theirs_is_swept()
         index.forget(Incarnation("left", number))
     assert depth(index, keys, A) == 5
     assert len(index.held(keys).runs) == 1
+
+
+def test_what_is_expected_of_nodes_that_have_left_is_not_told_apart() -> None:
+    index, keys = BlockIndex(), chain(30)
+    index.on_report(A, keys[:5], [])
+    for number in range(1, MAX_RUNS + 2):
+        index.expect(keys[: 10 + number], Incarnation("left", number))
+    for number in range(1, MAX_RUNS + 2):
+        index.forget(Incarnation("left", number))
+    assert depth(index, keys, A) == 5
 
 
 def test_many_nodes_may_leave_at_once() -> None:
