@@ -218,7 +218,7 @@ def test_what_is_expected_of_nodes_that_have_left_is_not_told_apart() -> None:
 def test_many_nodes_may_leave_at_once() -> None:
     """In CPU time, which a busy machine does not stretch: a pass for each takes far more."""
     index, rng = BlockIndex(), random.Random(1)
-    index.expect([rng.randbytes(16) for _ in range(60_000)], A)
+    index.expect([rng.getrandbits(64) for _ in range(60_000)], A)
     lost = [Incarnation(f"lost{number}", 1) for number in range(1000)]
     for number, node in enumerate(lost):
         index.on_report(node, [number], [])
@@ -290,6 +290,22 @@ def test_a_block_is_held_while_any_tier_has_it(below: Tier) -> None:
     assert depth(index, chain(10, first=1), A) == 0
     index.on_report(A, [], keys, below)
     assert len(index) == 0
+
+
+def test_the_last_of_many_nodes_to_have_a_block_may_have_it_in_several_tiers() -> None:
+    """Its bit is not one of the small integers, of which Python has one object each."""
+    index, keys = BlockIndex(), chain(4)
+    for node in NODES:
+        index.on_report(node, keys[:1], [])
+    last = NODES[-1]
+    for tier in Tier:
+        index.on_report(last, keys, [], tier)
+    for node in NODES[:-1]:
+        index.on_report(node, [], keys[:1])
+    for tier in Tier:
+        assert [depth(index, keys, node) for node in (A, last)] == [0, 4]
+        index.on_report(last, [], keys, tier)
+    assert len(index) == depth(index, keys, last) == depth(index, keys, A) == 0
 
 
 def test_a_block_that_is_in_two_tiers_below_the_pool_leaves_with_the_last() -> None:
@@ -383,7 +399,7 @@ def test_a_look_up_reads_few_blocks_of_a_long_prompt() -> None:
     index, keys, rng = BlockIndex(), chain(1000), random.Random(1)
     for number in range(1000):
         node = Incarnation(f"n{number}", 1)
-        index.on_report(node, keys[: rng.choice((100, 400, 900))], [])
+        index.on_report(node, keys[: rng.choice((100, 600, 900))], [])
     num_read = 0
 
     class Counted(list[BlockKey]):
@@ -393,7 +409,7 @@ def test_a_look_up_reads_few_blocks_of_a_long_prompt() -> None:
             return super().__getitem__(at)  # type: ignore[call-overload,no-any-return]
 
     assert {index.held(Counted(keys)).on(Incarnation(f"n{n}", 1)) for n in range(1000)} == {
-        *(100, 400, 900)
+        *(100, 600, 900)
     }
     num_read = 0
     assert len(index.held(Counted(keys)).runs) == 3
