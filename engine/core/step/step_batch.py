@@ -76,7 +76,7 @@ class StepBatch(Sequence[ScheduledSequence]):
     @property
     def has_prompts(self) -> bool:
         """Whether any entry computes a part of a prompt."""
-        return not (self.is_plain_decodes or self.is_decode.all())
+        return not (self.is_plain_decodes or (self.has_decodes and self.is_decode.all()))
 
     def __len__(self) -> int:
         return len(self.rows)
