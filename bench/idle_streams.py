@@ -1,7 +1,8 @@
 """What open streams to idle nodes cost a router: `python -m bench.idle_streams --nodes 1000`.
 
-The clients of a router, ticked as `NodePool` ticks them, and another process that keeps the other
-ends of all their streams with the code of a node: heartbeats and repeated numbers over loopback.
+The clients of a router, on its event loop and ticked as `NodePool` ticks them, and another process
+that keeps the other ends of all their streams with the code of a node: heartbeats and repeated
+numbers over loopback.
 With `--used` the router has requests on all of them, and so asks more often, and pings them.
 `python -m bench.wide` runs it with the environment of a router.
 
@@ -21,6 +22,8 @@ import sys
 import time
 from dataclasses import replace
 
+import uvloop
+
 from bench.router.idle_nodes import IdleService, serve_idle_nodes
 from bench.wide import record
 from common.ids import Incarnation
@@ -29,6 +32,7 @@ from router.core.known.block_reports import BlockReport
 from router.dispatch.liveness.pace import WIDE_NODES
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import NodeClient
+from router.dispatch.node_pool import tick_all
 
 WARM_UP_S = 10.0
 """A wait that ends when all nodes are idle."""
@@ -74,20 +78,20 @@ class _Heard:
 async def measure(num_nodes: int, port: int, span_s: float, *, is_used: bool) -> dict[str, float]:
     """Return the figures. Raises `RuntimeError` where a stream was lost."""
     heard = _Heard()
-    clients: list[NodeClient] = []
+    clients: dict[Incarnation, NodeClient] = {}
     address = f"127.0.0.1:{port}"
 
     async def tick() -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for client in clients:
-                is_wide = num_nodes >= WIDE_NODES
-                client.tick(is_wide=is_wide, is_used=is_used or not is_wide)
+            used = clients.keys() if is_used else frozenset()
+            tick_all(clients, used, frozenset(), is_alarm=False)
 
     for number in range(num_nodes):
         node = replace(record(number, num_nodes), control_address=address)
-        clients.append(NodeClient(node, _ROUTER, heard, lambda *_: None))
-        clients[-1].start()
+        client = NodeClient(node, _ROUTER, heard, lambda *_: None)
+        clients[node.incarnation] = client
+        client.start()
         if number % _OPENED_AT_ONCE == 0:
             await asyncio.sleep(0.05)
     ticking = asyncio.create_task(tick())
@@ -103,7 +107,7 @@ async def measure(num_nodes: int, port: int, span_s: float, *, is_used: bool) ->
         raise RuntimeError(
             f"{len(heard.lost)} streams lost, {num_beats} heartbeats: {heard.lost[:1]}"
         )
-    await asyncio.gather(*(client.close() for client in clients))
+    await asyncio.gather(*(client.close() for client in clients.values()))
     return {
         "share": round(cpu_s / passed_s, 4),
         "beats": round(num_beats / num_nodes / passed_s, 2),
@@ -129,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         assert nodes.stdout is not None
         port = int(nodes.stdout.readline())
         work = measure(options.nodes, port, options.seconds, is_used=options.used)
-        print(json.dumps(asyncio.run(work)))
+        print(json.dumps(uvloop.run(work)))
     finally:
         nodes.kill()
         nodes.wait()

@@ -52,6 +52,7 @@ _STORED_LOAD = TypeAdapter(_StoredLoad)
 _STORED_PLACEMENT = TypeAdapter(_StoredPlacement)
 _STORED_MOVE = TypeAdapter(_StoredMove)
 _ROUTER = TypeAdapter(Incarnation)
+_BEFORE_LOAD = b',"load":'
 _FIELDS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(hint)
     for facts in (NodeRecord, NodeLoad)
@@ -89,7 +90,44 @@ def encode_node(node: LiveNode) -> bytes:
 
 def decode_node(value: bytes) -> LiveNode:
     """Return what `encode_node` wrote. Raises `ValueError` for anything else."""
-    return LiveNode(record=_decoded(_RECORD, value), load=_decoded(_STORED_LOAD, value).load)
+    return NodeListing({}).decode(value)
+
+
+class NodeListing:
+    """Decodes the nodes of one listing.
+
+    Most of a value is the record, which stays the same for as long as the node lives: where its
+    bytes are those of the listing before, its record is taken from there, and is the same object.
+    """
+
+    def __init__(self, before: Mapping[bytes, NodeRecord]) -> None:
+        """Begin; `before` are the `records` of the listing before."""
+        self._before = before
+        self.records: dict[bytes, NodeRecord] = {}
+        """Records by the bytes in front of the load."""
+
+    def decode(self, value: bytes) -> LiveNode:
+        """Return what `encode_node` wrote. Raises `ValueError` for anything else."""
+        head, _, tail = value.partition(_BEFORE_LOAD)
+        load = _last_load(tail)
+        if load is None or len(value) > MAX_VALUE_BYTES:
+            # It is elsewhere, as other versions may write it, or something is wrong.
+            record, stored = _decoded(_RECORD, value), _decoded(_STORED_LOAD, value)
+            return LiveNode(record=record, load=stored.load)
+        record = self._before.get(head) or _decoded(_RECORD, value)
+        self.records[head] = record
+        return LiveNode(record=record, load=load)
+
+
+def _last_load(tail: bytes) -> NodeLoad | None:
+    """Return the load if nothing is behind it but the end of the object that it is in, which then
+    is the whole value: everything in front of it belongs to the record."""
+    if not tail.endswith(b"}"):
+        return None
+    try:
+        return _LOAD.validate_json(tail[:-1])
+    except ValidationError:
+        return None
 
 
 def encode_placement(placement: Placement) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
@@ -41,9 +41,9 @@ from common.settings.redis_url import Topology, parse_redis_url
 from placement import scripts
 from placement.records import (
     MAX_VALUE_BYTES,
+    NodeListing,
     decode_leadership,
     decode_move,
-    decode_node,
     decode_placement,
     encode_move,
     encode_node,
@@ -102,6 +102,8 @@ class RedisStore:
         self._call_timeout_s = call_timeout_s
         self._primary = RedisPrimary(url, self._prefix, keys, timeout_s=call_timeout_s)
         self._skipped: dict[str, set[bytes]] = {}
+        self._records: Mapping[bytes, NodeRecord] = {}
+        """Those of the last listing, by their bytes."""
 
     async def next_epoch(self, node_id: str) -> int:
         keys = [self._key("epoch", node_id), self._key("node", node_id)]
@@ -123,7 +125,9 @@ class RedisStore:
         await self._run(scripts.LEAVE, self._lease_keys(incarnation.node_id), args)
 
     async def live_nodes(self) -> list[LiveNode]:
-        nodes = await self._read("nodes", "node", decode_node)
+        listing = NodeListing(self._records)
+        nodes = await self._read("nodes", "node", listing.decode)
+        self._records = listing.records
         named = [entry for name, entry in nodes if entry.record.node_id == name]
         return sorted(named, key=lambda node: node.record.node_id)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing these compiles kernels, and settings are checked 
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.cache.contract import Cache, HostMemory
     from engine.runner.decoder import Decoder
-    from engine.runner.drawing.draws import PlainSteps, RowDraw
+    from engine.runner.drawing.draws import DecodingSteps, RowDraw
     from engine.runner.memory_meter import MemoryMeter
     from engine.runner.mtp.draft_step import MtpLayer
     from engine.runner.mtp.mtp_weights import MtpWeights
@@ -47,12 +47,13 @@ class StepShape:
     """How large a step can be.
 
     `num_tokens` rows in all, of at most `num_seqs` sequences; logits of at most `num_logits_rows`
-    rows at a time.
+    rows at a time. A sequence that decodes has up to `decode_rows` rows, its drafts included.
     """
 
     num_tokens: int
     num_seqs: int
     num_logits_rows: int
+    decode_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class LoadedDecoder:
     """A model that a back end has loaded onto a cache.
 
     `row_draw` draws tokens where they are computed (None: on the host, from logits), and
-    `plain_steps` computes plain steps from their rows to their tokens (None: as any other step).
+    `decoding_steps` computes steps that decode from rows to tokens (None: as any other step).
     `step_buffer_bytes` is 0 where a framework allocates a step's memory; `take_buffers` takes it
     whole, as the largest step does, and `release_buffers` returns it to the system until steps
     need it. `use_cache` moves the model to the memory that its cache has now. `shared_bytes` are
@@ -94,7 +95,7 @@ class LoadedDecoder:
     decoder: Decoder
     mtp: MtpLayer | None = None
     row_draw: RowDraw | None = None
-    plain_steps: PlainSteps | None = None
+    decoding_steps: DecodingSteps | None = None
     step_buffer_bytes: int = 0
     shared_bytes: int = 0
     take_buffers: Callable[[], None] = _nothing

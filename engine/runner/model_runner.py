@@ -74,7 +74,7 @@ class ModelRunner:
         self._limits = limits
         self._widest = widest
         self._row_draw = loaded.row_draw or HostDraw(loaded.decoder, limits.vocab_size)
-        self._plain_steps = loaded.plain_steps
+        self._decoding_steps = loaded.decoding_steps
         self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
@@ -85,7 +85,7 @@ class ModelRunner:
     @property
     def can_go_on(self) -> bool:
         """Whether it begins steps that are offered to it after others (`StepBatch`)."""
-        return self._plain_steps is not None
+        return self._decoding_steps is not None
 
     @property
     def has_grammars(self) -> bool:
@@ -206,8 +206,9 @@ class ModelRunner:
             asks_afterwards = self._row_draw.asks_afterwards
             pending = self.grammars.begin(batch, asks_afterwards=asks_afterwards)
         layers = self._cache.layers_out(flat.slots, on_layer)
-        if self._plain_steps is not None and batch.is_plain:
-            hidden = self._plain_steps.begin(flat, batch)
+        draws_after_all = len(flat.sampled_rows) == len(flat.token_ids)
+        if self._decoding_steps is not None and draws_after_all:
+            hidden = self._decoding_steps.begin(flat, batch)
         else:
             hidden = self._decoder.begin(flat)
         if on_queued is not None and not self.needs_staging:

@@ -20,7 +20,7 @@ Nodes that serve another model, or speak a protocol that this router does not, a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -141,6 +141,7 @@ class Membership:
         self._asked_at_s = math.inf
         self._waited_s = 0.0
         self._left_out: dict[Incarnation, NodeRecord] = {}
+        self._used: set[Incarnation] = set()
         self._unlisted: set[Incarnation] = set()
         self._gone: dict[Incarnation, str] = {}
         self._gone_before: dict[Incarnation, str] = {}
@@ -179,17 +180,15 @@ class Membership:
         self._tell_time(now_s)
         self._is_store_away = False
         left_out = self._leave_out(nodes)
-        usable = [
-            one
-            for one in nodes
-            if one.record.model == self._model and can_speak(one.record.protocol)
-        ]
-        listed = [node for node in usable[:MAX_NODES] if node.record.role is not Role.ROUTER]
+        of_model = (one for one in nodes if one.record.model == self._model)
+        usable = islice((one for one in of_model if can_speak(one.record.protocol)), MAX_NODES)
+        nodes_only = (one for one in usable if one.record.role is not Role.ROUTER)
+        listed = {node.record.incarnation: node for node in nodes_only}
         self._num_listed = len(listed)
-        for node in listed:
-            self._list(node)
-        self._replace({node.record.incarnation for node in listed} | self._left_out.keys())
-        ended = self._ended({node.record.incarnation for node in nodes})
+        for incarnation, node in listed.items():
+            self._list(incarnation, node)
+        self._replace(listed.keys() | self._left_out.keys())
+        ended = self._ended(nodes)
         return [*left_out, *ended, *self._forget()]
 
     def on_store_away(self, now_s: float) -> list[MembershipEffect]:
@@ -268,6 +267,7 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.own.open(num_tokens)
+            self._used.add(incarnation)
             self._busier[incarnation] = None
 
     def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
@@ -275,12 +275,14 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(num_tokens)
+            if not member.own.num_requests:
+                self._used.discard(incarnation)
             self._busier[incarnation] = None
 
-    def has_requests(self, incarnation: Incarnation) -> bool:
-        """Return whether this router has a request on a node, or chose it for one."""
-        member = self._members.get(incarnation)
-        return member is not None and member.own.num_requests > 0
+    @property
+    def used(self) -> Set[Incarnation]:
+        """Nodes on which this router has a request, or that it chose for one."""
+        return self._used
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen, ordered by id, until the next event.
@@ -343,9 +345,10 @@ class Membership:
             if member.can_be_chosen and not self._is_listed(member)
         )
 
-    def is_unlisted(self, incarnation: Incarnation) -> bool:
-        """Return whether a node was one of `unlisted` when the store answered last."""
-        return incarnation in self._unlisted
+    @property
+    def last_unlisted(self) -> Set[Incarnation]:
+        """Those that were `unlisted` when the store answered last."""
+        return self._unlisted
 
     def was_heard(self, incarnation: Incarnation) -> bool:
         """Return whether a member is heard, or was before it was lost."""
@@ -374,19 +377,19 @@ class Membership:
         self._left_out = found
         return effects
 
-    def _ended(self, listed: Collection[Incarnation] | None) -> list[MembershipEffect]:
+    def _ended(self, nodes: Sequence[LiveNode] | None) -> list[MembershipEffect]:
         """Return the ends of those that were gone before the store was asked.
 
-        One that left in order was unlisted before its stream ended; `listed` None: the store is
+        One that left in order was unlisted before its stream ended; `nodes` None: the store is
         away.
         """
         ended, self._gone_before = self._gone_before, {}
+        if not ended:
+            return []
+        listed = {node.record.incarnation for node in nodes or ()}
+        is_known = nodes is not None
         return [
-            NodeGone(
-                node,
-                reason,
-                reason == ENDED_BY_NODE and listed is not None and node not in listed,
-            )
+            NodeGone(node, reason, reason == ENDED_BY_NODE and is_known and node not in listed)
             for node, reason in ended.items()
         ]
 
@@ -394,8 +397,7 @@ class Membership:
         self._waited_s += min(max(0.0, now_s - self._asked_at_s), self._lease_s / 2)
         self._asked_at_s = now_s
 
-    def _list(self, node: LiveNode) -> None:
-        incarnation = node.record.incarnation
+    def _list(self, incarnation: Incarnation, node: LiveNode) -> None:
         member = self._members.get(incarnation)
         if member is None:
             self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
@@ -434,6 +436,7 @@ class Membership:
             if self._is_kept(member, patience_s)
         }
         self._changed |= dict.fromkeys(one for one in before if one not in self._members)
+        self._used &= self._members.keys()
         self._reported |= dict.fromkeys(self._members)
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from common.errors import NodeLost
@@ -44,6 +44,28 @@ OnSuspected = Callable[[Incarnation, bool], None]
 
 OnBlocks = Callable[[Incarnation, BlockReport], int]
 """Takes what a node says of its prefix cache; returns how many blocks had no room."""
+
+
+def tick_all(
+    clients: Mapping[Incarnation, NodeClient | None],
+    used: Set[Incarnation],
+    missed: Set[Incarnation],
+    *,
+    is_alarm: bool,
+) -> None:
+    """Tick every client; where there are many, most of them rest.
+
+    `used` are the nodes with requests, `missed` those that are asked often without: all of them if
+    `is_alarm`.
+    """
+    is_wide = len(clients) >= WIDE_NODES
+    can_rest = is_wide and not is_alarm
+    awake = used | missed
+    for node, client in list(clients.items()):
+        if client is None or (can_rest and node not in awake and client.liveness.rest()):
+            continue
+        is_used = not is_wide or node in used
+        client.tick(is_wide=is_wide, is_used=is_used, is_alarm=is_alarm or node in missed)
 
 
 class NodePool:
@@ -138,14 +160,9 @@ class NodePool:
         thousand timers cost more."""
         while True:
             await asyncio.sleep(TICK_S)
-            is_wide = len(self._clients) >= WIDE_NODES
             is_alarm, self._alarm_ticks = self._alarm_ticks > 0, max(0, self._alarm_ticks - 1)
-            has_requests, is_unlisted = self.membership.has_requests, self.membership.is_unlisted
-            for node, client in list(self._clients.items()):
-                if client is not None:
-                    is_used = not is_wide or has_requests(node)
-                    is_missed = is_alarm or is_unlisted(node)
-                    client.tick(is_wide=is_wide, is_used=is_used, is_alarm=is_missed)
+            members = self.membership
+            tick_all(self._clients, members.used, members.last_unlisted, is_alarm=is_alarm)
 
     def _open_clients(self) -> list[NodeClient]:
         return [client for client in self._clients.values() if client is not None]

@@ -155,7 +155,7 @@ class FaultyRouter(SimulatedRouter):
 
     def has_requests(self, node: Incarnation) -> bool:
         """Return whether this router has a request on a node."""
-        return self._membership.has_requests(node)
+        return node in self._membership.used
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
         """Take that a node sent something."""

@@ -133,12 +133,13 @@ class NodeLink:
         there, back = self._is_path_open(), self._is_path_back()
         is_alive = self.node.clock.is_running
         is_running = self.is_heard and is_alive and there and back
-        number = liveness.tick(
-            is_wide=self._router.is_wide,
-            is_used=not self._router.is_wide or self._router.has_requests(self.node.me),
-            is_alarm=False,
-            is_running=lambda: is_running,
-        )
+        is_wide = self._router.is_wide
+        is_used = not is_wide or self._router.has_requests(self.node.me)
+        number = 0
+        if is_used or not liveness.rest():
+            number = liveness.tick(
+                is_wide=is_wide, is_used=is_used, is_alarm=False, is_running=lambda: is_running
+            )
         number, self._unsent_echo = number or self._unsent_echo, 0
         is_told = number > 0 and there
         self._num_quiet += 1

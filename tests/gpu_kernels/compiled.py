@@ -43,6 +43,7 @@ def shipped(capability: int) -> list[KernelSpec]:
         stage(recorder, Findings())
     _launch_quantised(recorder)
     _launch_over_bytes(recorder)
+    _launch_with_drafts(recorder)
     return recorder.specs
 
 
@@ -56,6 +57,16 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
         make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
     make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
     make.rotate(0, 0, 0, 0, 0, 1)
+
+
+def _launch_with_drafts(recorder: SpecRecorder) -> None:
+    """Launch attention of three drafts a sequence, and of seven."""
+    model = Model.of(recorder)
+    for has_scales in (False, True):
+        model.pool = replace(model.pool, has_scales=has_scales)
+        make = model.launches(recorder)
+        for count, rows_each in ((1, 4), (32, 4), (32, 8)):
+            make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, rows_each)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

@@ -31,6 +31,7 @@ from tests.gpu_kernels.stepped_node import (
     with_grammars,
 )
 from tests.support.engine.build import check_idle
+from tests.support.engine.speculation_views import GuessedDrafts
 from tests.support.grammars.printable_tokens import text_of
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
@@ -195,6 +196,35 @@ def test_rows_without_drafts_hold_nobody_back_on_a_node_that_drafts(
     assert step.batch.has_gone_on
     assert calls == ["to the card", *TOKENS_AND_STEP_BEHIND]
     assert node.num_begun == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_step_that_verifies_drafts_is_one_graph_and_a_copy_each_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has more rows than the node has seats, of three sequences."""
+    runner = on_card(folder, num_drafts=3)
+    plain = Node(runner, goes_on=False)
+    guessed: Any = GuessedDrafts(
+        lambda one: plain.outputs[one.sequence_id],
+        most=3, share=1.0, seed=2, vocab_size=runner.vocab_size,
+    )  # fmt: skip
+    drafting = Node(runner, goes_on=True, speculation=guessed)
+    for node in (plain, drafting):
+        for seed, sampling in enumerate((GREEDY, DRAWN, DRAWN)):
+            node.add(5 + seed, 9, seed, **sampling)
+    while plain.scheduler.running or plain.scheduler.waiting:
+        plain.step()
+    drafting.step()
+    with monkeypatch.context() as watched:
+        calls = watch(runner, watched)
+        step = drafting.step()
+    assert min(step.batch.num_drafts) > 0
+    assert sum(step.batch.num_tokens) > 4
+    assert calls == ["to the card", "graph", "to the host", "record", "wait"]
+    while drafting.scheduler.running or drafting.scheduler.waiting:
+        drafting.step()
+    assert drafting.outputs == plain.outputs
 
 
 LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}

@@ -197,25 +197,44 @@ def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:
     assert sorted(caught.value.errors) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "params",
-    [GREEDY, replace(GREEDY, frequency_penalty=0.5, repetition_penalty=1.1, logprobs=2)],
-    ids=["greedy", "penalised"],
-)
-def test_drafts_are_verified_as_one_by_one(filled: ModelRunner, params: SamplingParams) -> None:
-    """Rows of drafts are a chunk; the tokens are those of single steps."""
+WAYS_TO_VERIFY = [
+    GREEDY,
+    replace(GREEDY, frequency_penalty=0.5, repetition_penalty=1.1, logprobs=2),
+    replace(WAYS[1], max_tokens=9),
+]
+
+
+@pytest.mark.parametrize("params", WAYS_TO_VERIFY, ids=["greedy", "penalised", "filtered"])
+@pytest.mark.parametrize("num_drafts", [3, 0], ids=["in a graph", "in a chunk"])
+def test_drafts_are_verified_as_one_by_one(
+    tmp_path: Path, params: SamplingParams, num_drafts: int
+) -> None:
+    """The tokens and log probabilities are those of single steps, and so are the logits.
+
+    A node that drafts has graphs for four rows of a sequence; for another one they are a chunk.
+    The second draft begins a block.
+    """
+    folder = write_checkpoint(tmp_path, FAMILIES["qwen2"])
+    runner = on_card(folder, max_num_seqs=1, num_drafts=num_drafts)
+    runner.execute([scheduled(PROMPT[:30], 0, TABLE, is_sampled=False)])
+    prompt = PROMPT[:31]
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
+    alone: list[np.ndarray] = []
     for count in range(3):
-        sample = SampleInput(params, count, PROMPT, tokens.copy())
-        last = [*PROMPT, *tokens][-1:]
-        [found] = filled.execute([ScheduledSequence(0, last, 39 + count, TABLE, sample)])
+        sample = SampleInput(params, count, prompt, tokens.copy())
+        last = [*prompt, *tokens][-1:]
+        one = ScheduledSequence(0, last, 30 + count, TABLE, sample)
+        alone += list(logits_of(runner, one))
+        [found] = runner.execute([one])
         assert found is not None
         tokens += found.token_ids
         logprobs += found.logprobs
-    drafted = [*PROMPT[39:], *tokens[:2], (tokens[2] + 1) % filled.vocab_size]
-    sample = SampleInput(params, 0, PROMPT, [])
-    [found] = filled.execute([ScheduledSequence(0, drafted, 39, TABLE, sample, num_drafts=3)])
+    drafted = [*prompt[30:], *tokens[:2], (tokens[2] + 1) % runner.vocab_size]
+    sample = SampleInput(params, 0, prompt, [])
+    verified = ScheduledSequence(0, drafted, 30, TABLE, sample, num_drafts=3)
+    assert np.array_equal(logits_of(runner, verified)[:3], alone)
+    [found] = runner.execute([verified])
     assert found is not None
     assert list(found.token_ids) == tokens
     assert list(found.logprobs) == logprobs

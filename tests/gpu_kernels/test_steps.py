@@ -11,6 +11,9 @@ from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
 import numpy as np
 import pytest
 
+from engine.runner.back_end import StepShape
+from engine.runner.flat_batch import FlatBatch
+from engine.runner.gpu.decoder import GpuDecoder
 from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
@@ -105,6 +108,37 @@ def test_a_step_after_another_takes_its_tokens_on_the_card(
     assert np.array_equal(step.logits()[1], expected)
     assert step.tokens()[1] == int(expected.argmax())
     step.close()
+
+
+def test_rows_of_drafts_have_the_same_bits(tiny: TinyDecoder) -> None:
+    """Sequences that end at position 65, beyond the beginning of a piece, in one graph."""
+    counts = (1, 4, 3)
+    make = tiny.launches(NARROW)
+    shape = StepShape(num_tokens=64, num_seqs=4, num_logits_rows=16, decode_rows=4)
+    decoder = GpuDecoder(tiny.device, lambda pool: make, make.pool, make.spec, shape, MAX_LEN, 0)  # type: ignore[arg-type]
+    tables = np.arange(len(counts) * 5).reshape(-1, 5)
+    chunks = ChunkStep(tiny.device, make, 0, 256, len(counts), MAX_LEN)  # type: ignore[arg-type]
+    chunks.run([
+        ChunkRow(PROMPT[: 66 - count], 0, table.tolist())
+        for table, count in zip(tables, counts, strict=True)
+    ])  # fmt: skip
+    positions = np.concatenate([np.arange(66 - count, 66) for count in counts])
+    own_tables = np.repeat(tables, counts, axis=0)[np.arange(len(positions)), positions // BLOCK]
+    flat = FlatBatch(
+        np.array(PROMPT)[positions], positions, own_tables * BLOCK + positions % BLOCK,
+        np.cumsum([0, *counts]), tables, np.arange(len(positions)),
+    )  # fmt: skip
+    hidden = decoder.begin(flat)
+    assert hidden.rows.chunks is None
+    assert hidden.rows.rows_each == 4
+    found = decoder.logits(hidden, np.arange(len(positions)))
+    longest = tables[counts.index(4)].tolist()
+    for position in range(62, 66):
+        chunks.run([ChunkRow(PROMPT[position : position + 1], position, longest)])
+        expected = chunks.logits(1)[0]
+        for row in np.flatnonzero(positions == position):
+            assert np.array_equal(found[row], expected), (row, position)
+    decoder.close()
 
 
 def in_chunks_of(tiny: TinyDecoder, tokens: Sequence[int]) -> np.ndarray:

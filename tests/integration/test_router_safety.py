@@ -119,6 +119,8 @@ async def test_many_nodes_are_asked_for_fewer_heartbeats(
     seen: list[bool] = []
     for num_nodes in (WIDE_NODES - 1, WIDE_NODES):
         clients = {Incarnation(f"d{n}", 1): Mock() for n in range(num_nodes)}
+        for client in clients.values():
+            client.liveness.rest.return_value = False
         monkeypatch.setattr(pool, "_clients", clients)
         watching = asyncio.create_task(pool.watch_silence())
         first, *_, last = clients.values()

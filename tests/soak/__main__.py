@@ -35,7 +35,7 @@ from tests.soak.conversations import Turn, following, right_turns
 from tests.soak.files import file_complaints, folder_of
 from tests.soak.injection import Injector, Undo
 from tests.soak.questions import Shape
-from tests.soak.report import Done, Held, as_json, held_by, summary
+from tests.soak.report import Done, Held, as_json, held_by, more_held, summary
 from tests.soak.schedule import Fault, draw_faults
 from tests.soak.tiers import index_complaints, moved, still_complaints, unbalanced
 from tests.support.cluster.api import Api
@@ -47,8 +47,6 @@ NUM_CLIENTS = 6
 EVERY_S = 20.0
 LAST_ANSWERS_S = 180.0
 MOST_SHOWN = 20
-MORE_DESCRIPTORS, MORE_MIB = 40, 96.0
-"""How much more than after its start a process may hold at the end."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -179,17 +177,7 @@ def _closing_complaints(cluster: Cluster, at_start: dict[str, Held]) -> list[str
         cluster.check_settled(timeout_s=60.0)
     except AssertionError as error:
         complaints.append(str(error))
-    for name, now in held_by(cluster).items():
-        before = at_start[name]
-        if now.num_descriptors > before.num_descriptors + MORE_DESCRIPTORS:
-            complaints.append(
-                f"{name} has {now.num_descriptors} descriptors, and had {before.num_descriptors}"
-            )
-        if now.resident_mib > before.resident_mib + MORE_MIB:
-            complaints.append(
-                f"{name} has {now.resident_mib:.0f} MiB, and had {before.resident_mib:.0f}"
-            )
-    return complaints
+    return [*complaints, *more_held(at_start, held_by(cluster))]
 
 
 def _described(one: Ended, done: Sequence[Done], began_s: float) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.soak.cluster import ROLES
 from tests.soak.schedule import RECOVERY_S, STORE, Fault
 from tests.support.cluster.cluster import Cluster
 
+MORE_DESCRIPTORS, MORE_MIB = 40, 96.0
+"""How much more than after its start a process may hold at the end."""
 _USUAL_GAP_S = 0.2
 """A stall begins with the last token before its fault."""
 
@@ -37,14 +40,36 @@ class Held:
 
 
 def held_by(cluster: Cluster) -> dict[str, Held]:
-    """Descriptors and resident memory of every process."""
-    held = {}
-    for name, process in cluster.processes.items():
-        proc = Path(f"/proc/{process.pid}")
+    """Descriptors and resident memory of every process that has not ended."""
+    found = {name: held(process.pid) for name, process in cluster.processes.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def held(pid: int) -> Held | None:
+    """What a process holds; None: it has ended, maybe while this reads it."""
+    proc = Path(f"/proc/{pid}")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         status = (proc / "status").read_text()
-        (rss,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-        held[name] = Held(len(list((proc / "fd").iterdir())), int(rss.split()[1]) / 1024)
-    return held
+        rss = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+        if rss:  # one that nobody has waited for has no memory
+            return Held(len(list((proc / "fd").iterdir())), int(rss[0].split()[1]) / 1024)
+    return None
+
+
+def more_held(at_start: Mapping[str, Held], at_end: Mapping[str, Held]) -> list[str]:
+    """What is wrong with what processes hold: they hold much more than at the start, or ended."""
+    complaints = [f"{name} has ended" for name in at_start if name not in at_end]
+    for name, before in at_start.items():
+        now = at_end.get(name, before)
+        if now.num_descriptors > before.num_descriptors + MORE_DESCRIPTORS:
+            complaints.append(
+                f"{name} has {now.num_descriptors} descriptors, and had {before.num_descriptors}"
+            )
+        if now.resident_mib > before.resident_mib + MORE_MIB:
+            complaints.append(
+                f"{name} has {now.resident_mib:.0f} MiB, and had {before.resident_mib:.0f}"
+            )
+    return complaints
 
 
 @dataclass(slots=True)

@@ -52,11 +52,11 @@ class RowDraw(Protocol):
         """
 
 
-class PlainSteps(Protocol):
-    """Computes plain steps from their rows to their tokens, and goes on after them."""
+class DecodingSteps(Protocol):
+    """Computes steps that decode from their rows to their tokens, and goes on after plain ones."""
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Any:
-        """Begin a plain step, unless that was done after the step before; return `hidden`.
+        """Begin a step with a draw after each row, unless that was done before; return `hidden`.
 
         `hidden` is the decoder's, and the runner's `RowDraw` has the step's tokens. May set
         `batch.has_gone_on`: then the step after it is begun now or, at the latest, by the draw.

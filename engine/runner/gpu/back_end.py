@@ -226,7 +226,7 @@ class GpuBackEnd:
         return LoadedDecoder(
             decoder=decoder,
             row_draw=row_draw,
-            plain_steps=row_draw,
+            decoding_steps=row_draw,
             step_buffer_bytes=step_buffer_bytes,
             use_cache=use_cache,
         )

@@ -1,8 +1,8 @@
 """A decoder on a card: the three parts of a `decoder.Decoder`, as launches.
 
-A step in which every sequence has one row is one graph (`steps/decode_step.py`), launched as soon
-as the rows are on the card. Steps with chunks are launched layer by layer, while the ones before
-compute. Either way a row has the same bits.
+A step that decodes, drafts included, is one graph (`steps/decode_step.py`), launched as soon as the
+rows are on the card. Steps with chunks are launched layer by layer, while the ones before compute.
+Either way a row has the same bits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,29 @@ from engine.runner.gpu.launches import Bound, KVPool, Launches, PieceList
 from engine.runner.gpu.steps.decode_step import (
     DecodeSteps,
     DrawWays,
-    attend_singles,
+    attend_few,
     draw_sizes,
 )
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
-from engine.runner.gpu.steps.step_rows import NO_ROW, Chunks, StepRows, lay_out
+from engine.runner.gpu.steps.step_rows import (
+    NO_ROW,
+    Chunks,
+    DecodeRoom,
+    StepRows,
+    lay_out,
+    rows_at,
+)
 from engine.runner.weights.model_spec import DecoderSpec
 
 _MOST_PIECES = 8192
 """Pieces of one step: 256 sequences of 8,000 tokens. Their results take 0.5 GB at 8 KV heads."""
 _LOGITS_ROWS = 256
 """Rows of logits in memory, at most: 156 MB at 152,000 tokens."""
+_DRAFTED_ROWS = 256
+"""A step with drafts that has more rows is no graph: it computes for longer than launches take."""
+_TILE_ROWS = 64
+"""A matrix tile with as many drafts as this has rows for still fits into registers."""
 _STEP_ROWS = 64
 """Steps with chunks are padded to a multiple of so many rows."""
 _GATHER = {"source": "*bf16", "rows": "*i32", "out": "*bf16"}
@@ -74,27 +85,46 @@ class GpuDecoder:
         self.max_len = max_len
         self._device, self._make_launches, self._shape = device, make_launches, shape
         self._heads: dict[tuple[int, bool, int, int], list[Bound]] = {}
-        # All sequences of a decoding step at once, so that the head is read once.
-        self.most_logits_rows = max(min(shape.num_seqs, _LOGITS_ROWS), shape.num_logits_rows)
-        self._first_places = np.arange(self.most_logits_rows)
         self.launches = make = make_launches(pool)
         self._width = -(-max_len // pool.block_size)
         self._tile = make.shape.chunk_rows // (spec.num_heads // spec.num_kv_heads)
         per_seq = -(-max_len // make.shape.piece)
         self._most_pieces = min(shape.num_seqs * per_seq, max(_MOST_PIECES, per_seq))
         self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
+        self._room = self._decode_room(make)
+        # All rows of a decoding step at once, so that the head is read once.
+        decode_rows = max(each * most for each, (most, _) in self._room.most.items())
+        self.most_logits_rows = max(min(decode_rows, _LOGITS_ROWS), shape.num_logits_rows)
+        self._first_places = np.arange(self.most_logits_rows)
         self.memory = StepMemory(device, self._buffer_sizes(make))
         self.steps = DecodeSteps(
-            device, self.memory, stream, shape.num_seqs, self._width, self.most_logits_rows,
+            device, self.memory, stream, self._room, self._width, self.most_logits_rows,
             staged_rules(self.most_logits_rows, spec.vocab_size),
         )  # fmt: skip
         self.steps.use(make)
         self.staging = Staging(device, self._staged_shapes())
         self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
 
+    def _decode_room(self, make: Launches) -> DecodeRoom:
+        """Return the room of steps without chunks, with one row a sequence and with drafts.
+
+        A piece takes as much memory as its matrix tile has rows.
+        """
+        most_seqs, most_pieces = self._shape.num_seqs, self._most_pieces
+        found = {1: (most_seqs, most_pieces)}
+        most_rows = min(self._most_rows, _DRAFTED_ROWS)
+        decode_rows = min(self._shape.decode_rows, most_rows)
+        numbers = [2**power for power in range(1, 8) if 2**power < decode_rows]
+        for each in [*numbers, decode_rows] if decode_rows > 1 else []:
+            tile_rows = make.attention_rows(each)
+            if tile_rows <= _TILE_ROWS:
+                share = tile_rows // make.attention_rows(1)
+                found[each] = (min(most_seqs, most_rows // each), most_pieces // share)
+        return DecodeRoom(make.shape.piece, found)
+
     def _buffer_sizes(self, make: Launches) -> dict[str, int]:
         spec, shape, pieces = self.spec, self._shape, self._most_pieces
-        heads = pieces * spec.num_kv_heads * max(make.group_rows(1), make.shape.tile_rows)
+        heads = pieces * spec.num_kv_heads * make.attention_rows(1)
         logits = self.most_logits_rows
         return activation_sizes(spec, self._most_rows) | {
             "chosen": 2 * logits * spec.hidden_size,
@@ -125,9 +155,10 @@ class GpuDecoder:
 
     def bind_all(self) -> None:
         """Bind every kind of launch that a step can have: asks for every kernel."""
-        for size in self.steps.sizes:
-            self.steps.launches(size, self._kinds_of_layers())
-            self._list_pieces(size)
+        for rows_each, sizes in self.steps.sizes.items():
+            for size in sizes:
+                self.steps.launches(size, rows_each, self._kinds_of_layers())
+                self._list_pieces(size)
         for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
             if num_rows <= self._most_rows:
                 self._embed(num_rows)
@@ -151,8 +182,10 @@ class GpuDecoder:
         With `ways` it is computed to its tokens, if so many rows are drawn at once.
         """
         self._device.use()
-        rows = lay_out(batch, self._tile, self.launches.shape.piece, self._most_pieces)
+        rows = lay_out(batch, self._tile, self._room)
         if rows.chunks is None:
+            if ways is not None and rows.places is not None:
+                ways = ways.take(rows_at(rows.places, rows.count))
             return Hidden(rows, rows.count, self.steps.begin(rows, ways))
         num_rows = -(-rows.count // _STEP_ROWS) * _STEP_ROWS
         self._send(rows, rows.chunks, num_rows)
@@ -163,7 +196,7 @@ class GpuDecoder:
 
     def has_pieces_for(self, positions: np.ndarray) -> bool:
         """Return whether rows at these positions can be a step without chunks."""
-        return bool((positions // self.launches.shape.piece + 1).sum() <= self._most_pieces)
+        return self._room.rows_each(1, positions) == 1
 
     def _send(self, rows: StepRows, chunks: Chunks, num_rows: int) -> None:
         staging = self.staging
@@ -212,7 +245,7 @@ class GpuDecoder:
         memory, staging, make = self.memory, self.staging, self.launches
         found: list[Bound] = []
         if num_singles:
-            found += attend_singles(
+            found += attend_few(
                 make, memory, self._pieces, staging["positions"], layer, num_singles
             )
         if num_tiles:

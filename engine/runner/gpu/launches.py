@@ -370,7 +370,7 @@ class Launches:
         # A stage has as many numbers of keys as of values.
         stage_bytes = 2 * self.pool.number_bytes * shape.tile_keys * self.spec.head_dim
         stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
-        tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
+        tile_rows = self.attention_rows(rows_each)
         common = {**self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece}
         compute = self.kernel(
             attention.attend_pieces, self._attention_types(),
@@ -388,10 +388,10 @@ class Launches:
         grid = (num_sequences, rows_each * self.spec.num_heads)
         return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out)
 
-    def group_rows(self, rows_each: int) -> int:
-        """Return the rows of a matrix tile that hold `rows_each` query rows of one KV head."""
+    def attention_rows(self, rows_each: int) -> int:
+        """Return the rows of a piece's matrix tile: `rows_each` query rows of one KV head."""
         needed = rows_each * self.spec.num_heads // self.spec.num_kv_heads
-        return max(16, 1 << (needed - 1).bit_length())
+        return max(16, self.shape.tile_rows, 1 << (needed - 1).bit_length())
 
     def attend_chunk(
         self, layer: int, queries: int, tables: int, table_width: int, tiles: tuple[int, int],

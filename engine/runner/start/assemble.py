@@ -68,7 +68,7 @@ def assemble_runner(
     cache, max_len = size.first_cache(_layout(files, arithmetic, engine), meter)
     if files.mtp is not None:
         files.mtp.check_copies()
-    shape = _step_shape(engine, share.max_chunk_tokens)
+    shape = _step_shape(engine, share)
     to_load = ModelToLoad(files, arithmetic, cache, max_len, shape, share.packed_folder)
     loaded = back_end.load(to_load)
     limits = BatchLimits(
@@ -109,11 +109,13 @@ def _cache_size(
     )
 
 
-def _step_shape(engine: EngineConfig, max_chunk_tokens: int) -> StepShape:
+def _step_shape(engine: EngineConfig, share: NodeShare) -> StepShape:
+    max_chunk_tokens = share.max_chunk_tokens
     return StepShape(
         num_tokens=max_chunk_tokens,
         num_seqs=min(engine.max_num_seqs, max_chunk_tokens),
         num_logits_rows=min(MAX_SAMPLED_ROWS, max_chunk_tokens),
+        decode_rows=1 + share.num_drafts,
     )
 
 

@@ -44,6 +44,14 @@ class Echoes:
         self._now += 1
         return 0 if self._now % self.pace.echo_every else self.ask()
 
+    def skip(self) -> bool:
+        """Count a tick in which no number is to be sent; return False, and count none, where one
+        is."""
+        if (self._now + 1) % self.pace.echo_every:
+            self._now += 1
+            return True
+        return False
+
     def ask(self) -> int:
         """Return a number to send now, whatever the pace."""
         if self.latest != self._now:

@@ -38,6 +38,8 @@ class NodeLiveness:
         """Ticks since this router had a request on the node."""
         self._is_due = False
         """Whether something is to come from the node, which is idle."""
+        self._can_rest = False
+        """Whether there is nothing to do until a number is to be sent, or something happens."""
 
     def restart(self) -> None:
         """Begin with a new stream."""
@@ -63,6 +65,14 @@ class NodeLiveness:
         self._set_pace(WIDE)
         return self._echoes.ask()
 
+    def rest(self) -> bool:
+        """Count a tick if nothing is to be done in it; return False, and count none, otherwise.
+
+        Most ticks of many nodes are such, and this costs less than `tick`. Not to be asked in a
+        tick in which the node `is_used`, or that `is_alarm`, or of few nodes.
+        """
+        return self._can_rest and self._echoes.skip()
+
     def tick(
         self, *, is_wide: bool, is_used: bool, is_alarm: bool, is_running: Callable[[], bool]
     ) -> int:
@@ -76,9 +86,9 @@ class NodeLiveness:
         echoes = self._echoes
         is_at_rest = echoes.pace is IDLE and not self._is_due
         if is_at_rest and not (is_used or is_alarm or echoes.is_waiting):
-            # Most ticks of many nodes are such.
             number = echoes.tick()
             self._is_due = number > 0
+            self._can_rest = not (self._is_due or self.is_pinged)
             return number
         was_idle = self.pace is IDLE
         self._set_pace(self._wanted_pace(is_wide, is_alarm))
@@ -141,4 +151,5 @@ class NodeLiveness:
         return IDLE if is_quiet and is_well and self._echoes.can_repeat else WIDE
 
     def _set_pace(self, pace: Pace) -> None:
+        self._can_rest = False
         self._silence.pace = self._echoes.pace = pace

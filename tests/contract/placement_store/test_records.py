@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from placement.records import (
+    MAX_VALUE_BYTES,
+    NodeListing,
     decode_node,
     decode_placement,
     encode_node,
@@ -116,6 +118,62 @@ def test_more_links_than_a_reader_takes_are_not_stored() -> None:
 def test_what_is_wrong_with_a_node_is_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}"):
         decode_node(json.dumps(RECORD | {"load": LOAD} | change).encode())
+
+
+def test_a_record_that_has_not_changed_is_taken_from_the_listing_before() -> None:
+    before = NodeListing({})
+    first = before.decode(encode_node(NODE))
+    now = NodeListing(before.records)
+    later = LiveNode(record=record(), load=load(5))
+    found = now.decode(encode_node(later))
+    assert found == later
+    assert found.record is first.record
+    other = LiveNode(record=record(epoch=2), load=load(5))
+    assert now.decode(encode_node(other)) == other
+    assert [one.epoch for one in now.records.values()] == [1, 2]
+
+
+_HEAD, _, _TAIL = encode_node(NODE).partition(b',"load":')
+_LOAD = _TAIL[:-1]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        *(_LOAD, b"}", b"", b"{}}", b"7}", _LOAD + b",}", _LOAD + b"}}", _LOAD + b"]"),
+        _LOAD + b',"role":"mixed"}',
+        _LOAD + b',"role":"king"}',
+        _LOAD + b',"wattage":300}',
+        b'{"free_blocks":1},"load":' + _TAIL,
+        _LOAD + b',"load":{}}',
+        _TAIL + b" ",
+        _TAIL + b"\xff",
+        _TAIL + b"{}",
+        _LOAD + b" " * MAX_VALUE_BYTES + b"}",
+    ],
+)
+def test_what_is_behind_a_known_record_is_read_as_if_it_were_not_known(tail: bytes) -> None:
+    before = NodeListing({})
+    before.decode(encode_node(NODE))
+    value = _HEAD + b',"load":' + tail
+    assert _HEAD in before.records
+    assert _outcome(NodeListing(before.records), value) == _outcome(NodeListing({}), value)
+
+
+def test_a_load_within_another_object_is_not_that_of_the_node() -> None:
+    value = _HEAD + b',"pets":{"cats":1,"load":' + _LOAD + b'},"load":' + _TAIL
+    before = NodeListing({})
+    assert before.decode(value) == NODE
+    assert not before.records
+    value = _HEAD + b',"pets":{"cats":1,"load":' + _TAIL
+    assert isinstance(_outcome(NodeListing(before.records), value), str)
+
+
+def _outcome(listing: NodeListing, value: bytes) -> LiveNode | str:
+    try:
+        return listing.decode(value)
+    except ValueError as wrong:
+        return str(wrong)
 
 
 def test_a_placement_is_stored_in_these_words_and_read() -> None:

@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from common.ids import Incarnation
+from common.nodes import Role
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
@@ -156,6 +158,23 @@ async def test_a_valid_value_under_that_harness_is_not_skipped(
     client.set(PREFIX + "node:bad", _value())
     client.zadd(PREFIX + "nodes", {"bad": 9e15})
     assert len(await store.live_nodes()) == 1
+
+
+async def test_a_listing_takes_records_that_have_not_changed_from_the_one_before(
+    store: RedisStore,
+) -> None:
+    first, second = record("n1"), record("n2")
+    for one in (first, second):
+        await store.heartbeat(one, load(), lease_s=5)
+    before = [node.record for node in await store.live_nodes()]
+    await store.heartbeat(first, load(3), lease_s=5)
+    await store.heartbeat(replace(second, role=Role.MIXED), load(), lease_s=5)
+    now = await store.live_nodes()
+    assert [(node.record.role, node.load.num_running) for node in now] == [
+        (Role.DECODE, 3),
+        (Role.MIXED, 0),
+    ]
+    assert [node.record is one for node, one in zip(now, before, strict=True)] == [True, False]
 
 
 async def test_no_more_of_a_record_travels_than_a_record_may_have(

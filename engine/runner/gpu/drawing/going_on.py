@@ -1,4 +1,4 @@
-"""Plain steps, each of which begins behind the one before where that is offered.
+"""Steps that decode, each of which begins behind the one before where that is offered.
 
 A step's graph needs nothing that the host learns from the step before: a row's token is read on the
 card. What else decides a draw (masks of grammars, histories of penalties) is known when the step
@@ -8,6 +8,7 @@ before has been read, while the graph runs. So any row goes on:
     card   ─┤├───────── graph of 2 ──────────────────┤├─ draws of 2 ─┤├─ graph of 3 …
 
 Where a temperature is all that the rows ask for, the graph has drawn, and step 3 is queued at once.
+A step with drafts is not offered: what follows it depends on which of them are accepted.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from engine.runner.gpu.decoder import GpuDecoder, Hidden
 from engine.runner.gpu.drawing.filter_launches import has_filters
 from engine.runner.gpu.steps.decode_step import DrawWays
 from engine.runner.gpu.steps.step_rows import StepRows
+from engine.runner.kernels.step_rows import lay_out_draws
 
 
 class GoingOn:
-    """The latest plain step and the one behind it: promised, queued, and taken."""
+    """The latest step that decodes and the one behind it: promised, queued, and taken."""
 
     def __init__(self, device: Device, decoder: GpuDecoder) -> None:
         self._device, self._decoder = device, decoder
@@ -45,10 +47,11 @@ class GoingOn:
         """Seats whose latest token the host had to draw."""
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
-        """Begin a plain step, unless that was done, and promise the one after if it is offered."""
-        seats, rows = batch.seats, batch.rows
+        """Begin a step that decodes, unless that was done, and promise the one after if it is
+        offered."""
+        seats, rows, num_known = batch.seats, *_drawn_rows(batch)
         ways = seats.sampling.take(rows)
-        indices = seats.num_known.take(rows) - seats.num_prompt.take(rows)
+        indices = num_known - seats.num_prompt.take(rows)
         following, self._after = self._after, None
         self._promised, self.is_read = None, False
         if following is not None and batch.continues is not None:
@@ -88,7 +91,7 @@ class GoingOn:
         promised, self._promised = self._promised, None
         if promised is not None:
             rows, _ = promised
-            self._decoder.steps.launch(rows.count)
+            self._decoder.steps.launch(rows)
             self._after = Hidden(rows, rows.count, is_drawn=True)
 
     def tokens(self) -> np.ndarray:
@@ -125,6 +128,17 @@ class GoingOn:
         )
         self._promised = rows, ways.take(going)
         batch.has_gone_on = True
+
+
+def _drawn_rows(batch: StepBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seat of each row of a step that decodes, and the number of tokens before the one
+    that is drawn after it."""
+    if batch.is_plain:
+        return batch.rows, batch.seats.num_known.take(batch.rows)
+    seats, num_known = lay_out_draws(
+        batch.rows, batch.num_drafts, batch.is_sampled, batch.seats.num_known
+    )
+    return seats, num_known
 
 
 def draw_ways(ways: np.ndarray, indices: np.ndarray) -> DrawWays:

@@ -1,4 +1,4 @@
-"""Steps of one row a sequence, as graphs: from rows on the host to tokens on the host.
+"""Steps of one or a few rows a sequence, as graphs: from rows on the host to tokens on the host.
 
 A graph holds the layers, the head and the draw. The tokens of a step stay on the card too, where
 the next step can read them: so that one is queued, in one copy and one launch, before the host has
@@ -18,7 +18,7 @@ from engine.runner.gpu.cuda_driver import Device, Graph
 from engine.runner.gpu.launches import Bound, Launches, PieceList
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
-from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
+from engine.runner.gpu.steps.step_rows import NO_ROW, DecodeRoom, StepRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,13 @@ def draw_sizes(num_slices: int, num_rows: int) -> dict[str, int]:
 
 
 class DecodeSteps:
-    """Steps of up to `num_sequences` rows; those of at most `most_drawn` are drawn on the card."""
+    """Steps without chunks, up to those of `room`; of at most `most_drawn` rows, drawn on the card.
+
+    `sizes[rows_each]` are the numbers of sequences for which there are graphs.
+    """
 
     def __init__(
-        self, device: Device, memory: StepMemory, stream: int, num_sequences: int, table_width: int,
+        self, device: Device, memory: StepMemory, stream: int, room: DecodeRoom, table_width: int,
         most_drawn: int, rules: Mapping[str, tuple[int, ...]],
     ) -> None:  # fmt: skip
         """Take the buffers of a step, with those of `draw_sizes`.
@@ -63,21 +66,24 @@ class DecodeSteps:
         so that one copy brings the rules of a step and the rows of the one behind it.
         """
         self._device, self._memory, self._stream = device, memory, stream
-        self.sizes, self._width = graph_sizes(num_sequences), table_width
+        self.sizes = {each: graph_sizes(most) for each, (most, _) in room.most.items()}
+        self._width = table_width
         self._most_drawn = most_drawn
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[tuple[int, int], Graph] = {}
         self._make: Launches | None = None
         self._pieces = PieceList(*(memory[name] for name in PieceList._fields))
-        rows = (num_sequences,)
+        num_sequences = max(most for most, _ in room.most.values())
+        num_rows = max(each * sizes[-1] for each, sizes in self.sizes.items())
+        rows = (num_rows,)
         self.staging = Staging(
             device,
             {
                 **rules, "tokens": rows, "sources": rows, "positions": rows, "slots": rows,
                 "temperatures": rows, "indices": rows, "seeds": (*rows, 2),
-                "tables": (*rows, table_width),
+                "last_positions": (num_sequences,), "tables": (num_sequences, table_width),
             },
         )  # fmt: skip
-        self._pinned = device.allocate_pinned(4 * num_sequences)
+        self._pinned = device.allocate_pinned(4 * num_rows)
         self._tokens = self._pinned.host_bytes().view(np.int32)
         self._are_read = device.event()
         self._num_read = 0
@@ -91,12 +97,14 @@ class DecodeSteps:
 
     def record_graphs(self) -> None:
         """Record the graphs of all sizes."""
-        for size in self.sizes:
-            self._graph(size)
+        for rows_each, sizes in self.sizes.items():
+            for size in sizes:
+                self._graph(size, rows_each)
 
-    def size_of(self, count: int) -> int:
-        """Return the number of rows, with padding, of a step of `count`."""
-        return self.sizes[bisect.bisect_left(self.sizes, count)]
+    def num_sequences(self, rows: StepRows) -> int:
+        """Return the number of sequences, with padding, of a step of these rows."""
+        sizes = self.sizes[rows.rows_each]
+        return sizes[bisect.bisect_left(sizes, rows.num_singles)]
 
     def begin(self, rows: StepRows, ways: DrawWays | None) -> bool:
         """Queue a step of rows without chunks; return whether it draws as `ways` say.
@@ -107,12 +115,13 @@ class DecodeSteps:
         self.staging.wait()
         self.put(rows, ways)
         self.staging.send(self._stream)
-        self.launch(rows.count)
-        return ways is not None and self.size_of(rows.count) <= self._most_drawn
+        self.launch(rows)
+        num_rows = rows.rows_each * self.num_sequences(rows)
+        return ways is not None and num_rows <= self._most_drawn
 
-    def launch(self, count: int) -> None:
-        """Queue the graph of a step of `count` rows, which are on the card then."""
-        self._graph(self.size_of(count)).launch(self._stream)
+    def launch(self, rows: StepRows) -> None:
+        """Queue the graph of a step of these rows, which are on the card then."""
+        self._graph(self.num_sequences(rows), rows.rows_each).launch(self._stream)
 
     def read(self, count: int) -> None:
         """Queue the way of `count` tokens to the host, behind all that has drawn them."""
@@ -130,7 +139,8 @@ class DecodeSteps:
 
     def put(self, rows: StepRows, ways: DrawWays | None) -> None:
         """Write the rows of a step, to be sent."""
-        staging, count, num_rows = self.staging, rows.count, self.size_of(rows.count)
+        staging, count, num_sequences = self.staging, rows.count, self.num_sequences(rows)
+        num_rows = rows.rows_each * num_sequences
         staging.put("tokens", rows.tokens, num_rows)
         sources = np.full(count, NO_ROW) if rows.sources is None else rows.sources
         staging.put("sources", sources, num_rows, NO_ROW)
@@ -142,21 +152,26 @@ class DecodeSteps:
             staging.put("temperatures", ways.temperatures.view(np.int32), num_rows)
             staging.put("indices", ways.indices, num_rows)
             staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
+        if rows.rows_each > 1:
+            staging.put("last_positions", rows.last_positions, num_sequences, NO_ROW)
         staging.put("tables", rows.single_tables)
 
-    def _graph(self, num_rows: int) -> Graph:
+    def _graph(self, num_sequences: int, rows_each: int) -> Graph:
         """Return the graph of a step of so many sequences, recorded at its first use."""
-        if num_rows not in self._graphs:
-            launches = self.launches(num_rows)
+        key = num_sequences, rows_each
+        if key not in self._graphs:
+            launches = self.launches(num_sequences, rows_each)
 
             def launch() -> None:
                 for one in launches:
                     one(self._stream)
 
-            self._graphs[num_rows] = self._device.capture(self._stream, launch)
-        return self._graphs[num_rows]
+            self._graphs[key] = self._device.capture(self._stream, launch)
+        return self._graphs[key]
 
-    def launches(self, num_rows: int, layers: Iterable[int] | None = None) -> list[Bound]:
+    def launches(
+        self, num_sequences: int, rows_each: int = 1, layers: Iterable[int] | None = None
+    ) -> list[Bound]:
         """Return a step's launches, of all layers or of these.
 
         The list of pieces and the embedding come first, then nine for each layer, and the head and
@@ -164,10 +179,11 @@ class DecodeSteps:
         """
         make, memory, staging = self._make, self._memory, self.staging
         assert make is not None
+        num_rows = num_sequences * rows_each
+        # The position of a sequence's only row is its last one.
+        lasts = staging["positions" if rows_each == 1 else "last_positions"]
         found = [
-            make.list_pieces(
-                staging["positions"], staging["tables"], self._width, self._pieces, num_rows
-            ),
+            make.list_pieces(lasts, staging["tables"], self._width, self._pieces, num_sequences),
             make.embed(
                 staging["tokens"], memory["hidden"], memory["normed"], num_rows,
                 drawn=(staging["sources"], memory["drawn"]),
@@ -176,8 +192,8 @@ class DecodeSteps:
         for index in range(make.spec.num_layers) if layers is None else layers:
             found += make.layer(
                 index, memory, num_rows, staging["positions"], staging["slots"],
-                lambda layer: attend_singles(
-                    make, memory, self._pieces, staging["positions"], layer, num_rows
+                lambda layer: attend_few(
+                    make, memory, self._pieces, lasts, layer, num_sequences, rows_each
                 ),
             )  # fmt: skip
         if num_rows > self._most_drawn:
@@ -203,11 +219,12 @@ class DecodeSteps:
         self.staging.close()
 
 
-def attend_singles(
-    make: Launches, memory: StepMemory, pieces: PieceList, positions: int, layer: int, count: int
-) -> tuple[Bound, Bound]:
-    """Return the attention of the first `count` rows, each of which is the last of a sequence."""
+def attend_few(
+    make: Launches, memory: StepMemory, pieces: PieceList, last_positions: int, layer: int,
+    num_sequences: int, rows_each: int = 1,
+) -> tuple[Bound, Bound]:  # fmt: skip
+    """Return the attention of the first sequences, whose rows end at `last_positions`."""
     return make.attend_pieces(
-        layer, memory["queries"], positions, pieces, (memory["totals"], memory["tops"]),
-        memory["attended"], count, 1,
+        layer, memory["queries"], last_positions, pieces, (memory["totals"], memory["tops"]),
+        memory["attended"], num_sequences, rows_each,
     )  # fmt: skip

@@ -1,11 +1,19 @@
-"""How a step's rows lie on the card: sequences of one row first, then the chunks of the others.
+"""How a step's rows lie on the card: sequences of few rows first, then the chunks of the others.
 
-Attention of a single row is computed in pieces by many programs, and that of more rows by one
-program a tile. Both give a row the same bits, so which way a row goes is a question of speed.
+Attention of a few rows is computed in pieces by many programs, and that of more rows by one program
+a tile. Both give a row the same bits, so which way a row goes is a question of speed.
+
+A step that decodes has no chunks: its sequences have one row each, or as many as the one with the
+most drafts, up to a number for which there is a graph. Padding stands before a sequence's rows, so
+that its last row is the last one:
+
+    rows_each 4      place 0  1  2  3 │ 4  5  6  7 │ 8  9 10 11
+    3, 1 and 4 rows        ·  0  1  2 │ ·  ·  ·  3 │ 4  5  6  7
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +45,10 @@ class StepRows:
     """A step's numbers in the order in which its rows lie on the card.
 
     `places[r]` is where row r of the batch lies; None: where it is in the batch. The first
-    `num_singles` rows are sequences of one row each, with `single_tables` `[num_singles, blocks]`.
-    `chunks` None: there are no others. Where `sources[r]` is not NO_ROW, row r's token is the one
-    that was drawn in that row of the step before; None: all are `tokens`.
+    `num_singles` sequences have `rows_each` rows each, padding included, which is one where there
+    are `chunks` too, and `single_tables` `[num_singles, blocks]`. `chunks` None: there are no
+    others. Where `sources[r]` is not NO_ROW, row r's token is the one that was drawn in that row of
+    the step before; None: all are `tokens`.
     """
 
     tokens: np.ndarray
@@ -50,26 +59,68 @@ class StepRows:
     places: np.ndarray | None = None
     chunks: Chunks | None = None
     sources: np.ndarray | None = None
+    rows_each: int = 1
 
     @property
     def count(self) -> int:
-        """Rows of the step."""
+        """Rows of the step, with the padding of its sequences."""
         return len(self.tokens)
 
+    @property
+    def last_positions(self) -> np.ndarray:
+        """The last position of each sequence, where there are no chunks."""
+        return self.positions[self.rows_each - 1 :: self.rows_each]
 
-def lay_out(batch: FlatBatch, tile: int, piece: int, most_pieces: int) -> StepRows:
+
+@dataclass(frozen=True, slots=True)
+class DecodeRoom:
+    """The largest steps without chunks, by the number of rows of each sequence, ascending.
+
+    `most[rows_each]` are the most sequences, and the most pieces of `piece` keys.
+    """
+
+    piece: int
+    most: Mapping[int, tuple[int, int]]
+
+    def rows_each(self, least: int, last_positions: np.ndarray) -> int | None:
+        """Return how many rows, at least `least`, sequences can have that end at these positions.
+
+        None: they are too many, or too long.
+        """
+        for rows_each, (most_sequences, most_pieces) in self.most.items():
+            if rows_each >= least:
+                num_pieces = (last_positions // self.piece + 1).sum()
+                is_room = len(last_positions) <= most_sequences and num_pieces <= most_pieces
+                return rows_each if is_room else None
+        return None
+
+
+def rows_at(places: np.ndarray, count: int) -> np.ndarray:
+    """Return which row lies at each of `count` places; the first one where none does."""
+    found = np.zeros(count, np.int64)
+    found[places] = np.arange(len(places))
+    return found
+
+
+def lay_out(batch: FlatBatch, tile: int, room: DecodeRoom) -> StepRows:
     """Lay out a step; tiles of chunks have `tile` rows.
 
-    Sequences of one row count as chunks as soon as there is no room for their pieces of `piece`
-    keys beside those of the sequences before.
+    A step in which a token is drawn after every row has no chunks, if there is room. Otherwise
+    sequences of one row count as chunks as soon as there is no room for their pieces beside those
+    of the sequences before.
     """
     num_rows, num_seqs = len(batch.token_ids), len(batch.row_starts) - 1
-    if num_rows == num_seqs and (batch.positions // piece + 1).sum() <= most_pieces:
+    if num_rows == num_seqs and room.rows_each(1, batch.positions) == 1:
         return StepRows(batch.token_ids, batch.positions, batch.slots, num_rows, batch.block_tables)
     counts = np.diff(batch.row_starts)
+    if len(batch.sampled_rows) == num_rows:
+        lasts = batch.positions[batch.row_starts[1:] - 1]
+        rows_each = room.rows_each(int(counts.max()), lasts)
+        if rows_each is not None:
+            return _with_drafts(batch, counts, rows_each)
     starts = batch.row_starts[:-1]
-    num_pieces = np.where(counts == 1, batch.positions[starts] // piece + 1, 0)
-    is_single = (counts == 1) & (np.cumsum(num_pieces) <= most_pieces)
+    num_pieces = np.where(counts == 1, batch.positions[starts] // room.piece + 1, 0)
+    is_single = (counts == 1) & (np.cumsum(num_pieces) <= room.most[1][1])
     singles, chunks = np.flatnonzero(is_single), np.flatnonzero(~is_single)
     chunk_counts = counts[chunks]
     first_rows = len(singles) + np.cumsum(chunk_counts) - chunk_counts
@@ -95,6 +146,28 @@ def lay_out(batch: FlatBatch, tile: int, piece: int, most_pieces: int) -> StepRo
             tile_chunks=tile_chunks,
             tile_rows=tile_rows,
         ),
+    )
+
+
+def _with_drafts(batch: FlatBatch, counts: np.ndarray, rows_each: int) -> StepRows:
+    """Lay out sequences of `counts` rows, each of which gets `rows_each`."""
+    num_rows, num_seqs = len(batch.token_ids), len(counts)
+    ends = rows_each * np.arange(1, num_seqs + 1)
+    places = np.arange(num_rows) + np.repeat(ends - batch.row_starts[1:], counts)
+
+    def spread(values: np.ndarray, padding: int) -> np.ndarray:
+        found = np.full(num_seqs * rows_each, padding, np.int64)
+        found[places] = values
+        return found
+
+    return StepRows(
+        tokens=spread(batch.token_ids, 0),
+        positions=spread(batch.positions, NO_ROW),
+        slots=spread(batch.slots, NO_ROW),
+        num_singles=num_seqs,
+        single_tables=batch.block_tables,
+        places=places,
+        rows_each=rows_each,
     )
 
 

@@ -299,14 +299,25 @@ def test_requests_sent_since_the_last_report_count() -> None:
 def test_a_node_has_requests_from_the_first_until_the_last_one_ends() -> None:
     node = Incarnation("d0", 1)
     membership = with_nodes(live())
-    assert not membership.has_requests(node)
+    assert not membership.used
+    membership.on_leg_opened(Incarnation("d0", 2), 8)
     for _ in range(2):
         membership.on_leg_opened(node, 8)
     membership.on_leg_closed(node, 8)
-    assert membership.has_requests(node)
+    assert membership.used == {node}
     membership.on_leg_closed(node, 8)
-    assert not membership.has_requests(node)
-    assert not membership.has_requests(Incarnation("d0", 2))
+    assert not membership.used
+
+
+def test_a_node_that_is_forgotten_has_no_requests() -> None:
+    node = Incarnation("d0", 1)
+    membership = with_nodes(live())
+    membership.on_leg_opened(node, 8)
+    membership.on_lost(node, "silent")
+    for now_s in range(1, 40):
+        membership.on_listing([], float(now_s))
+    assert not membership.records()
+    assert not membership.used
 
 
 def test_what_ended_since_the_last_report_does_not_count() -> None:

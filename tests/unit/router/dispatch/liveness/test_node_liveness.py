@@ -28,7 +28,9 @@ MOMENTS = range(IDLE.echo_every)
 class Watched:
     """A node and the router that watches it. What the node says arrives after the tick."""
 
-    def __init__(self, phase: int = 0, *, repeats: bool = True, delay: int = 0) -> None:
+    def __init__(
+        self, phase: int = 0, *, repeats: bool = True, delay: int = 0, can_rest: bool = True
+    ) -> None:
         self.liveness = NodeLiveness(phase)
         self.liveness.restart()
         self.liveness.heard()
@@ -36,7 +38,8 @@ class Watched:
         self.delay = delay
         """The ticks that an answer takes."""
         self.is_dead = self.is_deaf = False
-        self.num_asked = self.num_looks = 0
+        self.num_asked = self.num_looks = self.num_rested = 0
+        self._can_rest = can_rest
         self._now = self._said_at = self._told = self._beat_ms = 0
         self._coming: deque[tuple[int, int]] = deque()
 
@@ -53,6 +56,11 @@ class Watched:
             return is_running
 
         self._now += 1
+        is_asked_often = is_used or is_alarm or not is_wide
+        if self._can_rest and not is_asked_often and self.liveness.rest():
+            self.num_rested += 1
+            self._hear()
+            return NodeVerdict.NONE
         number = self.liveness.tick(
             is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=look
         )
@@ -69,6 +77,10 @@ class Watched:
         """The node says something, with the number that it was told last."""
         self.liveness.heard()
         self.liveness.repeated(self._told)
+
+    def restart(self) -> None:
+        """The stream is another one."""
+        self.liveness.restart()
 
     def settle(self, num_ticks: int = SETTLED_TICKS) -> None:
         """Let the node become idle."""
@@ -113,6 +125,40 @@ def test_an_idle_node_of_many_is_asked_every_ten_seconds_and_not_looked_at() -> 
     assert IDLE.echo_every * TICK_S == 9.75
     assert node.num_asked == 40
     assert node.num_looks == 0
+
+
+def test_an_idle_node_rests_until_it_is_asked() -> None:
+    node = Watched()
+    node.settle()
+    node.num_rested = 0
+    node.settle(40 * IDLE.echo_every)
+    assert node.num_rested == 40 * (IDLE.echo_every - 2), "not when asked, nor in the tick after"
+
+
+@pytest.mark.covers("F80", "F121")
+@pytest.mark.parametrize("seed", range(20))
+def test_a_node_that_may_rest_is_asked_and_judged_as_one_that_may_not(seed: int) -> None:
+    rng = random.Random(seed)
+    delay = rng.randrange(4)
+    nodes = [Watched(seed % PHASES, delay=delay, can_rest=can_rest) for can_rest in (True, False)]
+    is_used, alarm_ticks = False, 0
+    for _ in range(4000):
+        is_used = rng.random() < (0.9 if is_used else 0.002)
+        alarm_ticks = ALARM_TICKS if rng.random() < 0.002 else max(0, alarm_ticks - 1)
+        if rng.random() < 0.005:
+            is_dead, is_deaf = rng.random() < 0.2, rng.random() < 0.2
+            for node in nodes:
+                node.is_dead, node.is_deaf = is_dead, is_deaf
+        if rng.random() < 0.004:
+            happens = rng.choice((Watched.use, Watched.report, Watched.restart))
+            for node in nodes:
+                happens(node)
+        verdicts = {node.tick(is_used=is_used, is_alarm=alarm_ticks > 0) for node in nodes}
+        assert len(verdicts) == 1
+        liveness = [node.liveness for node in nodes]
+        assert len({(one.latest, one.pace, one.is_reached) for one in liveness}) == 1
+        assert nodes[0].num_asked == nodes[1].num_asked
+    assert nodes[0].num_rested > 200
 
 
 def test_idle_nodes_are_asked_in_different_ticks_although_they_become_idle_in_one() -> None:
