@@ -15,8 +15,7 @@ from httpx._transports import default as transports
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.support import whole_files
-from tests.support.cluster import templates
+from tests.support import templates, whole_files
 from tests.support.cluster.memory import memory_of
 from tests.support.stores.redis_server import RedisServer, redis_server
 

@@ -17,5 +17,6 @@ commands          programs with a time limit, for tests of `compose/` and the ch
 compiled_kernels  compiles the kernels before tests run
 examples          how many examples a test tries
 key_folders       folders of keys, and certificates that something is wrong with
+templates         processes that are forked for roles, of which a run has one of each kind
 whole_files       which process of a run takes which files, and when it collects their tests
 """

@@ -12,7 +12,6 @@ memory        what a process takes of the machine's memory
 processes     one `pdserve serve` process
 serving_up    `pdserve up` in a process of its own
 slow_serve    the same, whose steps take a while
-templates     processes that are forked for roles, of which a test run has one of each kind
 topologies    clusters that several test files use
 watching      requests beside an attack, and how long each stood still
 """

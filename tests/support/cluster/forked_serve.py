@@ -22,7 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 from common.nodes import Role
-from tests.support.cluster.templates import KERNELS, NODES, ROUTERS
+from tests.support.templates import KERNELS, NODES, ROUTERS
 
 FORKS = multiprocessing.get_context("forkserver")
 """Makes processes of no template, from one that ends with this process."""

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
+from tests.support import templates
 from tests.support.clocks.waiting import wait_until
-from tests.support.cluster import templates
 from tests.support.cluster.forked_serve import FORKS
 from tests.support.cluster.processes import is_alive
-from tests.support.cluster.templates import Template
+from tests.support.templates import Template
 from tests.unit.tree import ROOT
 
 IMPORTED = "wave"
 """A module that nothing else here imports."""
 OTHER = f"""
-from tests.support.cluster.templates import Template
+from tests.support.templates import Template
 template = Template(["{IMPORTED}"])
 print(template.listen(), flush=True)
 input()

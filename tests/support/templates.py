@@ -9,13 +9,14 @@ that has it.
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from multiprocessing import connection, reduction, resource_tracker
+from multiprocessing import reduction, resource_tracker
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ class Template:
         with self._lock:
             if not self.address:
                 listener = socket.socket(socket.AF_UNIX)
-                self.address = connection.arbitrary_address("AF_UNIX")
+                self.address = f"\0pdserve-{os.getpid()}-{secrets.token_hex(8)}"
                 listener.bind(self.address)
                 listener.listen()
                 start = threading.Thread(target=self._start_when_asked, args=(listener,))
@@ -64,8 +65,9 @@ class Template:
             status, of_child = os.pipe()
             for_child, data = os.pipe()
             # A fork forks nothing by itself, so what is in the place of its template means nothing.
-            own = [for_child, of_child, for_child, resource_tracker.getfd()]
-            reduction.sendfds(client, [*own, *fds])
+            tracker = resource_tracker.getfd()
+            assert tracker is not None
+            reduction.sendfds(client, [for_child, of_child, for_child, tracker, *fds])
             os.close(of_child)
             os.close(for_child)
         return status, data
