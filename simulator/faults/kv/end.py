@@ -105,11 +105,16 @@ class KVEnd:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transfer and no landing is open, and no memory waits for anybody."""
+        """Whether no transfer and no landing is open, and no block waits for a writer."""
         receiver = self.receiver
         is_busy = self.sender.num_transfers or receiver.num_landings
-        is_held = receiver.num_quarantined_blocks or (self.ring and not self.ring.is_idle)
-        return not is_busy and not is_held
+        return not is_busy and not receiver.num_quarantined_blocks
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether slots of the ring are lent: for a moment after transfers and landings are over,
+        which a node that leaves does not wait for."""
+        return self.ring is not None and not self.ring.is_idle
 
     # The contract.
 
