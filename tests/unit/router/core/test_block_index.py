@@ -205,9 +205,10 @@ def test_nodes_that_have_left_are_not_told_apart_before_all_of_theirs_is_swept()
     assert len(index.held(keys).runs) == 1
 
 
-def test_blocks_of_a_node_that_has_left_are_taken_out_in_bounded_pieces() -> None:
+@pytest.mark.parametrize("tier", Tier)
+def test_blocks_of_a_node_that_has_left_are_taken_out_in_bounded_pieces(tier: Tier) -> None:
     index = BlockIndex()
-    index.on_report(A, range(3 * SWEPT_AT_ONCE), [])
+    index.on_report(A, range(3 * SWEPT_AT_ONCE), [], tier)
     index.forget(A)
     assert len(index) == 2 * SWEPT_AT_ONCE
     index.on_report(B, [], [])
