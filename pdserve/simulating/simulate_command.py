@@ -106,7 +106,9 @@ def run_simulation(
             _say(wanted, out, None, "", num_histories=num_run)
             return True
         if not wanted.is_json:
-            print(f"seed {found.history.seed}: {found.wrong}", file=out)
+            history = found.history
+            where = f"seed {history.seed}, lane {history.shape.lane}"
+            print(f"{where}: {found.wrong}", file=out)
             print(f"{len(found.history)} requests and faults; it is shortened", file=out)
             out.flush()
         history, wrong = shortened(found.history, found.wrong, run)

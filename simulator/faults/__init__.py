@@ -12,7 +12,7 @@ streams       the stream of a router and a node: what gRPC over TCP does to mess
 between       what nodes have for each other, through a router
 beside        changes that an administrator asks a router for
 node/         a node whose process stops, freezes and restarts
-kv_wires      the real machines of `kv_transfer`, on connections that break
+kv/           the real machines of `kv_transfer`, on connections that break and memory that is late
 leases        the store's leases: pure
 hosts         the clock of each process, and which hosts reach which others
 contents      blocks of KV with contents, and the answers that follow from them: pure

@@ -19,7 +19,7 @@ from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
 from simulator.faults.history import BREAKING, CHANGES, AskedRequest, Fault, FaultKind, History
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.kv_wires import KVWires
+from simulator.faults.kv.wires import KVWires
 from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
@@ -61,7 +61,9 @@ class FaultyCluster:
         self.timeline = Timeline()
         self.paths = Paths()
         self.leases = Leases(shape.lease_s)
-        self.wires = KVWires(self.timeline, self.paths, shape.kv_message_s)
+        self.wires = KVWires(
+            *(self.timeline, self.paths, shape.kv_message_s), lane=shape.lane, seed=history.seed
+        )
         self.disk = Disk()
         self.lives: dict[Incarnation, FaultyNode] = {}
         self.nodes: dict[str, FaultyNode] = {}

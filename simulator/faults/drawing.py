@@ -17,7 +17,8 @@ from simulator.faults.history import (
     FaultKind,
     History,
 )
-from simulator.faults.shape import ROUTER, Shape, node_names, router_names
+from simulator.faults.kv.wires import INLINE_LANE
+from simulator.faults.shape import CARD_LANES, ROUTER, Shape, node_names, router_names
 
 MOST_FAULTS = 6
 MOST_CHANGES = 4
@@ -29,6 +30,7 @@ _LATER = (2.0, 4.0, 10.0, 30.0)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
+_LANES = (*("zmq",) * 6, *("rdma_read",) * 5, *("rdma",) * 5, "ipc", "ipc", "shm", "shm")
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
 
 
@@ -49,7 +51,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     their own: whatever is drawn of them, the rest of a seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
-    shape = _shape(rng, more, wishes)
+    shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
     unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
     requests = [
@@ -135,6 +137,12 @@ def _change(
     )
 
 
+def _on_a_lane(rng: random.Random, shape: Shape) -> Shape:
+    """Return the shape with the lane of its KV. On some of them caches are on cards."""
+    lane = rng.choice(_LANES)
+    return replace(shape, lane=lane, is_staged=shape.is_staged and lane not in CARD_LANES)
+
+
 def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
     is_mixed = wishes.num_prefill is None and rng.random() < 0.1
     num_prefill = rng.choice((1, 1, 2)) if wishes.num_prefill is None else wishes.num_prefill
@@ -149,6 +157,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         num_host_blocks = more.choice((8, 12)) if num_disk_blocks else num_host_blocks
     return Shape(
         num_routers=more.choice((1, 1, 2)),
+        lane=INLINE_LANE,
         num_prefill=0 if is_mixed else num_prefill,
         num_decode=0 if is_mixed else num_decode,
         num_mixed=num_mixed,

@@ -12,7 +12,7 @@ from typing import Any
 from common.errors import ConfigError
 from simulator.faults.shape import ROUTER, Shape, node_names, problems_of, router_names
 
-FORMAT = 2
+FORMAT = 3
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 STORE = "store"
 

@@ -22,6 +22,9 @@ MOST_ROUTERS = 4
 MOST_NODES = 16
 MOST_BLOCKS = 4096
 NUM_DRAFTS = 3
+LANES = ("zmq", "rdma", "rdma_read", "ipc", "shm")
+CARD_LANES = ("rdma_read", "ipc")
+"""Lanes of caches that are on cards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +34,12 @@ class Shape:
     Latencies are in seconds, one way; `lease_s` is that of a node, `kv_lease_s` that of an idle
     reservation. With `keeps_prefixes` host memory holds prefixes too; with
     `is_warmed` a node that starts pulls what others have cached. A node that drains gives what runs
-    on it `drain_s` to finish. With `is_staged` steps read other memory than transfers write, as on
-    a GPU, and copies are made beside the steps.
+    on it `drain_s` to finish. KV travels on `lane`. With `is_staged` steps read other memory than
+    transfers write, as on a GPU, and copies are made beside the steps.
     """
 
     num_routers: int
+    lane: str
     num_prefill: int
     num_decode: int
     num_mixed: int
@@ -121,6 +125,12 @@ def problems_of(shape: Shape) -> list[str]:
         wrong.append(f"wanted 2 to {MOST_BLOCKS} blocks, and no more on the host")
     if min(shape.message_s, shape.kv_message_s, shape.step_s) <= 0:
         wrong.append("message_s, kv_message_s and step_s: wanted more than 0")
+    if shape.lane not in LANES:
+        wrong.append(f"lane is {shape.lane!r}: wanted one of {', '.join(LANES)}")
+    if shape.lane in CARD_LANES and shape.is_staged:
+        wrong.append(
+            f"lane {shape.lane} reads and writes the memory of steps: wanted is_staged false"
+        )
     names = {name.rpartition("-")[0] for name in node_names(shape)}
     for role in sorted(names):
         wrong += [problem.text for problem in config_of(shape, Role(role)).problems()]

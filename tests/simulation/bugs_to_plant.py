@@ -20,6 +20,8 @@ class Bug(NamedTuple):
     faults: tuple[FaultKind, ...] = ()
 
 
+_BROKEN = (FaultKind.LOSS, FaultKind.REPEAT, FaultKind.PARTITION, FaultKind.CRASH)
+
 ROUTER = [
     Bug(
         "a chunk of tokens is emitted twice",
@@ -330,4 +332,46 @@ KV = [
     ),
 ]
 
-BUGS = [*ROUTER, *NODE, *ENGINE, *KV]
+LANES = [
+    Bug(
+        "slots into which a read has failed are lent again before its address is removed",
+        "kv_transfer.lanes.rdma.read_fences",
+        "        if address not in (self._present, self._leaving):\n            return True",
+        "        if address not in ():\n            return True",
+        _BROKEN,
+    ),
+    Bug(
+        "a report on another connection than the one that was written on frees blocks",
+        "kv_transfer.receiving.quarantine",
+        "        if entry is None or entry.session != session:\n",
+        "        if entry is None:\n",
+        _BROKEN,
+    ),
+    Bug(
+        "a landing that was written on a broken connection goes on over another one",
+        "kv_transfer.receiving.machine",
+        "            landing.may_be_written or (will_be_written and is_copied)\n",
+        "            will_be_written and is_copied\n",
+        _BROKEN,
+    ),
+    Bug(
+        "blocks of a landing that was given up are freed while a copy writes them",
+        "kv_transfer.receiving.landings",
+        "        if self._copies.is_under_way(_lease(landing)):\n            self._copies.hold",
+        "        if self._copies.is_under_way((0, 0)):\n            self._copies.hold",
+    ),
+    Bug(
+        "blocks that a sender writes by itself are freed at once when it is given up",
+        "kv_transfer.receiving.landings",
+        "        if landing.may_be_written and session is not None:\n",
+        "        if landing.may_be_written and session is None:\n",
+    ),
+    Bug(
+        "a sender reports that it writes no more before its last write has ended",
+        "kv_transfer.sending.link",
+        "        return [SendToPeer(self.peer, abort, is_behind_writes=True)]",
+        "        return [SendToPeer(self.peer, abort)]",
+    ),
+]
+
+BUGS = [*ROUTER, *NODE, *ENGINE, *KV, *LANES]

@@ -39,7 +39,8 @@ from kv_transfer.shared.lanes import ONE_SIDED_LANES
 from kv_transfer.shared.limits import Limits
 from kv_transfer.wire import frames
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.kv_wires import INLINE_LANE, KVEnd, KVWires
+from simulator.faults.kv.end import KVEnd
+from simulator.faults.kv.wires import INLINE_LANE, KVWires
 from simulator.timeline import Timeline
 from tests.support.engine.hash_runner import HashRunner
 
@@ -285,7 +286,7 @@ class ScriptedEnd(KVEnd):
             return
         self.receiver.sessions.drop(name)
         if self._moving is None:
-            self._perform(self.receiver.on_tick(self.clock.now_s()))
+            self.perform(self.receiver.on_tick(self.clock.now_s()))
         moving, self._moving = self._moving, None
         if moving is not None:  # otherwise it moves, and waits for others that write
             super()._move(moving)
@@ -301,7 +302,7 @@ class ScriptedEnd(KVEnd):
         for token, transfer in list(self.transfers.items()):
             if transfer.ticket.decode_node == peer:
                 self._end_unopened(token, error)
-        self._perform(self.sender.on_peer_failed(Peer(peer.node_id, peer), error, now_s))
+        self.perform(self.sender.on_peer_failed(Peer(peer.node_id, peer), error, now_s))
         self.lose_sender(peer)
 
     def lose_sender(self, peer: Incarnation) -> None:
@@ -310,7 +311,7 @@ class ScriptedEnd(KVEnd):
         for session in self.receiver.sessions.all():
             if session.sender == peer:
                 self.receiver.sessions.drop(session.id)
-        self._perform(self.receiver.landings.fail_all(peer, HandoffStep.FAIL, error))
+        self.perform(self.receiver.landings.fail_all(peer, HandoffStep.FAIL, error))
 
     def check_pushed(self) -> None:
         """Raise `AssertionError` when a piece has changed since it was pushed."""

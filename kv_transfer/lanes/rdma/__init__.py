@@ -5,6 +5,7 @@ aliases          other addresses for the same memory, for slabs that were fenced
 registered_pool  a receiver's pool: the keys and the present address of each slab, fences
 rdma_lane        between pools in host memory: what is agreed on, targets of writes
 read_lane        between pools on cards: what is read out of a sender's ring
+ring_reads       pure: the reads under way from each sender, and those that failed
 read_fences      pure: when the slots that a read failed into are free
 peer_batches     the thread that writes to one peer or reads from it, in batches
 mooncake_engine  Mooncake's Transfer Engine: the only importer of it

@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,8 +39,9 @@ from kv_transfer.lanes.rdma.rdma_lane import (
     MAX_NAME_BYTES,
     unpacked,
 )
-from kv_transfer.lanes.rdma.read_fences import ReadFences, Step
+from kv_transfer.lanes.rdma.read_fences import Step
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
+from kv_transfer.lanes.rdma.ring_reads import RingReads, Source
 from kv_transfer.lanes.rdma.slabs import PlacedPool, RingPart, SlabbedPool, ranges_of
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
@@ -78,12 +78,10 @@ class _Rest:
 
 
 @dataclass(eq=False, slots=True)
-class _Source:
-    """A session's sender; `error`: reading from it failed. `pending` are its reads, in order."""
+class _Source(Source[Write]):
+    """A session's sender."""
 
-    ring: _Ring
-    pending: deque[Write] = field(default_factory=deque)
-    error: HandoffFailed | None = None
+    ring: _Ring = field(kw_only=True)
 
 
 class RdmaReadLane:
@@ -118,11 +116,10 @@ class RdmaReadLane:
             raise
         place = [ring.memory.address, shape.num_blocks, num_sending]
         self._offer: bytes = msgpack.packb([VERSION, engine.name, *place])
-        self._fences: ReadFences[Write] = ReadFences()
+        self._reads: RingReads[Write] = RingReads()
         self._source_of: dict[bytes, tuple[_Source, PeerBatches[Write]]] = {}
         self._leaving: list[PeerBatches[Write]] = []
         self._resting: dict[str, _Rest] = {}
-        self._error_of: dict[Write, HandoffFailed] = {}
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._unfit: list[Copied] = []
@@ -158,7 +155,7 @@ class RdmaReadLane:
         if len(self._source_of) + len(self._leaving) >= MAX_READERS:
             return None
         self._leave(session, PeerBatches.end)  # An earlier one's reads may still be under way.
-        source = _Source(ring)
+        source = _Source(ring=ring)
         batches: PeerBatches[Write] = PeerBatches(
             self._engine,
             ring.engine_name,
@@ -187,8 +184,7 @@ class RdmaReadLane:
             self._wake()
             return
         mine = LayerChunk(write.data.layer, as_blocks(write.data.ordinals), slots)
-        self._fences.begin(write)
-        source.pending.append(write)
+        self._reads.begin(source, write)
         batches.add(ranges_of(mine, there, self._landing.placed, source.ring.place))
         batches.tell_after(write)
 
@@ -212,9 +208,7 @@ class RdmaReadLane:
         copied, self._unfit = self._unfit, []
         for source, outcome in ended:
             if isinstance(outcome, Copied):
-                # One that failed first is not heard any more.
-                assert source.pending.popleft() is outcome.write, "reads end in their order"
-                self._fences.end(outcome.write)
+                self._reads.end(source, outcome.write)
                 copied.append(outcome)
             else:
                 copied += self._fail(source, outcome)
@@ -222,27 +216,21 @@ class RdmaReadLane:
 
     def _fail(self, source: _Source, error: HandoffFailed) -> list[Copied]:
         """Give a sender up; return those of its reads that can reach nothing any more."""
-        source.error = error
         span_s = self._rest(source.ring.engine_name)
         what = f"RDMA with {source.ring.engine_name}"
         logger.warning("%s failed, not used for %g s: %s", what, span_s, error)
-        reads = list(source.pending)
-        source.pending.clear()
-        free = [write for write in reads if self._fences.fail(write)]
-        self._error_of |= dict.fromkeys(set(reads).difference(free), error)
-        return [Copied(write, error=error) for write in free]
+        return [Copied(write, error=why) for write, why in self._reads.fail(source, error)]
 
     def _fence(self) -> list[Copied]:
         """Do what is due to reads that failed; return those whose slots are free now."""
         copied: list[Copied] = []
-        while (step := self._fences.next_step()) is not None:
+        while (step := self._reads.next_step()) is not None:
             if step is Step.MOVE:
                 self._landing.move(_THE_SLAB)
-                self._fences.moved(is_beside=self._landing.is_writable)
+                self._reads.moved(is_beside=self._landing.is_writable)
             else:
                 self._landing.fence(_THE_SLAB)
-                free = self._fences.fenced()
-                copied += [Copied(write, error=self._error_of.pop(write)) for write in free]
+                copied += [Copied(write, error=why) for write, why in self._reads.fenced()]
         return copied
 
     def drop(self, session: bytes) -> None:

@@ -27,7 +27,8 @@ from node.life.possible_roles import NODE_ROLES, refused_roles
 from node.life.request_path import WARM_WISH_S
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
 from simulator.faults.hosts import ProcessClock
-from simulator.faults.kv_wires import KVEnd, KVWires
+from simulator.faults.kv.end import KVEnd
+from simulator.faults.kv.wires import KVWires
 from simulator.faults.node.copies import LateCopies
 from simulator.faults.node.disk import Disk, NodeDisk
 from simulator.faults.node.life import LifeStore, NodeLife
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from simulator.faults.streams import NodeLink
 
 _PIECES_PER_WINDOW = 12
+_BLOCKS_PER_SLAB = 6
 COMPUTE_S = 20e-3
 """Seconds that a token of a prompt is expected to take, where a pull is thought of: pulls pay."""
 
@@ -83,7 +85,10 @@ class _Wires:
         pool, layout = self.scheduler.pool, layout_of(self.scheduler.limits.block_size)
         window = _PIECES_PER_WINDOW * 2 * layout.piece_bytes
         limits = Limits(window_bytes=window, max_frame_bytes=window // 2)
-        end = KVEnd(node, self.clock, self.wires, layout, self.memory, pool, limits, on_event)
+        end = KVEnd(
+            *(node, self.clock, self.wires, layout, self.memory, pool, limits, on_event),
+            blocks_per_slab=_BLOCKS_PER_SLAB,
+        )
         self.end.append(end)
         return end
 

@@ -51,6 +51,7 @@ def a_shape() -> Shape:
         drain_s=1.0,
         message_s=1e-3,
         kv_message_s=1e-3,
+        lane="zmq",
         step_s=10e-3,
     )
 

@@ -1,0 +1,74 @@
+"""Bytes that follow their header, or that the receiver copies out of the sender's pool.
+
+What follows a header is read from the sender's blocks when it arrives, as late as a zero-copy send
+may be. A pool that is shared with the receiver is read at some moment of the copy, and can be read
+after its process has died. A checksum is modelled by comparing with what was sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kv_transfer.receiving.effects import Write
+from kv_transfer.sending.effects import SendChunk
+from kv_transfer.shared.block_arrays import run_lengths
+from kv_transfer.shared.lanes import PULLING_LANES
+from simulator.faults.contents import Numbers
+from simulator.faults.kv.moving import data_of
+from simulator.faults.kv.wires import Parcel
+
+if TYPE_CHECKING:
+    from simulator.faults.kv.end import KVEnd
+
+
+class CopiedBlocks:
+    """Both ends, in one node."""
+
+    def __init__(self, end: KVEnd) -> None:
+        self._end = end
+
+    def send(self, effect: SendChunk, lane: str) -> None:
+        """Send a chunk whose transfer goes on."""
+        chunk = effect.chunk
+        blocks: list[int] = chunk.source_blocks.tolist()
+        is_pulled = lane in PULLING_LANES
+        data = data_of(
+            effect,
+            runs=() if is_pulled else run_lengths(chunk.source_blocks).tolist(),
+            source_blocks=blocks if is_pulled else (),
+            is_summed=True,
+        )
+        values = self._end.memory.read(chunk.layer, blocks)
+        self._end.send(effect.peer, Parcel(data, blocks, values))
+
+    def write(self, write: Write, parcel: Parcel, source: KVEnd) -> None:
+        """Copy and verify what has arrived."""
+        end = self._end
+        if not end.receiver.may_write(write):
+            end.perform(end.receiver.on_unwritten(write))
+            return
+        if write.lane not in PULLING_LANES:
+            values = source.bytes_of(parcel, write.data.layer)
+            self._put(write, values)
+            self._record(write, parcel, source, values)
+            return
+        copied: list[Numbers] = []
+
+        def put(values: Numbers) -> bool:
+            copied.append(values)
+            return self._put(write, values)
+
+        end.flights.begin(
+            *(end, end, end),
+            take=lambda: source.memory.read(write.data.layer, parcel.blocks),
+            put=put,
+            on_done=lambda _: self._record(write, parcel, source, copied[0]),
+        )
+
+    def _put(self, write: Write, values: Numbers) -> bool:
+        self._end.put(write.data.layer, write.target_blocks.tolist(), values)
+        return True
+
+    def _record(self, write: Write, parcel: Parcel, source: KVEnd, values: Numbers) -> None:
+        damaged = self._end.damaged_in(write, parcel, source, values)
+        self._end.record(write, parcel, damaged)

@@ -1,0 +1,382 @@
+"""One node's connector: its sender and its receiver, which are real, and what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from common.errors import InternalError
+from common.ids import Incarnation
+from common.kv.kv_layout import KVLayout
+from engine.core.blocks.block_pool import BlockPool, BlockUse
+from kv_transfer.contract import (
+    Commit,
+    KVEvent,
+    Landed,
+    LandingFailed,
+    OnEvent,
+    Released,
+    Ticket,
+    TransferEnded,
+)
+from kv_transfer.receiving.effects import (
+    Fence,
+    MoveSlab,
+    OpenLane,
+    ReceiverEffect,
+    SendBack,
+    Write,
+)
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.sending.effects import (
+    Connect,
+    Disconnect,
+    SayHello,
+    SendChunk,
+    SenderEffect,
+    SendToPeer,
+    TakeLane,
+)
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.shared.lanes import LANES_BY_SPEED, ONE_SIDED_LANES, POOL_ONLY_LANES, VERIFY_AUTO
+from kv_transfer.shared.limits import MAX_WAIT_S, Limits
+from kv_transfer.wire import frames
+from simulator.faults.contents import KVMemory, Numbers
+from simulator.faults.hosts import ProcessClock
+from simulator.faults.kv.copies import CopiedBlocks
+from simulator.faults.kv.moving import SentPieces, data_of
+from simulator.faults.kv.ring import RingOfSlots
+from simulator.faults.kv.wires import INLINE_LANE, Connection, KVWires, Parcel
+from simulator.faults.kv.written import WrittenBlocks
+
+LEAST_WAIT_S = 1e-4
+WRITABLE = (BlockUse.RECEIVING, BlockUse.QUARANTINED)
+_RING_SHARE = 2
+"""A ring has a part of the slots that it really has, so that frames wait for slots."""
+
+
+class KVEnd:
+    """One node's connector, with the seven methods of `kv_transfer.contract.KVConnector`.
+
+    `blocks_per_slab`: see `Receiver`. Raises `InternalError` where memory is written that it must
+    not be, or what lands is not what was sent.
+    """
+
+    def __init__(
+        self,
+        me: Incarnation,
+        clock: ProcessClock,
+        wires: KVWires,
+        layout: KVLayout,
+        memory: KVMemory,
+        pool: BlockPool,
+        limits: Limits,
+        on_event: OnEvent,
+        *,
+        blocks_per_slab: int | None = None,
+    ) -> None:
+        self.me = me
+        self.clock = clock
+        self.wires = wires
+        self.flights = wires.flights
+        self.memory = memory
+        self._piece_bytes = layout.piece_bytes
+        self._pool = pool
+        self._on_event = on_event
+        self.sender = Sender(me, layout, limits, pool.num_blocks, memory.num_host_blocks)
+        slab = blocks_per_slab or pool.num_blocks
+        self.receiver = Receiver(
+            me, layout, limits, num_blocks=pool.num_blocks, blocks_per_slab=slab
+        )
+        self._copied = CopiedBlocks(self)
+        self.written = WrittenBlocks(self, pool.num_blocks, slab)
+        self.ring: RingOfSlots | None = None
+        if wires.lane == "rdma_read":
+            num_slots = limits.ring_slots(layout) // _RING_SHARE
+            self.ring = RingOfSlots(self, num_slots, layout.block_size)
+        self._sent_here = SentPieces(memory)
+        self._connections: dict[Peer, Connection] = {}
+        self._open: set[int] = set()
+        self.sent: dict[int, set[int]] = {}
+        """The blocks that were pushed, by the lease token of each transfer that has not ended."""
+        self._tick_at_s = float("inf")
+        wires.join(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transfer and no landing is open, and no memory waits for anybody."""
+        receiver = self.receiver
+        is_busy = self.sender.num_transfers or receiver.num_landings
+        is_held = receiver.num_quarantined_blocks or (self.ring and not self.ring.is_idle)
+        return not is_busy and not is_held
+
+    # The contract.
+
+    def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
+        """Open a landing."""
+        self.receiver.on_expect(ticket, sender_deadline_s, self.clock.now_s())
+        self._look_at_time()
+
+    def revoke(self, lease_token: int) -> None:
+        """Close a landing."""
+        self.perform(self.receiver.on_revoke(lease_token))
+
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
+        """Begin a transfer."""
+        self._open.add(ticket.lease_token)
+        now_s = self.clock.now_s()
+        self.perform(self.sender.on_open(ticket, deadline_s, now_s, priority))
+
+    def push(
+        self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> None:
+        """Send one layer of blocks."""
+        if lease_token in self.sender.link_of:
+            self.sent.setdefault(lease_token, set()).update(source_blocks)
+        self.perform(self.sender.on_push(lease_token, layer, ordinals, source_blocks))
+
+    def commit(self, lease_token: int, commit: Commit) -> None:
+        """End a transfer whose blocks were all pushed."""
+        self.perform(self.sender.on_commit(lease_token, commit))
+
+    def abort(self, lease_token: int) -> None:
+        """Abort a transfer."""
+        self.perform(self.sender.on_abort(lease_token))
+
+    def close(self) -> None:
+        """End all transfers and landings. A process that dies does not do it."""
+        self.perform(self.sender.on_close(self.clock.now_s()))
+        self.perform(self.receiver.on_close())
+
+    # Events.
+
+    def on_parcel(self, session: bytes, parcel: Parcel, source: KVEnd) -> None:
+        """Take a frame of another node."""
+        frame, sizes = parcel.frame, []
+        if isinstance(frame, frames.Data):
+            sizes = [n * self._piece_bytes for n in frame.runs for _ in "kv"]
+        effects = self.receiver.on_frame(session, frame, sizes, self.clock.now_s())
+        for write in [one for one in effects if isinstance(one, Write)]:
+            self._write(write, parcel, source)
+        self.perform(one for one in effects if not isinstance(one, Write))
+
+    def on_answer(self, connection: Connection, session: bytes, frame: frames.Frame) -> None:
+        """Take a frame back; one of a connection that was closed is dropped."""
+        peer = connection.peer
+        if self._connections.get(peer) is connection and connection.session == session:
+            if isinstance(frame, frames.Ack) and self.ring is not None:
+                self.ring.frames.acknowledge(peer, frame.consumed)
+            self.perform(self.sender.on_frame(peer, frame, self.clock.now_s()))
+
+    def lose_link(self, peer: Peer) -> None:
+        """Close a connection whose lane has failed, or that is to have another lane."""
+        self._disconnect(peer)
+        self.perform(self.sender.on_link_lost(peer, self.clock.now_s()))
+
+    def wake(self) -> None:
+        """Look at the time, which has jumped."""
+        self._tick()
+
+    # What moves bytes asks for.
+
+    def send(self, peer: Peer, parcel: Parcel) -> None:
+        """Send a frame on the connection to `peer`, if there is one."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            self.wires.send(connection, parcel)
+
+    def send_without_bytes(self, effect: SendChunk) -> None:
+        """Send the header of a chunk whose transfer is over; DATA is numbered."""
+        abort = frames.Abort(effect.lease_token, effect.generation)
+        self._send_in_order(effect.peer.main, abort)
+        self._send_in_order(effect.peer, data_of(effect))
+
+    def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
+        """Write blocks. Raises `InternalError` where they may have been used again."""
+        for block in blocks:
+            if self._pool.use_of(block) not in WRITABLE:
+                raise InternalError(f"{self.me} lets block {block} be written that it may reuse")
+        self.memory.put(layer, blocks, values)
+
+    def bytes_of(self, parcel: Parcel, layer: int) -> Numbers:
+        """Return the bytes behind a header that this node sent, as they are when they arrive."""
+        assert parcel.values is not None, "DATA has values"
+        if not self.clock.is_alive:
+            return parcel.values
+        if parcel.is_in_ring:
+            return self.slots_at(parcel.blocks)
+        return self.memory.read(layer, parcel.blocks)
+
+    def slots_at(self, slots: Sequence[int]) -> Numbers:
+        """Return what slots of the ring hold."""
+        assert self.ring is not None, "only slots of a ring are named"
+        return self.ring.slots[list(slots)]
+
+    def damaged_in(
+        self, write: Write, parcel: Parcel, source: KVEnd, values: Numbers
+    ) -> frozenset[int]:
+        """Return the ordinals of blocks that are not what was sent.
+
+        Raises `InternalError` where the sender has changed what it still sends.
+        """
+        sent = parcel.values
+        assert sent is not None, "DATA has values"
+        is_wrong = (values != sent).any(axis=1).tolist()
+        found = zip(write.data.ordinals, is_wrong, strict=True)
+        wrong = frozenset(ordinal for ordinal, is_bad in found if is_bad)
+        if wrong and source.clock.is_alive and source.sender.is_sending(write.data.lease_token):
+            raise InternalError(f"{source.me} changed blocks that it sends to {self.me}")
+        return wrong
+
+    def record(self, write: Write, parcel: Parcel, damaged: frozenset[int]) -> None:
+        """Tell the receiver that a write is in the pool."""
+        assert parcel.values is not None, "DATA has values"
+        if self.receiver.may_write(write):
+            self._sent_here.add(write, parcel.values, damaged)
+        if damaged:
+            self.perform(self.receiver.on_corrupt(write, damaged, "changed"))
+        else:
+            self.perform(self.receiver.on_written(write))
+
+    def perform(self, effects: Iterable[SenderEffect | ReceiverEffect]) -> None:
+        """Do what a machine asks for, in order."""
+        for effect in effects:
+            match effect:
+                case Emit(event):
+                    self._emit(event)
+                case SendChunk():
+                    self._send_chunk(effect)
+                case SendToPeer(peer, frame, is_behind_writes):
+                    if is_behind_writes:
+                        self._send_in_order(peer, frame)
+                    else:
+                        self.send(peer, Parcel(frame))
+                case SendBack(session, frame):
+                    self.wires.send_back(session, frame)
+                case Connect(peer):
+                    self._disconnect(peer)
+                    self._connections[peer] = self.wires.connect(self, peer)
+                case Disconnect(peer):
+                    self._disconnect(peer)
+                case SayHello(peer):
+                    hello = self.sender.hello(peer, self._offers(peer), VERIFY_AUTO)
+                    self.send(peer, Parcel(hello))
+                case TakeLane(peer, lane, reply) if peer in self._connections:
+                    self._connections[peer].lane = lane
+                    if lane in ONE_SIDED_LANES:
+                        self.written.accept(peer, reply)
+                case OpenLane(session, offers):
+                    self._open_lane(session, offers)
+                case MoveSlab():
+                    self._move(effect)
+                case Fence(_, slab):
+                    self.written.fence(slab)
+                    self.perform(self.receiver.on_fenced(self.clock.now_s()))
+                case _:
+                    pass
+        self._look_at_time()
+
+    # Inside.
+
+    def _emit(self, event: KVEvent) -> None:
+        match event:
+            case TransferEnded(token):
+                self.sent.pop(token, None)
+                self._open.discard(token)
+                if self.ring is not None:
+                    self.ring.frames.on_ended(token)
+            case Landed(token):
+                self._sent_here.check(self.me, token)
+                self._sent_here.forget(token)
+            case LandingFailed(token) | Released(token):
+                self._sent_here.forget(token)
+        self._on_event(event)
+
+    def _offers(self, peer: Peer) -> dict[str, bytes]:
+        lane = self.wires.lane
+        is_withheld = lane in ONE_SIDED_LANES and not self.written.may_offer(peer)
+        return dict.fromkeys((INLINE_LANE,) if is_withheld else (lane, INLINE_LANE), b"")
+
+    def _open_lane(self, session: bytes, offers: Iterable[str]) -> None:
+        """Choose the fastest lane; slots are not read from a node where that failed lately."""
+        known, refused = self.receiver.sessions.get(session), ""
+        if self.ring is not None and known is not None and not self.ring.may_read(known.sender):
+            refused = self.wires.lane
+        lane = min((one for one in offers if one != refused), key=LANES_BY_SPEED.index)
+        reply = self.written.reply() if lane in ONE_SIDED_LANES else b""
+        self.perform(self.receiver.on_lane(session, lane, reply))
+
+    def _move(self, move: MoveSlab) -> None:
+        """Let a slab be written under a further address."""
+        reply = self.written.move(move.slab)
+        self.perform(self.receiver.on_moved(move.lane, reply, self.clock.now_s()))
+
+    def _disconnect(self, peer: Peer) -> None:
+        connection = self._connections.pop(peer, None)
+        if self.ring is not None:
+            self.ring.frames.drop(peer, self._open)
+        if connection is not None:
+            self.written.forget(peer)
+            self.wires.close(connection)
+
+    def _send_in_order(self, peer: Peer, frame: frames.Frame) -> None:
+        """Send a frame, where the peer is written to after all writes before it."""
+        connection = self._connections.get(peer)
+        if connection is not None and connection.lane in ONE_SIDED_LANES:
+            self.written.send_after(peer, Parcel(frame))
+        else:
+            self.send(peer, Parcel(frame))
+
+    def _send_chunk(self, effect: SendChunk) -> None:
+        connection = self._connections.get(effect.peer)
+        if connection is None:
+            return
+        lane = connection.lane
+        is_in_pool = int(effect.chunk.source_blocks[0]) < self._pool.num_blocks
+        if not is_in_pool and lane in POOL_ONLY_LANES:
+            self.perform(self.sender.on_abort(effect.lease_token))
+        if self.ring is not None:
+            self.ring.send(effect, lane, is_in_pool=is_in_pool)
+        elif not self.sender.is_sending(effect.lease_token):
+            self.send_without_bytes(effect)
+        elif lane in ONE_SIDED_LANES:
+            self.written.send(effect)
+        else:
+            self._copied.send(effect, lane)
+
+    def _write(self, write: Write, parcel: Parcel, source: KVEnd) -> None:
+        if write.lane in ONE_SIDED_LANES:
+            if self.receiver.may_write(write):
+                self.record(write, parcel, frozenset())
+            else:
+                self.perform(self.receiver.on_unwritten(write))
+        elif self.ring is not None:
+            self.ring.write(write, parcel, source)
+        else:
+            self._copied.write(write, parcel, source)
+
+    def _look_at_time(self) -> None:
+        """Tick when the next deadline passes, and each second, as the connector's thread does."""
+        ends = (self.sender.next_deadline_s(), self.receiver.next_deadline_s())
+        due_s = min((at_s for at_s in ends if at_s is not None), default=None)
+        if due_s is None:
+            return
+        now_s = self.clock.now_s()
+        due_s = min(max(due_s, now_s + LEAST_WAIT_S), now_s + MAX_WAIT_S)
+        if due_s < self._tick_at_s:
+            self._tick_at_s = due_s
+            self.clock.at(due_s, partial(self._tick_due, due_s))
+
+    def _tick_due(self, due_s: float) -> None:
+        if due_s == self._tick_at_s:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._tick_at_s = float("inf")
+        now_s = self.clock.now_s()
+        for peer in self.written.take_offered_again():
+            if peer in self._connections:
+                self.lose_link(peer)
+        self.perform(self.receiver.on_tick(now_s))
+        self.perform(self.sender.on_tick(now_s))

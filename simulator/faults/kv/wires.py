@@ -1,0 +1,163 @@
+"""Connections between nodes, which break.
+
+A connection is a socket of ZMQ to an address. It keeps its order, waits while its path is cut, and
+waits for a process at its address. When it breaks, the socket connects again by itself: what was on
+its way is lost, and the receiver takes what follows for a session of its own. Nobody is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from common.ids import Incarnation
+from kv_transfer.shared.effects import Peer
+from kv_transfer.wire import frames
+from simulator.faults.contents import Numbers
+from simulator.faults.hosts import Paths
+from simulator.faults.kv.flights import Flights
+from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from simulator.faults.kv.end import KVEnd
+
+INLINE_LANE = "zmq"
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A frame on its way. DATA with bytes has the blocks that they are in, or, with `is_in_ring`,
+    the slots; and what these held when it was sent."""
+
+    frame: frames.Frame
+    blocks: Sequence[int] = ()
+    values: Numbers | None = None
+    is_in_ring: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One socket of a sender. `session` is another one after each break."""
+
+    peer: Peer
+    source: KVEnd
+    session: bytes
+    there: deque[tuple[bytes, Parcel]] = field(default_factory=deque)
+    back: deque[tuple[bytes, frames.Frame]] = field(default_factory=deque)
+    lane: str = ""
+
+
+class KVWires:
+    """All connections between nodes; `ends` are the living nodes by address.
+
+    Nodes offer `lane`, and where it fails `INLINE_LANE`. `seed` is that of when memory is reached.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        paths: Paths,
+        latency_s: float,
+        *,
+        lane: str = INLINE_LANE,
+        seed: int = 0,
+    ) -> None:
+        self.lane = lane
+        self.flights = Flights(timeline, paths, latency_s, seed)
+        self._timeline = timeline
+        self._paths = paths
+        self._latency_s = latency_s
+        self._sessions = count(1)
+        self.ends: dict[str, KVEnd] = {}
+        self._end_of: dict[Incarnation, KVEnd] = {}
+        self._connections: list[Connection] = []
+
+    def join(self, end: KVEnd) -> None:
+        """Have a node listen at its address."""
+        self.ends[end.me.node_id] = self._end_of[end.me] = end
+        self.flush()
+
+    def end_of(self, me: Incarnation) -> KVEnd:
+        """Return the connector of a process, which may be dead."""
+        return self._end_of[me]
+
+    def leave(self, end: KVEnd) -> None:
+        """Break everything of a node that is dead."""
+        if self.ends.get(end.me.node_id) is end:
+            del self.ends[end.me.node_id]
+        self._connections = [one for one in self._connections if one.source is not end]
+        for one in self._connections:
+            if one.peer.endpoint == end.me.node_id:
+                self._break(one)
+
+    def break_between(self, first: str, second: str, *, arrives: bool) -> None:
+        """Break the connections between two nodes; with `arrives` what was sent is read first."""
+        for one in list(self._connections):
+            if {one.source.me.node_id, one.peer.endpoint} == {first, second}:
+                if arrives:
+                    while one.there and self._arrive(one):
+                        pass
+                self._break(one)
+        self.flights.break_between(first, second)
+
+    def flush(self) -> None:
+        """Let what waits go on: a path is open again, or somebody listens again."""
+        for one in self._connections:
+            for _ in one.there:
+                self._timeline.after(self._latency_s, partial(self._arrive, one))
+            for _ in one.back:
+                self._timeline.after(self._latency_s, partial(self._arrive_back, one))
+        self.flights.flush()
+
+    def connect(self, source: KVEnd, peer: Peer) -> Connection:
+        """Return a new connection."""
+        connection = Connection(peer, source, self._new_session())
+        self._connections.append(connection)
+        return connection
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection; what was not read is lost."""
+        connection.there.clear()
+        self._connections.remove(connection)
+
+    def send(self, connection: Connection, parcel: Parcel) -> None:
+        """Send a frame to the address of the connection's peer."""
+        connection.there.append((connection.session, parcel))
+        self._timeline.after(self._latency_s, partial(self._arrive, connection))
+
+    def send_back(self, session: bytes, frame: frames.Frame) -> None:
+        """Send a frame back on a session; it is lost if that is over."""
+        for one in self._connections:
+            if one.session == session:
+                one.back.append((session, frame))
+                self._timeline.after(self._latency_s, partial(self._arrive_back, one))
+
+    def _new_session(self) -> bytes:
+        return b"%d" % next(self._sessions)
+
+    def _break(self, connection: Connection) -> None:
+        connection.there.clear()
+        connection.back.clear()
+        connection.session = self._new_session()
+
+    def _arrive(self, connection: Connection) -> bool:
+        target = self.ends.get(connection.peer.endpoint)
+        source = connection.source
+        if target is None or not connection.there:
+            return False
+        if not self._paths.is_open(source.me.node_id, target.me.node_id):
+            return False
+        session, parcel = connection.there.popleft()
+        target.clock.run(partial(target.on_parcel, session, parcel, source))
+        return True
+
+    def _arrive_back(self, connection: Connection) -> None:
+        names = connection.peer.endpoint, connection.source.me.node_id
+        if connection.back and self._paths.is_open(*names):
+            session, frame = connection.back.popleft()
+            source = connection.source
+            source.clock.run(partial(source.on_answer, connection, session, frame))
