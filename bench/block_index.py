@@ -2,6 +2,7 @@
 
 Nodes hold the beginnings of prompts of 1,000 blocks, of lengths of their own. Times are medians.
 
+    keys_us         the keys of such a prompt out of its hashes, once for each prompt
     held_us         who holds how much of a prompt of 1,000 blocks, 1,000 nodes, in their pools
     held_below_us   the same where the last third of it is in host memory
     held_alike_us   the same where one system prompt is on every node and nothing else is alike
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from itertools import cycle
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, block_key
+from common.kv.blocks import BlockHash, BlockKey, block_keys
 from common.kv.tiers import Tier
 from node.control.block_reports import MAX_REPORTED, BlockReports, CachedBlocks
 from router.core.known.block_index import BlockIndex
@@ -49,15 +50,17 @@ def median_us(work: Callable[[], object]) -> float:
 
 
 def held_by(
-    nodes: list[Incarnation], asked: list[BlockHash], depths: list[int], pool_share: float = 1.0
+    nodes: list[Incarnation],
+    asked: tuple[BlockKey, ...],
+    depths: list[int],
+    pool_share: float = 1.0,
 ) -> BlockIndex:
     """Return an index in which each node holds the beginning of a prompt, so much in its pool."""
     index = BlockIndex()
     for node, depth in zip(nodes, depths, strict=True):
-        keys = [block_key(one) for one in asked[:depth]]
         num_in_pool = round(depth * pool_share)
-        index.on_report(node, keys[:num_in_pool], ())
-        index.on_report(node, keys[num_in_pool:], (), Tier.HOST)
+        index.on_report(node, asked[:num_in_pool], ())
+        index.on_report(node, asked[num_in_pool:depth], (), Tier.HOST)
     return index
 
 
@@ -65,7 +68,8 @@ def measured(num_blocks: int) -> dict[str, float]:
     """Return the figures."""
     rng = random.Random(7)
     nodes = [Incarnation(f"node-{number}", 1) for number in range(NUM_NODES)]
-    asked = chain(rng, NUM_BLOCKS)
+    hashes = chain(rng, NUM_BLOCKS)
+    asked = block_keys(hashes)
     depths = [rng.choice(DEPTHS) for _ in nodes]
     different, below = held_by(nodes, asked, depths), held_by(nodes, asked, depths, 2 / 3)
     alike = held_by(nodes, asked, [DEPTHS[0]] * NUM_NODES)
@@ -75,15 +79,16 @@ def measured(num_blocks: int) -> dict[str, float]:
     cached.take({Tier.POOL: dict.fromkeys(chain(rng, MAX_REPORTED), True)})
     message = BlockReports(cached).next()
     assert message is not None
-    reported = [block_key(one) for one in chain(rng, MAX_REPORTED)]
+    reported = block_keys(chain(rng, MAX_REPORTED))
 
     def report() -> None:
         different.on_report(nodes[0], reported, ())
         different.on_report(nodes[0], (), reported)
 
     # A look-up that repeats the one before it is free: two equal prompts in turn are not.
-    prompts = cycle([asked, list(asked)])
+    prompts = cycle([asked, block_keys(hashes)])
     figures = {
+        "keys_us": median_us(lambda: block_keys(hashes)),
         "held_us": median_us(lambda: different.held(next(prompts))),
         "held_below_us": median_us(lambda: below.held(next(prompts))),
         "held_alike_us": median_us(lambda: alike.held(next(prompts))),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from bench.local_node import tickets_without_kv
 from common.ids import AttemptId, Incarnation
 from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, SamplingParams
@@ -26,7 +27,6 @@ from engine.runner.flat_batch import BatchLimits, flatten
 from engine.step_loop import StepLoop
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
-from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Message, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.pulls.pull_cost import PullCost
@@ -110,14 +110,6 @@ class DeviceNode:
         self._start()
 
     def _flow(self) -> NodeFlow:
-        place = LandingPlace(
-            node=_HERE,
-            kv_endpoint="",
-            fingerprint="bench",
-            kv_description="",
-            layer_bytes=(),
-            lease_s=30.0,
-        )
         return NodeFlow(
             self.scheduler,
             FlowLimits(
@@ -125,7 +117,7 @@ class DeviceNode:
                 max_model_len=_MAX_MODEL_LEN,
                 max_queued_requests=2 * self.num_running,
             ),
-            tickets=Tickets(place, lambda: 1),
+            tickets=tickets_without_kv(_HERE),
             needs_staging=False,
             local_prefill_threshold=_NUM_PROMPT,
             pull_cost=PullCost(1.0, float),

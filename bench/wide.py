@@ -131,7 +131,7 @@ class Choices:
         shared = range(first, first + PROMPT_TOKENS // 2)
         own = range(10**6 + 512 * self._num_asked, 10**6 + 512 * (self._num_asked + 1))
         query = Query((*shared, *own), 128)
-        query.block_hashes(self._any)
+        query.block_keys(self._any)
         return query
 
     def choice_us(self) -> float:

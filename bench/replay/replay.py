@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from bench.local_node import tickets_without_kv
 from bench.replay.rows import Row
 from common.errors import InternalError
 from common.ids import Incarnation
@@ -24,7 +25,6 @@ from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
 from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.pulls.pull_cost import PullCost
@@ -107,18 +107,10 @@ class _WatchedFlow(NodeFlow):
     """A node that computes every prompt itself, and tells of its steps."""
 
     def __init__(self, replay: Replay, scheduler: Scheduler, limits: FlowLimits) -> None:
-        place = LandingPlace(
-            node=_NODE,
-            kv_endpoint="",
-            fingerprint="replay",
-            kv_description="",
-            layer_bytes=(),
-            lease_s=1.0,
-        )
         super().__init__(
             scheduler,
             limits,
-            tickets=Tickets(place, lambda: 1),
+            tickets=tickets_without_kv(_NODE),
             needs_staging=False,
             local_prefill_threshold=0,
             pull_cost=PullCost(1.0, float),

@@ -90,6 +90,24 @@ def kv_cache_bytes(
     )
 
 
+def check_configured(memory: DeviceMemory, kv_bytes: int, host_space: int) -> None:
+    """Raise `ConfigError` where a configured KV cache is larger than the whole of `memory`.
+
+    `host_space` is as in `kv_cache_bytes`. What is less may be too much still, beside other
+    processes: the system decides.
+    """
+    left = memory.total_bytes - host_space
+    if kv_bytes <= left:
+        return
+    told = _size(kv_bytes)
+    if host_space:
+        told += f" beside {_size(host_space)} of swap_space and prefix_host_memory"
+    raise ConfigError(
+        f"kv_cache_memory is {told}: wanted less than {memory.name} has, "
+        f"{_size(memory.total_bytes)}, or none, for a share of it"
+    )
+
+
 def _size(num_bytes: int) -> str:
     """Return a size with a unit in which it has at least one digit before the point."""
     if num_bytes >= 1 << 30:

@@ -107,12 +107,7 @@ class KeptPrefixes:
 
         It is true as well where so many could not be had later either.
         """
-        if not self.is_enabled:
-            return True
-        num_wanted = num_blocks + sum(map(self._pool.is_evictable, kept_ids))
-        if num_wanted > self._pool.num_available:
-            return num_wanted > self._pool.num_available + self.num_coming
-        return not self._leaving.evicted_by(num_blocks, set(kept_ids))
+        return self._to_wait_for(num_blocks, kept_ids) is None
 
     def make_room(self, num_blocks: int, kept_ids: Collection[int]) -> bool:
         """Begin to copy out what lacks for `has_room`; return whether the blocks can be taken now.
@@ -121,9 +116,9 @@ class KeptPrefixes:
         all could be copied in one step, the plan admits nothing that evicts, and this is called
         again before the next one.
         """
-        if self.has_room(num_blocks, kept_ids):
+        evicted = self._to_wait_for(num_blocks, kept_ids)
+        if evicted is None:
             return True
-        evicted = self._leaving.evicted_by(num_blocks, set(kept_ids))
         self._is_making_room = not evicted or self._must_copy(evicted)
         return not self._is_making_room
 
@@ -270,6 +265,19 @@ class KeptPrefixes:
             largest = max(plan.admissions, key=lambda one: one.num_new_blocks)
             self._held_back.add(largest.sequence_id)
         return must_wait
+
+    def _to_wait_for(self, num_blocks: int, kept_ids: Collection[int]) -> list[int] | None:
+        """Return what is copied out before so many blocks are taken; None: they can be taken.
+
+        It is empty where blocks lack until late copies have ended.
+        """
+        if not self.is_enabled:
+            return None
+        num_wanted = num_blocks + sum(map(self._pool.is_evictable, kept_ids))
+        num_lacking = num_wanted - self._pool.num_available
+        if num_lacking > 0:
+            return None if num_lacking > self.num_coming else []
+        return self._leaving.evicted_by(num_blocks, set(kept_ids)) or None
 
     def _must_copy(self, evicted: list[int]) -> bool:
         """Begin to copy out what is to be evicted; return whether that must wait for copies."""

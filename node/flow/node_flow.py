@@ -298,10 +298,12 @@ class NodeFlow:
         )
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
-        """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
+        """Begin to drain: refuse reservations that wait for room, which other nodes can take, and
+        fetch no further part of what another node has cached."""
         if self.is_draining:
             return []
         self.is_draining = True
+        self.pulls.end_fetching()
         self._hand_over_at_s = now_s + timeout_s
         leaving = Draining("this node is draining")
         return [

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from common.ids import Incarnation
 from pdserve.commands.http_client import RouterUnreachable, fetch_json
 from placement.records import known_facts
 
 PATH = "/v1/cluster"
+_INCARNATION = TypeAdapter(Incarnation)
 
 Facts = Mapping[str, Any]
 """Facts about one node: fields of `NodeRecord` and `NodeLoad` by their names, and `is_suspected`.
@@ -96,4 +101,14 @@ def _facts(url: str, node: Any) -> Facts:
         raise RouterUnreachable(f"{url}{PATH}: a node has no node_id: no pdserve router?")
     if is_object and isinstance(node.get("is_suspected"), bool):
         told["is_suspected"] = node["is_suspected"]
+    if is_object:
+        told["kv_unreachable"] = tuple(_incarnations(node.get("kv_unreachable")))
     return told
+
+
+def _incarnations(told: Any) -> Iterator[Incarnation]:
+    """Yield the nodes of a list. A router adds the pairs that it avoids to those that a node tells
+    of, so they may be more than a node can tell."""
+    for one in told if isinstance(told, list) else ():
+        with contextlib.suppress(ValidationError):
+            yield _INCARNATION.validate_python(one)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from common.ids import Incarnation
 from common.nodes import KVLink
 from pdserve.commands.cluster_status import ClusterStatus, Facts, role_of
 
@@ -177,7 +178,7 @@ def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:
         if role_of(node) != "prefill":
             continue
         links = {link.decode: link for link in node.get("kv_links", ())}
-        silent = {decode.node_id for decode in node.get("kv_unreachable", ())}
+        silent = {one.node_id for one in node.get("kv_unreachable", ()) if _lives(one, decoders)}
         fitting = {name for name, other in decoders.items() if _kv(other) == _kv(node)}
         for name in sorted(fitting | links.keys()):
             link = links.get(name)
@@ -185,6 +186,12 @@ def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:
             state = "unreachable" if name in silent else _link_state(link, name in decoders)
             pairs.append((node["node_id"], name, transport, state))
     return pairs
+
+
+def _lives(decode: Incarnation, decoders: Mapping[str, Facts]) -> bool:
+    """Return whether this life of a decode node is the one that is shown, by its name."""
+    shown = decoders.get(decode.node_id)
+    return shown is not None and shown.get("epoch", decode.epoch) == decode.epoch
 
 
 def _kv(node: Facts) -> tuple[object, object]:

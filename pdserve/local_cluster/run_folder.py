@@ -110,6 +110,8 @@ def earlier_runs() -> list[Path]:
     """
     found: list[tuple[float, Path]] = []
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if "-" in path.name.removeprefix(_PREFIX):
+            continue  # a name that `mkdtemp` has not drawn here: another program's
         try:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
+from common.ids import Incarnation
 from common.nodes import NodeRecord
 from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from router.cluster.shapes import PlacementFacts, ScrapeTarget
 from router.cluster.troubles import unlisted_nodes, unpaired_prefill_nodes, what_is_missing
 from router.core.known.pair_health import Pair
+from router.core.known.roster import Roster
 from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
@@ -92,7 +95,8 @@ class DispatcherView:
         """Return this router, every node it can choose, and its latest placements, as JSON."""
         dispatcher = self._dispatcher
         is_store_away = dispatcher.pool.membership.is_store_away
-        avoided = dispatcher.avoided_pairs()
+        nodes = dispatcher.pool.nodes()
+        avoided = avoided_by_prefill(dispatcher.avoided_pairs(), nodes)
         latest_first = islice(reversed(dispatcher.recent_placements), NUM_LISTED_PLACEMENTS)
         return {
             "router": {
@@ -105,7 +109,7 @@ class DispatcherView:
             },
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),
-            "nodes": [node_json(node, avoided) for node in dispatcher.pool.nodes()],
+            "nodes": [node_json(node, avoided.get(node.incarnation, ())) for node in nodes],
             "scaling": self.scaling(),
             "recent_placements": [placement_json(p) for p in latest_first],
         }
@@ -123,12 +127,23 @@ def scrape_targets(records: Iterable[NodeRecord]) -> list[ScrapeTarget]:
     ]
 
 
-def node_json(node: NodeView, avoided: Set[Pair] = frozenset()) -> dict[str, Any]:
+def avoided_by_prefill(
+    pairs: Iterable[Pair], nodes: Roster
+) -> dict[Incarnation, list[Incarnation]]:
+    """Return the decode nodes of pairs by prefill node, without those whose life is over."""
+    found = defaultdict[Incarnation, list[Incarnation]](list)
+    for prefill, decode in pairs:
+        if nodes.view(decode) is not None:
+            found[prefill].append(decode)
+    return found
+
+
+def node_json(node: NodeView, avoided: Iterable[Incarnation] = ()) -> dict[str, Any]:
     """Return all facts of a node; `address` and `kv_cache` are earlier names of two of them.
 
-    `avoided`: the pairs on which this router places nothing at present.
+    `avoided`: the decode nodes with which this router places nothing on it at present.
     """
-    silent = {*node.load.kv_unreachable, *(d for p, d in avoided if p == node.incarnation)}
+    silent = {*node.load.kv_unreachable, *avoided}
     return {
         **facts_json(node.record, node.load),
         "address": node.record.control_address,

@@ -291,16 +291,16 @@ class Placer:
         source = None
         receiver = prefill or decode
         if receiver is not None:
-            blocks, hashes = self._state.blocks, query.block_hashes(receiver.record)
-            held = blocks.held(hashes, to_send=True)
+            blocks, keys = self._state.blocks, query.block_keys(receiver.record)
+            held = blocks.held(keys, to_send=True)
             at = None if decode is None else decode.incarnation
             holders = self._shortlist.holders(nodes, held, at)
-            in_memory = partial(blocks.num_in_memory, hashes)
+            in_memory = partial(blocks.num_in_memory, keys)
             source = prefix_source(holders, receiver, at, held, in_memory)
         for node in (decode, prefill):
             if node is not None:
-                hashes = query.block_hashes(node.record)
-                self._state.blocks.expect(hashes, node.incarnation)
+                keys = query.block_keys(node.record)
+                self._state.blocks.expect(keys, node.incarnation)
         return ChosenNodes(
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,

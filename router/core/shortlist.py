@@ -170,9 +170,9 @@ class Shortlist:
 
     def _holders(self, kinds: Sequence[Kind], query: Query) -> Iterator[Incarnation]:
         """Return holders of the prompt, as each layout cuts it, the deepest first."""
-        cuts = {id(hashes): hashes for hashes in (query.block_hashes(k.record) for k in kinds)}
-        for hashes in cuts.values():
-            held = self._state.blocks.held(hashes)
+        cuts = {id(keys): keys for keys in (query.block_keys(k.record) for k in kinds)}
+        for keys in cuts.values():
+            held = self._state.blocks.held(keys)
             yield from held.deepest(MAX_HOLDERS_SEEN, self._draws.below)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.kv.blocks import BlockHash
+from common.kv.blocks import BlockKey
 from common.recording.calls import recorded
 from common.recording.file import RecordingFile
 from common.recording.pseudonyms import Pseudonyms
@@ -48,9 +48,9 @@ class NodesThen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedQuery:
-    """A `Query` without its tokens: how many there are, and the hashes of its full blocks.
+    """A `Query` without its tokens: how many there are, and the keys of its full blocks.
 
-    `hashes` are those that were asked for, by the fingerprint and the block size of a node.
+    `keys` are those that were asked for, by the fingerprint and the block size of a node.
     """
 
     num_prompt_tokens: int
@@ -59,7 +59,7 @@ class RecordedQuery:
     needs_token_rules: bool = False
     needs_prompt_logprobs: bool = False
     session: bytes = b""
-    hashes: tuple[tuple[str, int, tuple[BlockHash, ...]], ...] = ()
+    keys: tuple[tuple[str, int, tuple[BlockKey, ...]], ...] = ()
 
     def query(self) -> Query:
         """Return a query that asks the same of nodes."""
@@ -70,7 +70,7 @@ class RecordedQuery:
             needs_token_rules=self.needs_token_rules,
             needs_prompt_logprobs=self.needs_prompt_logprobs,
             session=self.session,
-            known_hashes={(name, size): list(found) for name, size, found in self.hashes},
+            known_keys={(name, size): found for name, size, found in self.keys},
         )
 
 
@@ -121,12 +121,12 @@ class PlacingRecording:
                 added, removed = map(names.of_key, value.added), map(names.of_key, value.removed)
                 return value._replace(added=tuple(added), removed=tuple(removed))
             case Query():
-                return _shown_query(value, names.of, names.of_block)
+                return _shown_query(value, names.of, names.of_key)
         return value
 
 
 def _shown_query(
-    query: Query, of_session: Callable[[bytes], bytes], of_block: Callable[[BlockHash], BlockHash]
+    query: Query, of_session: Callable[[bytes], bytes], of_key: Callable[[BlockKey], BlockKey]
 ) -> RecordedQuery:
     return RecordedQuery(
         num_prompt_tokens=len(query.prompt_token_ids),
@@ -135,8 +135,8 @@ def _shown_query(
         needs_token_rules=query.needs_token_rules,
         needs_prompt_logprobs=query.needs_prompt_logprobs,
         session=of_session(query.session),
-        hashes=tuple(
-            (name, size, tuple(map(of_block, found)))
-            for (name, size), found in query.known_hashes.items()
+        keys=tuple(
+            (name, size, tuple(map(of_key, found)))
+            for (name, size), found in query.known_keys.items()
         ),
     )

@@ -7,6 +7,7 @@ internet does not reach. Here they are files of the package `fastapi_swagger`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
@@ -28,15 +29,12 @@ _KEPT = "public, max-age=86400"
 def add_api_docs(app: FastAPI, model: ServedModel) -> None:
     """Add these routes to an app that has none of its own for its description."""
 
-    @cache
-    def description() -> str:
-        return to_json(documented_api(app.openapi(), model))
+    description = _MadeOnce(lambda: to_json(documented_api(app.openapi(), model)))
 
     @app.get("/openapi.json", include_in_schema=False)
     @open_to(Access.KEY)
     async def openapi() -> Response:
-        # Making it takes some tenths of a second once, in which streams go on.
-        return Response(await asyncio.to_thread(description), media_type="application/json")
+        return Response(await description.text(), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     @open_to(Access.KEY)
@@ -55,6 +53,25 @@ def add_api_docs(app: FastAPI, model: ServedModel) -> None:
         if name not in _PARTS:
             raise HTTPException(404, f"no such part: wanted one of {', '.join(_PARTS)}")
         return Response(_part(name), media_type=_PARTS[name], headers={"cache-control": _KEPT})
+
+
+class _MadeOnce:
+    """A text that takes some tenths of a second to make, in which streams go on.
+
+    It is made on one thread, however many clients ask for it before it is there.
+    """
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make = make
+        self._making: asyncio.Task[str] | None = None
+
+    async def text(self) -> str:
+        """Return the text. Raises what making it raises; the next call makes it again then."""
+        making = self._making
+        if making is None or (making.done() and making.exception() is not None):
+            making = self._making = asyncio.create_task(asyncio.to_thread(self._make))
+        # A client that hangs up does not end it: others wait for it too.
+        return await asyncio.shield(making)
 
 
 @cache

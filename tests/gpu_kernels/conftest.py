@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.gpu_kernels.late_device import LateDevice
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,3 +28,24 @@ def interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.gpu_kernels.interpreted_runner import put_interpreter_in_place
 
     put_interpreter_in_place(monkeypatch)
+
+
+@pytest.fixture
+def late_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
+    """A card that answers late, in the place of nodes' cards."""
+    from tests.gpu_kernels.interpreted_runner import put_interpreter_in_place
+    from tests.gpu_kernels.late_device import LateCard, LateDevice
+
+    late = LateDevice()
+    put_interpreter_in_place(monkeypatch, lambda: late, LateCard)
+    yield late
+    late.end()
+
+
+@pytest.fixture
+def one_layer(tmp_path: Path) -> Path:
+    """The folder of a tiny model with one layer."""
+    from tests.gpu_kernels.interpreted_runner import FAMILIES
+    from tests.support.models.tiny_checkpoints import write_checkpoint
+
+    return write_checkpoint(tmp_path, FAMILIES["qwen2"] | {"num_hidden_layers": 1})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card, put_interpreter_in_place  # isort: skip
-from tests.gpu_kernels.late_device import LateCard, LateDevice  # isort: skip
+from tests.gpu_kernels.interpreted_runner import on_card  # isort: skip
+from tests.gpu_kernels.late_device import LateDevice  # isort: skip
 
 import pytest
 
@@ -26,31 +25,17 @@ from tests.gpu_kernels.stepped_node import (
     with_grammars,
 )
 from tests.support.engine.speculation_views import GuessedDrafts
-from tests.support.models.tiny_checkpoints import write_checkpoint
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path, FAMILIES["qwen2"] | {"num_hidden_layers": 1})
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
-    late = LateDevice()
-    put_interpreter_in_place(monkeypatch, lambda: late, LateCard)
-    yield late
-    late.end()
 
 
 @pytest.mark.timeout(600)
 def test_rows_of_every_kind_draw_the_same_tokens_on_a_card_that_is_behind(
-    folder: Path, device: LateDevice
+    one_layer: Path, late_device: LateDevice
 ) -> None:
     """And have the same log probabilities, to the last bit.
 
     Nothing that the card has not read yet is overwritten, and nothing is read too early.
     """
-    runner = with_grammars(on_card(folder))
+    runner = with_grammars(on_card(one_layer))
     ends = stop_token(runner)
     alone, ahead = (Node(runner, goes_on=goes_on) for goes_on in (False, True))
     assert all_kinds(ahead, ends) == all_kinds(alone, ends)
@@ -60,11 +45,11 @@ def test_rows_of_every_kind_draw_the_same_tokens_on_a_card_that_is_behind(
 
 @pytest.mark.timeout(600)
 def test_so_they_do_on_a_node_that_drafts_where_steps_are_begun_between_drafts(
-    folder: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch
+    one_layer: Path, late_device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens and log probabilities of a node that waits for each step, and drafts nothing."""
     monkeypatch.setattr(step_after, "STEPS_WITHOUT_DRAFTS", 1)
-    runner = with_grammars(on_card(folder, num_drafts=3))
+    runner = with_grammars(on_card(one_layer, num_drafts=3))
     ends = stop_token(runner)
     right = all_kinds(Node(runner, goes_on=False), ends)
     guesses: Any = GuessedDrafts(
@@ -99,25 +84,25 @@ def check_that_no_step_waits(node: Node, device: LateDevice) -> None:
 
 @pytest.mark.timeout(600)
 def test_beside_a_row_under_a_grammar_the_step_thread_waits_for_nothing(
-    folder: Path, device: LateDevice
+    one_layer: Path, late_device: LateDevice
 ) -> None:
-    node = Node(with_grammars(on_card(folder)), goes_on=True)
+    node = Node(with_grammars(on_card(one_layer)), goes_on=True)
     node.add(5, 20, 1, **GREEDY)
     node.add(6, 20, 2, **DRAWN)
     node.add(9, 20, 7, **UNDER_GRAMMAR)
     for _ in range(3):
         node.step()
-    check_that_no_step_waits(node, device)
+    check_that_no_step_waits(node, late_device)
 
 
 @pytest.mark.timeout(600)
 def test_nor_does_it_on_a_node_that_drafts_whose_rows_have_no_drafts(
-    folder: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch
+    one_layer: Path, late_device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_after, "STEPS_WITHOUT_DRAFTS", 2)
-    node = Node(on_card(folder), goes_on=True, speculation=drafts_that_never_pay())
+    node = Node(on_card(one_layer), goes_on=True, speculation=drafts_that_never_pay())
     node.add(5, 20, 1, **GREEDY)
     node.add(6, 20, 2, **DRAWN)
     for _ in range(4):
         node.step()
-    check_that_no_step_waits(node, device)
+    check_that_no_step_waits(node, late_device)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card, put_interpreter_in_place  # isort: skip
-from tests.gpu_kernels.late_device import LateCard, LateDevice  # isort: skip
+from tests.gpu_kernels.interpreted_runner import on_card  # isort: skip
+from tests.gpu_kernels.late_device import LateDevice  # isort: skip
 
 import pytest
 
@@ -20,7 +19,6 @@ from engine.execution import ExecutionThread
 from engine.runner.model_runner import ModelRunner
 from tests.gpu_kernels.stepped_node import DRAWN, GREEDY, Node
 from tests.support.engine.build import check_idle
-from tests.support.models.tiny_checkpoints import write_checkpoint
 
 FILTERED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "logprobs": 1}
 LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}
@@ -28,16 +26,8 @@ LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
-    late = LateDevice()
-    put_interpreter_in_place(monkeypatch, lambda: late, LateCard)
-    yield late
-    late.end()
-
-
-@pytest.fixture
-def runner(tmp_path: Path, device: LateDevice) -> ModelRunner:
-    return on_card(write_checkpoint(tmp_path, FAMILIES["qwen2"] | {"num_hidden_layers": 1}))
+def runner(one_layer: Path, late_device: LateDevice) -> ModelRunner:
+    return on_card(one_layer)
 
 
 def step_with_the_next_held(
@@ -90,7 +80,7 @@ def alone(runner: ModelRunner, length: int, max_tokens: int, seed: int, **ways: 
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("before", [GREEDY, FILTERED], ids=["greedy", "filtered"])
 def test_blocks_and_seat_of_those_that_ended_are_given_away_while_the_card_still_writes_them(
-    runner: ModelRunner, device: LateDevice, monkeypatch: pytest.MonkeyPatch, length: int,
+    runner: ModelRunner, late_device: LateDevice, monkeypatch: pytest.MonkeyPatch, length: int,
     before: dict[str, Any],
 ) -> None:  # fmt: skip
     """All that ran are aborted: nothing is left of the step, which the card computes later."""
@@ -98,12 +88,12 @@ def test_blocks_and_seat_of_those_that_ended_are_given_away_while_the_card_still
     gone = node.add(14, 30, 1, **before)
     for _ in range(2):
         node.step()
-    step_with_the_next_held(node, device, monkeypatch)
+    step_with_the_next_held(node, late_device, monkeypatch)
     seat, blocks = gone.seat, set(gone.block_table)
     num_drawn = len(node.outputs[1])
     node.scheduler.finish(gone)
     after = node.add(length, 6, 2, **DRAWN, logprobs=1)
-    step = take_step(node, device)
+    step = take_step(node, late_device)
     assert step.sequences == [after]
     assert step.batch.continues is None
     assert after.seat == seat
@@ -139,7 +129,7 @@ def test_one_that_was_left_behind_is_aborted_and_a_third_one_takes_its_blocks(
 
 @pytest.mark.timeout(600)
 def test_one_that_fails_when_the_next_step_is_begun_leaves_the_others_in_it(
-    runner: ModelRunner, device: LateDevice
+    runner: ModelRunner, late_device: LateDevice
 ) -> None:
     """It may draw 7 alone, and not twice in a row: after one token there is none."""
     node = Node(runner, goes_on=True)

@@ -23,6 +23,7 @@ from tests.support.stores.redis_server import RedisServer
 
 BLOCK_SIZE = 64
 NUM_PROMPT = 600
+NUM_WHOLE = (NUM_PROMPT - 1) // BLOCK_SIZE * BLOCK_SIZE
 FLAGS = ("--kv-cache-memory", "16MiB", "--num-threads", "1", "--max-num-batched-tokens", "256")
 FETCHED = "pdserve_prefix_fetched_tokens_total"
 
@@ -87,6 +88,24 @@ def complete(cluster: Cluster, prompt: list[int]) -> tuple[list[int], int]:
     return reply["choices"][0]["token_ids"], details["cached_tokens"]
 
 
+def fill(cluster: Cluster, prompt: list[int]) -> list[int]:
+    """Have a prompt cached by the first node, as the router knows; return the answer's tokens.
+
+    A node that starts is warmed by one of which a heartbeat has told that it has cached blocks.
+    """
+    found, _ = complete(cluster, prompt)
+
+    def is_told() -> bool:
+        nodes = httpx.get(f"{cluster.url}/v1/cluster", timeout=60.0).json()["nodes"]
+        return any(
+            node["node_id"] == "mixed-1" and node["num_cached_blocks"] >= NUM_WHOLE // BLOCK_SIZE
+            for node in nodes
+        )
+
+    wait_until(is_told, "a heartbeat tells what mixed-1 has cached")
+    return found
+
+
 def kill(cluster: Cluster, *node_ids: str) -> None:
     for node_id in node_ids:
         cluster.processes[node_id].kill()
@@ -98,24 +117,24 @@ def kill(cluster: Cluster, *node_ids: str) -> None:
 
 def test_a_new_node_answers_with_what_it_has_not_computed(cluster: Cluster) -> None:
     prompt = prompt_tokens(NUM_PROMPT, salt=95)
-    num_whole = (NUM_PROMPT - 1) // BLOCK_SIZE * BLOCK_SIZE
     kill(cluster, "mixed-2", "other-layout")
-    wanted, _ = complete(cluster, prompt)
+    wanted = fill(cluster, prompt)
     start(cluster, "mixed-2", "other-layout")
-    wait_until(lambda: num_fetched(cluster, "mixed-2") >= num_whole, "it is warm")
+    wait_until(lambda: num_fetched(cluster, "mixed-2") >= NUM_WHOLE, "it is warm")
     (router,) = (one for name, one in cluster.processes.items() if "router" in name)
-    cold = "starts cold: warm_from is 'mixed-1', and no such node can send it"
-    wait_until(lambda: re.search(rf"other-layout#\d+ {cold}", router.log()), "it is refused")
+    life = f"other-layout#{cluster.chosen_nodes(cluster.url)['other-layout']}"
+    cold = f"{life} starts cold: warm_from is 'mixed-1', and no such node can send it"
+    wait_until(lambda: cold in router.log(), "it is refused")
     assert num_fetched(cluster, "other-layout") == 0
     kill(cluster, "mixed-1", "other-layout")
     found, num_cached = complete(cluster, prompt)
-    assert (found, num_cached) == (wanted, num_whole)
+    assert (found, num_cached) == (wanted, NUM_WHOLE)
 
 
 def test_a_source_that_is_killed_meanwhile_costs_nothing_but_its_blocks(cluster: Cluster) -> None:
     prompt = prompt_tokens(NUM_PROMPT, salt=96)
     kill(cluster, "mixed-2", "other-layout")
-    wanted, _ = complete(cluster, prompt)
+    wanted = fill(cluster, prompt)
     start(cluster, "mixed-2")
     kill(cluster, "mixed-1")
     found, num_cached = complete(cluster, prompt)

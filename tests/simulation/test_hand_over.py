@@ -271,3 +271,17 @@ def test_a_node_that_leaves_too_takes_nothing_over() -> None:
     world.settle()
     assert pulls(world.q) == pulls(world.d) == {}
     assert world.q.num_drained == 1
+
+
+def test_a_node_that_leaves_while_it_takes_over_takes_no_further_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_pulls, "PART_BLOCKS", 1)
+    world = Leaving()
+    first(world)
+    world.fetch(world.p, world.drain(world.p))
+    world.step_until(lambda: len(world.q.flow.pulls) > 0)
+    world.q.inbox.put(Drain(100.0))
+    world.settle()
+    assert world.q.scheduler.statistics().counters.num_fetched_tokens == 4, "the one under way"
+    assert len(world.q.flow.pulls) == 0

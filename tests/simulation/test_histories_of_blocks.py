@@ -14,7 +14,7 @@ from itertools import count, takewhile
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, block_key, hash_full_blocks
+from common.kv.blocks import BlockHash, block_key, block_keys, hash_full_blocks
 from common.kv.tiers import Tier
 from engine.core.blocks.prefix_cache import PrefixCache
 from node.control import block_reports
@@ -185,7 +185,7 @@ def settle(nodes: list[Node], routers: list[Router]) -> None:
 
 
 def check(nodes: list[Node], routers: list[Router], expected: set[int]) -> None:
-    num_blocks = sum(len(set[int]().union(*(node.keys(tier) for node in nodes))) for tier in Tier)
+    num_blocks = len(set[int]().union(*(node.keys(*Tier) for node in nodes)))
     for router in routers:
         index = router.index
         assert len(index) == num_blocks
@@ -193,14 +193,15 @@ def check(nodes: list[Node], routers: list[Router], expected: set[int]) -> None:
             for tier in Tier:
                 assert index.num_held(node.incarnation, tier) == len(node.keys(tier))
             for hashes in CHAINS:
-                to_send = index.held(hashes, to_send=True).on(node.incarnation)
+                keys = block_keys(hashes)
+                to_send = index.held(keys, to_send=True).on(node.incarnation)
                 assert to_send == node.num_held(hashes, *Tier)
-                in_memory = index.num_in_memory(hashes, node.incarnation, to_send)
+                in_memory = index.num_in_memory(keys, node.incarnation, to_send)
                 assert in_memory == node.num_held(hashes, Tier.POOL, Tier.HOST)
-                found = index.held(hashes).on(node.incarnation)
+                found = index.held(keys).on(node.incarnation)
                 least = node.num_held(hashes, *Tier)
                 assert found >= least
-                hoped = {block_key(one) for one in hashes[least:found]} - node.keys(*Tier)
+                hoped = {*keys[least:found]} - node.keys(*Tier)
                 assert hoped <= expected, "a block that nobody has or hopes for"
 
 
@@ -242,9 +243,9 @@ def test_what_routers_know_is_what_nodes_have(seed: int, monkeypatch: pytest.Mon
             case "end":
                 nodes[place] = end_of(node, routers, rng)
             case "expect" if expects:
-                hashes = rng.choice(CHAINS)[: rng.randint(1, 15)]
-                router.index.expect(hashes, node.incarnation)
-                expected |= {block_key(one) for one in hashes}
+                keys = block_keys(rng.choice(CHAINS)[: rng.randint(1, 15)])
+                router.index.expect(keys, node.incarnation)
+                expected.update(keys)
         if turn % 100 == 99:
             settle(nodes, routers)
             check(nodes, routers, expected)

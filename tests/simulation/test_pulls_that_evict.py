@@ -11,7 +11,7 @@ from common.kv.prefix_source import PrefixSource
 from engine.core import kept_prefixes
 from engine.core.blocks import leaving_blocks
 from engine.core.sequences.sequence import Sequence
-from node.flow.messages import AbortAttempt, FetchBlocks
+from node.flow.messages import AbortAttempt, Drain, FetchBlocks
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
@@ -202,3 +202,17 @@ def test_what_is_fetched_from_a_node_that_leaves_waits_too(num_copy_polls: int) 
     counters = world.p.scheduler.statistics().counters
     assert counters.num_fetched_tokens >= BLOCK_SIZE * AT_ONCE * 3
     world.check_kept()
+
+
+def test_a_node_that_leaves_waits_for_no_room() -> None:
+    world = Full(num_copy_polls=NEVER)
+    offered = tuple(world.q.scheduler.prefix_transfers.latest(30))
+    world.to_nodes.append((PREFILL, FetchBlocks(ROUTER, OTHER, offered)))
+    world.wait_for_room()
+    world.to_nodes.append((PREFILL, Drain(5.0)))
+    world.step_until(lambda: world.p.flow.is_draining)
+    assert not world.p.flow.pulls.wait_for_room
+    world.p.runner.num_copy_polls = 0
+    world.settle()
+    assert world.p.scheduler.statistics().counters.num_fetched_tokens == 0
+    check_idle(world.p.scheduler)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash
+from common.kv.blocks import BlockKey
 from common.nodes import Role
 from router.core.known.roster import Roster
 from router.core.placement import Placer
@@ -66,7 +66,7 @@ class WideCluster:
         self._roster = Roster(self._views)
         self._is_scanned = is_scanned
         self._decoders = {one.incarnation for one in self._views if one.record.role is Role.DECODE}
-        self._held: dict[Incarnation, set[BlockHash]] = {
+        self._held: dict[Incarnation, set[BlockKey]] = {
             one.incarnation: set() for one in self._views
         }
         self._running: list[tuple[Incarnation, Incarnation]] = []
@@ -103,10 +103,10 @@ class WideCluster:
                 break
             self.outcome.num_refused += 1
             tried.add(chosen.decode)
-        hashes = query.block_hashes(holder.record)
+        keys = query.block_keys(holder.record)
         held = self._held[chosen.prefill]
-        self.outcome.num_hits += sum(one in held for one in hashes)
-        held.update(hashes)
+        self.outcome.num_hits += sum(one in held for one in keys)
+        held.update(keys)
         self._running.append((chosen.prefill, chosen.decode))
         self._computing.append(chosen.prefill)
         for me in (chosen.prefill, chosen.decode):

@@ -27,11 +27,11 @@ TOGETHER = (
     "tests/unit/test_",
 )
 """What one process takes as a whole, the one that takes longest first. Tests of the first
-share clusters of up to five processes. Those of the second compile kernels that the demo model does
-not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
-model before): several processes that need one at once would each compile it, a minute of CPU time
-each. Those of the third share runners of the demo model, and those of the last, which look at all
-sources, what these were parsed to (`tests.unit.tree.parsed`)."""
+share clusters of up to five processes. Those of the second need the kernels of every format: where
+`tests.support.compiled_kernels` has not run before, several processes that need one at once would
+each compile it, two minutes of CPU time each. Those of the third share runners of the demo model,
+and those of the last, which look at all sources, what these were parsed to
+(`tests.unit.tree.parsed`)."""
 LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
 _CHOICES = ("keyword", "markexpr", "lf", "failedfirst", "newfirst", "stepwise", "collectonly")

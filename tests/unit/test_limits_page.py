@@ -211,7 +211,7 @@ CONTROL = {
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
     "blocks in one report to a router": str(block_reports.MAX_REPORTED),
     "blocks of reports that a router keeps": (
-        f"{block_index.MAX_BLOCKS:,}, each once in pools and once below them; "
+        f"{block_index.MAX_BLOCKS:,}, each once, whatever nodes and tiers have it; "
         f"{block_index.MAX_EXPECTED:,} that it expects"
     ),
     **trial_limits(NODE_LIMITS),

@@ -37,6 +37,9 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
     """Holds nothing; its quarantined blocks have no owner."""
 
+    # Statuses are looked up for every sequence that moves; `Enum` hashes a name in Python.
+    __hash__ = object.__hash__
+
 
 _S = SequenceStatus
 TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {

@@ -49,9 +49,11 @@ class StepBatch(Sequence[ScheduledSequence]):
         self.seats = seats
         self.rows: Ints = np.asarray(rows, np.int64)
         self.starts: Ints = np.asarray(starts, np.int64)
-        self.num_tokens: Ints = np.asarray(num_tokens, np.int64)
-        self.num_drafts: Ints = np.asarray(num_drafts, np.int64)
-        self.is_sampled: Bools = np.asarray(is_sampled, np.bool_)
+        # Read-only in every batch, as the shared columns of plain decodes are: kernels would be
+        # compiled once more for the other kind of array, in the first step that has it.
+        self.num_tokens: Ints = _constant(np.asarray(num_tokens, np.int64))
+        self.num_drafts: Ints = _constant(np.asarray(num_drafts, np.int64))
+        self.is_sampled: Bools = _constant(np.asarray(is_sampled, np.bool_))
         self.is_decode: Bools = np.zeros(len(self.rows), np.bool_)
         self.is_plain_decodes = False
         """Whether its planner says that each entry decodes, one token and no draft."""
@@ -74,7 +76,7 @@ class StepBatch(Sequence[ScheduledSequence]):
     @property
     def has_prompts(self) -> bool:
         """Whether any entry computes a part of a prompt."""
-        return not (self.is_plain_decodes or self.is_decode.all())
+        return not (self.is_plain_decodes or (self.has_decodes and self.is_decode.all()))
 
     def __len__(self) -> int:
         return len(self.rows)

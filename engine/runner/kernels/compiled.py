@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import cfunc, types
 from numba.extending import intrinsic
 
 from engine.runner.kernels.vector_ir import INT64
@@ -68,7 +68,14 @@ def switch_rows(
 _kept: list[Any] = []
 
 
-def address_of(kernel: Any) -> int:
-    """Return the address of a `cfunc` that lives as long as the process."""
-    _kept.append(kernel)
-    return int(kernel.address)
+def compiled_address(kernel: Any, form: str) -> int:
+    """Return the address of a kernel with `SIGNATURE`, which is compiled now or loaded.
+
+    It lives as long as the process. `form` names what a function was made for. Every form has files
+    of its own in the cache: numba numbers those of one function, and two processes that add a form
+    each at the same moment may use one number. Then one form would be loaded as the other.
+    """
+    kernel.__qualname__ += f"_{form}"
+    compiled = cfunc(SIGNATURE, cache=True)(kernel)
+    _kept.append(compiled)
+    return int(compiled.address)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
-from common.kv.memory_plan import kv_cache_bytes
+from common.kv.memory_plan import check_configured, kv_cache_bytes
 from common.kv.token_budget import fit_max_model_len
 from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.back_end import BackEnd
@@ -36,13 +36,18 @@ class CacheSize:
         """Whether the size follows from a measurement."""
         return not self.engine.kv_cache_memory
 
+    @property
+    def _space_beside(self) -> int:
+        """How much of the memory that has the cache is for swapped blocks and prefixes."""
+        return self.host_space if self.back_end.is_on_host else 0
+
     def first_cache(self, layout: KVLayout, meter: MemoryMeter) -> tuple[Cache, int]:
         """Return the cache before any weight is read, and the longest sequence so far.
 
         A planned cache is as small as a cache can be until its size is measured. Until then a
         sequence is no longer than the node's whole share would hold: a model may name any length,
         and tables have an entry for each position. Raises `ConfigError` when the model, the cache
-        and the drafts do not fit each other.
+        and the drafts do not fit each other, or the memory.
         """
         if 0 < self.host_space < layout.block_bytes:
             raise ConfigError(
@@ -58,6 +63,7 @@ class CacheSize:
             max_len = min(self.model.max_model_len or self.model_limit, longest)
         else:
             memory_bytes = self.engine.kv_cache_memory
+            check_configured(meter.memory(), memory_bytes, self._space_beside)
             cache = self.back_end.new_cache(layout, memory_bytes, self.host_memory)
             max_len = self.max_len(cache)
         num_drafts = self.tokens_per_seq - 1
@@ -76,7 +82,7 @@ class CacheSize:
             meter.memory(),
             self.engine.memory_fraction,
             peak_bytes=peak_bytes,
-            host_space=self.host_space if self.back_end.is_on_host else 0,
+            host_space=self._space_beside,
             least_bytes=MIN_BLOCKS * cache.layout.block_bytes,
             max_chunk_tokens=self.max_chunk_tokens,
         )

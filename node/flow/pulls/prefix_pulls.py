@@ -209,6 +209,11 @@ class PrefixPulls:
         wish = replace(message, block_hashes=tuple(wanted))
         return self._fetch_part(wish, now_s, self._has_room)
 
+    def end_fetching(self) -> None:
+        """Let no further part follow: this node leaves, and nobody would use it."""
+        self._fetch_until_s = 0.0
+        self._waiting_part = None
+
     def _lacking(self, block_hashes: Sequence[BlockHash]) -> list[BlockHash]:
         return [one for one in block_hashes if not self._transfers.has(one)]
 

@@ -9,31 +9,30 @@ A block counts as held in whatever tier it is: to copy it back takes a small par
 compute it, and which of two nodes has less to do matters more. Other nodes can pull it from every
 tier; what is only in files is read first.
 
-The holders of a block are bits of one integer. A hash covers all tokens before it, and a cache
-evicts a prefix after its continuations, so a node that holds a block holds those before it: along a
-prompt the holders only become fewer, and a binary search finds where.
+The holders of a block, in whatever tier, are bits of one integer. A hash covers all tokens before
+it, and a cache evicts a prefix after its continuations, so a node that holds a block holds those
+before it: along a prompt the holders only become fewer, and a binary search finds where. What is
+in which tier of a node is in sets of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, BlockKey, block_key, block_keys
+from common.kv.blocks import BlockKey
 from common.kv.tiers import Tier
 
 MAX_BLOCKS = 10_000_000
-"""Blocks in the index, once for each tier that they are in, whatever the number of holders."""
+"""Blocks in the index, whatever the number of their holders and tiers."""
 MAX_EXPECTED = 65_536
 MAX_RUNS = 8
 """How many different depths one look-up tells apart, the deepest ones."""
 SWEPT_AT_ONCE = 4096
 """Blocks of nodes that have left which one report takes out of the index."""
-
-
-_NOTHING: dict[BlockKey, int] = {}
 
 
 class HeldBlocks(NamedTuple):
@@ -78,10 +77,9 @@ class BlockIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS, max_expected: int = MAX_EXPECTED) -> None:
         self._max_blocks = max_blocks
         self._max_expected = max_expected
-        self._holders: dict[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
-        """Who has which blocks in each tier."""
-        pool, host, disk = (self._holders[tier].get for tier in Tier)
-        self._holders_of = pool, host, disk
+        self._holders: dict[BlockKey, int] = {}
+        """Who has which blocks. Blocks with one holder share the integer of `_bits`, and mostly
+        blocks that follow each other share theirs."""
         self._expected: dict[BlockKey, int] = {}
         """Those that were expected first come first: in an `OrderedDict` each takes twice as long,
         and the first ones are taken out where nodes report nothing, and else hardly ever."""
@@ -89,7 +87,7 @@ class BlockIndex:
         self._held: dict[int, dict[Tier, set[BlockKey]]] = {}
         """The reported blocks of each slot."""
         self._bits: list[int] = []
-        """One integer for each slot: most blocks have one holder, and share it."""
+        """The bit of each slot: the holders of a block that no other node has are this object."""
         self._leaving: dict[int, dict[Tier, set[BlockKey]]] = {}
         self._emptied: list[int] = []
         """Slots of nodes that have left, of which only expected blocks may be here."""
@@ -97,12 +95,12 @@ class BlockIndex:
         """The bits of all slots whose nodes have left."""
         self._free: list[int] = []
         self._node_of: list[Incarnation | None] = []
-        self._last: tuple[Sequence[BlockHash], HeldBlocks] | None = None
+        self._last: tuple[Sequence[BlockKey], HeldBlocks] | None = None
         """The last look-up, for as long as nothing changes: a choice makes several alike."""
 
     def __len__(self) -> int:
-        """Return how many blocks are known of reports, in all tiers."""
-        return sum(map(len, self._holders.values()))
+        """Return how many blocks are known of reports."""
+        return len(self._holders)
 
     def num_held(self, node: Incarnation, tier: Tier = Tier.POOL) -> int:
         """Return how many blocks the node has reported of a tier."""
@@ -123,44 +121,39 @@ class BlockIndex:
         if not added and not removed:
             return 0
         slot, self._last = self._slot(node), None
-        bit, keys = self._bits[slot], self._held[slot][tier]
-        index = self._holders[tier]
+        index, bit, held = self._holders, self._bits[slot], self._held[slot]
         fitting = added
-        if len(self) + len(added) > self._max_blocks:
-            fitting = _fitting(index, added, self._max_blocks - len(self))
+        if len(index) + len(added) > self._max_blocks:
+            fitting = _fitting(index, added, self._max_blocks - len(index))
         if index.keys().isdisjoint(fitting):
             index.update(dict.fromkeys(fitting, bit))
         else:
-            holders_of = index.get
-            index.update([(key, holders_of(key, 0) | bit) for key in fitting])
+            self._add_holder(fitting, bit)
+        keys = held[tier]
         keys.update(fitting)
-        gone = keys.intersection(removed)
-        keys -= gone
-        for key in gone:
-            left = index[key] & ~bit
-            if not left:
-                del index[key]
-            else:
-                index[key] = left if left & (left - 1) else self._bits[left.bit_length() - 1]
+        if removed:
+            self._take_out(keys.intersection(removed), tier, held, bit)
         if tier is Tier.POOL and self._expected:  # what is expected enters the pool
-            expected, nodes_of = self._expected, self._expected.get
-            for key in chain(fitting, removed):
-                nodes = nodes_of(key)
-                if nodes is not None and nodes & bit:
-                    if nodes == bit:
-                        del expected[key]
-                    else:
-                        expected[key] = nodes & ~bit
+            self._expect_no_more(fitting, bit)
+            self._expect_no_more(removed, bit)
         return len(added) - len(fitting)
 
-    def expect(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
+    def expect(self, keys: Sequence[BlockKey], node: Incarnation) -> None:
         """Take that the node is about to compute or receive these blocks."""
-        slot, expected = self._slot(node), self._expected
-        bit, num_known = self._bits[slot], self.held(hashes).on(node)
-        self._last = None
+        bit, self._last = self._bits[self._slot(node)], None
+        holders, expected = self._holders, self._expected
+
+        def is_new(key: BlockKey) -> bool:
+            return not (holders.get(key, 0) | expected.get(key, 0)) & bit
+
+        num_known = bisect_left(keys, True, key=is_new)
         # Deepest first, so that a chain loses its end before its beginning.
-        for key in reversed(block_keys(hashes[num_known:])):
-            expected[key] = expected.pop(key, 0) | bit
+        new = keys[num_known:][::-1]
+        if expected.keys().isdisjoint(new):
+            expected.update(dict.fromkeys(new, bit))
+        else:
+            for key in new:
+                expected[key] = expected.pop(key, 0) | bit
         num_over = len(expected) - self._max_expected
         if num_over > 0:
             for key in list(islice(expected, num_over)):
@@ -177,56 +170,109 @@ class BlockIndex:
 
     # Look-ups.
 
-    def held(self, hashes: Sequence[BlockHash], *, to_send: bool = False) -> HeldBlocks:
+    def held(self, keys: Sequence[BlockKey], *, to_send: bool = False) -> HeldBlocks:
         """Return how many leading blocks of a prompt each node holds; with `to_send`, of those
         that it has reported, and can send."""
-        runs: list[tuple[int, int]] = []
-        if not hashes:
-            return HeldBlocks(runs, self._slots, self._node_of)
-        if self._last is not None and self._last[0] is hashes and not to_send:
+        if self._last is not None and self._last[0] is keys and not to_send:
             return self._last[1]
-        pool, host, disk = self._holders_of
-        expected = (_NOTHING if to_send else self._expected).get
-        key = block_key(hashes[0])
-        left = (pool(key, 0) | host(key, 0) | disk(key, 0) | expected(key, 0)) & ~self._gone
-        end = len(hashes)
-        while left and len(runs) < MAX_RUNS:
-            # The most leading blocks that any of those `left` holds: the deeper it goes, the fewer
-            # holders there are.
-            low, new = 1, left
-            while low < end:
-                middle = (low + end + 1) // 2
-                key = block_key(hashes[middle - 1])
-                found = (pool(key, 0) | host(key, 0) | disk(key, 0) | expected(key, 0)) & left
-                if found:
-                    low, new = middle, found
-                else:
-                    end = middle - 1
-            left &= ~new
-            runs.append((end, new))
-            end -= 1
-        held = HeldBlocks(runs, self._slots, self._node_of)
+        held = HeldBlocks(self._runs(keys, to_send), self._slots, self._node_of)
         if not to_send:
-            self._last = hashes, held
+            self._last = keys, held
         return held
 
-    def num_in_memory(self, hashes: Sequence[BlockHash], node: Incarnation, most: int) -> int:
-        """Return how many of the first `most` blocks a node has reported to be in memory.
+    def _runs(self, keys: Sequence[BlockKey], to_send: bool) -> list[tuple[int, int]]:
+        """Return the runs of `HeldBlocks`, by a binary search for the end of each.
 
-        The others that it holds are on disk alone.
+        `found` is where the searches found blocks, and which nodes have them. The next search is
+        between the deepest of these that another node has and the one behind it.
         """
-        if not self._holders[Tier.DISK]:
+        runs: list[tuple[int, int]] = []
+        if not keys:
+            return runs
+        reported, expected = self._holders.get, ({} if to_send else self._expected).get
+        left = holders = (reported(keys[0], 0) | expected(keys[0], 0)) & ~self._gone
+        low, end, found = 1, len(keys), [(1, left)]
+        while left and len(runs) < MAX_RUNS:
+            while low < end:
+                middle = (low + end + 1) // 2
+                key = keys[middle - 1]
+                holders_here = reported(key, 0)
+                if hoped := expected(key):
+                    holders_here |= hoped
+                holders_here &= left
+                if holders_here:
+                    low, holders = middle, holders_here
+                    found.append((low, holders))
+                else:
+                    end = middle - 1
+            runs.append((low, holders))
+            left ^= holders
+            while found and not (holders := found[-1][1] & left):
+                end = found.pop()[0] - 1
+            if found:
+                low = found[-1][0]
+        return runs
+
+    def num_in_memory(self, keys: Sequence[BlockKey], node: Incarnation, most: int) -> int:
+        """Return how many of the first `most` blocks, which a node holds, it has in memory.
+
+        The others are on disk alone.
+        """
+        held = self._held.get(self._slots.get(node, -1))
+        if held is None or not held[Tier.DISK]:
             return most
-        pool, host = self._holders[Tier.POOL].get, self._holders[Tier.HOST].get
-        slot, low, end = self._slots.get(node, len(self._bits)), 0, most
-        while low < end:
-            middle = (low + end + 1) // 2
-            key = block_key(hashes[middle - 1])
-            if (pool(key, 0) | host(key, 0)) >> slot & 1:
-                low = middle
-            else:
-                end = middle - 1
-        return low
+        pool, host = held[Tier.POOL], held[Tier.HOST]
+
+        def is_on_disk(key: BlockKey) -> bool:
+            return key not in pool and key not in host
+
+        return bisect_left(keys, True, hi=most, key=is_on_disk)
+
+    # Holders.
+
+    def _add_holder(self, keys: Iterable[BlockKey], bit: int) -> None:
+        before, after = 0, bit
+        index, holders_of = self._holders, self._holders.get
+        for key in keys:
+            holders = holders_of(key, 0)
+            if holders is not before:  # else it is that of the block before it
+                before = holders
+                after = holders if holders & bit else holders | bit if holders else bit
+            index[key] = after
+
+    def _take_out(
+        self, gone: set[BlockKey], tier: Tier, held: Mapping[Tier, set[BlockKey]], bit: int
+    ) -> None:
+        """Take blocks out of a tier of a node, and where no other has them, out of the index."""
+        held[tier].difference_update(gone)
+        for name, other in held.items():
+            if other and name is not tier:
+                gone = gone.difference(other)
+        index, before, after = self._holders, 0, 0
+        for key in gone:
+            holders = index[key]
+            if holders is bit:
+                del index[key]
+                continue
+            if holders is not before:
+                before, after = holders, holders ^ bit
+                if not after & (after - 1):
+                    after = self._bits[after.bit_length() - 1]
+            index[key] = after
+
+    def _expect_no_more(self, keys: Iterable[BlockKey], bits: int) -> None:
+        expected = self._expected
+        if expected.keys().isdisjoint(keys):
+            return
+        for key in keys:
+            nodes = expected.get(key, 0)
+            if nodes is bits:
+                del expected[key]
+            elif nodes & bits:
+                if left := nodes & ~bits:
+                    expected[key] = left
+                else:
+                    del expected[key]
 
     # Slots.
 
@@ -250,24 +296,11 @@ class BlockIndex:
         """
         bits = sum(self._bits[slot] for slot in self._emptied)
         if bits:
-            expected = self._expected
-            for key in [key for key, nodes in expected.items() if nodes & bits]:
-                if left := expected[key] & ~bits:
-                    expected[key] = left
-                else:
-                    del expected[key]
+            found = [key for key, nodes in self._expected.items() if nodes & bits]
+            self._expect_no_more(found, bits)
         self._gone &= ~bits
         self._free += self._emptied
         self._emptied.clear()
-
-    def _drop(self, index: dict[BlockKey, int], key: BlockKey, bit: int) -> None:
-        holders = index[key] & ~bit
-        if not holders:
-            del index[key]
-        elif holders & (holders - 1):
-            index[key] = holders
-        else:
-            index[key] = self._bits[holders.bit_length() - 1]
 
     def _sweep(self) -> None:
         """Take some blocks of the nodes that have left out of the index."""
@@ -276,11 +309,10 @@ class BlockIndex:
         num_left, self._last = SWEPT_AT_ONCE, None
         while self._leaving and num_left:
             slot, held = next(iter(self._leaving.items()))
-            bit = self._bits[slot]
             for tier, keys in held.items():
-                while keys and num_left:
-                    self._drop(self._holders[tier], keys.pop(), bit)
-                    num_left -= 1
+                gone = {keys.pop() for _ in range(min(num_left, len(keys)))}
+                self._take_out(gone, tier, held, self._bits[slot])
+                num_left -= len(gone)
             if not any(held.values()):
                 del self._leaving[slot]
                 self._emptied.append(slot)

@@ -28,7 +28,7 @@ def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState)
         layout = record.fingerprint, record.block_size
         held = found.get(layout)
         if held is None:
-            held = found[layout] = state.blocks.held(query.block_hashes(record))
+            held = found[layout] = state.blocks.held(query.block_keys(record))
         work = _work(node, query, held.on(node.incarnation))
         scores.append(1 / (1 + pressure(node) + work))
     return scores

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, root_hash
+from common.kv.blocks import BlockKey, block_keys, root_hash
 from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import SamplingParams
@@ -50,7 +50,7 @@ class NodeView:
 
 @dataclass(slots=True)
 class Query:
-    """The request to place. Hashes of its prompt are computed once per layout, when asked for.
+    """The request to place. The keys of its blocks are computed once per layout, when asked for.
 
     With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
     those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
@@ -68,7 +68,7 @@ class Query:
     last: SessionNodes = NO_NODES
     blocks: PromptBlocks | None = None
     """Those of the prompt, from who has them."""
-    known_hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
+    known_keys: dict[tuple[str, int], tuple[BlockKey, ...]] = field(default_factory=dict)
     """Those that were asked for, by the fingerprint and the block size of a node."""
 
     @property
@@ -88,16 +88,16 @@ class Query:
             and (record.has_prompt_logprobs or not self.needs_prompt_logprobs)
         )
 
-    def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
-        """Return the hashes of the prompt's full blocks as this node cuts them, the first
+    def block_keys(self, record: NodeRecord) -> tuple[BlockKey, ...]:
+        """Return the keys of the prompt's full blocks as this node cuts them, the first
         `MAX_HASHED_BLOCKS`."""
-        key = (record.fingerprint, record.block_size)
-        found = self.known_hashes.get(key)
+        layout = (record.fingerprint, record.block_size)
+        found = self.known_keys.get(layout)
         if found is None:
             blocks = self.blocks or PromptBlocks(self.prompt_token_ids)
             root = root_hash(record.fingerprint, self.cache_salt)
             hashes = blocks.hashes_behind(root, record.block_size, MAX_HASHED_BLOCKS)
-            found = self.known_hashes[key] = hashes[:MAX_HASHED_BLOCKS]
+            found = self.known_keys[layout] = block_keys(hashes[:MAX_HASHED_BLOCKS])
         return found
 
 

@@ -136,8 +136,8 @@ class Cluster:
             process.start(sources)
 
     def wait_ready(self) -> None:
-        """Return when every router has every node in its choice, in its present life, and every
-        pair of them."""
+        """Return when every router has every node in its choice, in its present life, trusts it,
+        and has every pair of them."""
         wanted = {node.node_id for node in self.spec.nodes}
 
         def is_ready() -> bool:
@@ -153,15 +153,16 @@ class Cluster:
         self._open_books()
 
     def _places_on_all(self, url: str, epochs: Mapping[str, int]) -> bool:
-        """Whether a router chooses just these nodes, and avoids no pair of them."""
+        """Whether a router chooses just these nodes, suspects none, and avoids no pair of them."""
         try:
             nodes = self._seen_by(url)["nodes"]
         except httpx.TransportError:
             return False
         avoided = [decode for node in nodes for decode in node["kv_unreachable"]]
-        return {node["node_id"]: node["epoch"] for node in nodes} == epochs and not any(
+        is_wary = any(node["is_suspected"] for node in nodes) or any(
             epochs.get(decode["node_id"]) == decode["epoch"] for decode in avoided
         )
+        return {node["node_id"]: node["epoch"] for node in nodes} == epochs and not is_wary
 
     def wait_seen_idle(self) -> None:
         """Return when every router has read that all nodes are idle, and suspects none.

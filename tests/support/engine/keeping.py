@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -115,6 +116,13 @@ def full_pool(num_host_blocks: int = 2 * FULL_BLOCKS, **given: object) -> Engine
     return engine
 
 
+def full_pool_since_used(**given: object) -> Engine:
+    """A full pool after another prompt: the copies ahead of what comes next are not made yet."""
+    engine = full_pool(**given)  # type: ignore[arg-type]
+    fill_and_release(engine, 60, LARGE + 1)
+    return engine
+
+
 def ask_large(engine: Engine, num_blocks: int, **kind: bool) -> Sequence:
     prompt = make_prompt(4 * num_blocks - 3, LARGE)
     return engine.add(make_request(prompt, max_tokens=1), **kind)
@@ -124,6 +132,22 @@ def found_by_family(engine: Engine) -> dict[int, int]:
     """How many blocks of each family are found."""
     probes = {one: Sequence(999, make_request(make_prompt(80, one))) for one in FAMILIES}
     return {one: engine.scheduler.num_cached_tokens(probe) // 4 for one, probe in probes.items()}
+
+
+def check_all_found(engine: Engine) -> None:
+    """Raise `AssertionError` if a block of a family that was used twice is neither in the pool nor
+    in host memory."""
+    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+
+
+def steps_until(engine: Engine, is_done: Callable[[], bool]) -> Iterator[PlannedStep]:
+    """Plan and make steps, each of which is returned when it is planned."""
+    while not is_done():
+        will_end = num_late_copies(engine.scheduler)
+        step = engine.plan()
+        assert step.made_progress or will_end, "nobody would ask again"
+        yield step
+        engine.apply(step)
 
 
 def num_copied(step: PlannedStep) -> int:

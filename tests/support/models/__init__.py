@@ -1,5 +1,6 @@
 """Small models: checkpoints made in no time, runners on them, and a slow reference.
 
+byte_kernels       the products with int8 rows that tests compile
 demo_digests       digests of the demo model's logits
 draws              single draws, and what they must be
 hub_formats        models in GPTQ, AWQ, fp8 and compressed-tensors

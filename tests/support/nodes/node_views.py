@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from router.core.placement import ChosenNodes, Placing
 from router.core.policies.query import NodeView, Query
+
+
+def record(node_id: str, role: Role = Role.DECODE, **more: Any) -> NodeRecord:
+    sizes = {"block_size": 4, "num_blocks": 100, "max_num_seqs": 10, "max_model_len": 1000}
+    return NodeRecord(
+        node_id=node_id,
+        epoch=1,
+        role=role,
+        control_address="127.0.0.1:1",
+        model="m",
+        **{"fingerprint": "f", **sizes, **more},
+    )
 
 
 def node(
@@ -27,16 +41,10 @@ def node(
     num_cached_blocks: int = 0,
     kv_unreachable: tuple[Incarnation, ...] = (),
 ) -> NodeView:
-    record = NodeRecord(
-        node_id=node_id,
-        epoch=1,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
+    described = record(
+        node_id,
+        role,
         fingerprint=fingerprint,
-        block_size=4,
-        num_blocks=100,
-        max_num_seqs=10,
         max_model_len=max_model_len,
         kv_protocol=kv_protocol,
         has_grammars=has_grammars,
@@ -55,10 +63,10 @@ def node(
         kv_unreachable=kv_unreachable,
     )
     return NodeView(
-        record=record,
+        record=described,
         load=load,
         num_requests=num_requests,
-        num_used_blocks=max(0, record.num_blocks - free_blocks),
+        num_used_blocks=max(0, described.num_blocks - free_blocks),
         num_queued_tokens=queued_tokens,
         is_suspected=is_suspected,
     )

@@ -8,7 +8,6 @@ from random import Random
 
 from common.errors import Overloaded
 from common.ids import Incarnation
-from common.kv.blocks import block_key
 from common.nodes import Role
 from placement.store import LiveNode
 from router.core.effects import Choose
@@ -95,7 +94,7 @@ class RecordedPlacing:
 
     def _report(self, at: Incarnation) -> None:
         record = next(view.record for view in self._views if view.incarnation == at)
-        keys = tuple(map(block_key, self._query().block_hashes(record)))
+        keys = self._query().block_keys(record)
         self.chooser.on_blocks(at, BlockReport(bool(self._draws.randrange(2)), added=keys))
 
     def _place(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -9,7 +10,11 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from tests.support.cluster.cluster import Cluster, ClusterSpec
+from common.nodes import Role
+from placement.store import LiveNode
+from router.cluster.view import node_json
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
+from tests.support.nodes.node_views import prefill
 
 IDLE = {"nodes": [], "router": {"num_running": 0}}
 
@@ -51,3 +56,27 @@ def test_a_node_is_asked_again_for_its_books(
     answers: list[Any] = [httpx.ReadTimeout("5 s are over"), "busy", "idle"]
     monkeypatch.setattr(cluster, "status", Mock(side_effect=answers))
     cluster.wait_status("decode-1", lambda books: books == "idle", "idle")  # type: ignore[comparison-overlap]
+
+
+def test_a_cluster_is_ready_once_no_router_suspects_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill node that is suspected, as one that stood still is at first, gets no prompt."""
+    view = prefill("p0")
+    nodes = (NodeSpec("p0", Role.PREFILL),)
+    spec = ClusterSpec(name="wary", model=tmp_path, nodes=nodes, routers=((),))
+    cluster = Cluster(spec, Mock(url="redis://127.0.0.1:1"), tmp_path)
+    shown = [node_json(replace(view, is_suspected=is_so)) for is_so in (True, False)]
+
+    def get(*_: object, **__: object) -> httpx.Response:
+        return httpx.Response(200, json={"nodes": [shown.pop(0)]})
+
+    for process in cluster.processes.values():
+        monkeypatch.setattr(process, "require_running", lambda: None)
+    monkeypatch.setattr(
+        cluster, "live_nodes", lambda: [LiveNode(record=view.record, load=view.load)]
+    )
+    monkeypatch.setattr(httpx, "get", get)
+    cluster.wait_ready()
+    cluster.close()
+    assert not shown

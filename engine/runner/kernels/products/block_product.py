@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 from llvmlite.binding import get_host_cpu_features
-from numba import cfunc, types
+from numba import types
 from numba.extending import intrinsic
 
-from engine.runner.kernels.compiled import SIGNATURE, address_of, own_function, switch_rows
+from engine.runner.kernels.compiled import compiled_address, own_function, switch_rows
 from engine.runner.kernels.products.block_layout import (
     LAYOUTS,
     PanelLayout,
@@ -143,13 +143,12 @@ def few_rows_kernel(code: int) -> int:
     are prefetched.
     """
 
-    @cfunc(SIGNATURE, cache=True)
     def few_rows(rows, a, first, second, depth, c, ahead, second_ahead):  # type: ignore[no-untyped-def]
         if second == 0:  # the first one's sums are then computed twice
             second, second_ahead = first, ahead
         _few_rows(code, rows, a, first, second, depth, c, ahead, second_ahead)
 
-    return address_of(few_rows)
+    return compiled_address(few_rows, LAYOUTS[code].name)
 
 
 @cache
@@ -159,8 +158,7 @@ def widening_kernel(code: int) -> int:
     The floats are `[depth, 16]`.
     """
 
-    @cfunc(SIGNATURE, cache=True)
     def widen(panel, depth, out, _a, _b, _c, _d, _e):  # type: ignore[no-untyped-def]
         _widen(code, panel, depth, out)
 
-    return address_of(widen)
+    return compiled_address(widen, LAYOUTS[code].name)

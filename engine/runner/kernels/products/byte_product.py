@@ -14,10 +14,10 @@ from itertools import product
 from typing import Any
 
 from llvmlite.binding import get_host_cpu_features
-from numba import cfunc, types
+from numba import types
 from numba.extending import intrinsic
 
-from engine.runner.kernels.compiled import SIGNATURE, address_of, own_function, switch_rows
+from engine.runner.kernels.compiled import compiled_address, own_function, switch_rows
 from engine.runner.kernels.products.block_layout import (
     GROUPS,
     LAYOUTS,
@@ -233,10 +233,11 @@ def byte_kernel(code: int, instruction: str = "", *, is_fine: bool = False) -> i
     `depth`, the sums' `[rows, 16]`, and one from which as many bytes as a panel has are prefetched.
     `instruction` is one of `byte_dot.INSTRUCTIONS` (empty: the fastest).
     """
-    dot, fine = INSTRUCTIONS.index(instruction or available()[0]), int(is_fine)
+    instruction = instruction or available()[0]
+    dot, fine = INSTRUCTIONS.index(instruction), int(is_fine)
 
-    @cfunc(SIGNATURE, cache=True)
     def byte_rows(rows, a, panel, depth, c, ahead, _f, _g):  # type: ignore[no-untyped-def]
         _byte_rows(code, dot, fine, rows, a, panel, depth, c, ahead)
 
-    return address_of(byte_rows)
+    kind = "fine" if is_fine else "coarse"
+    return compiled_address(byte_rows, f"{LAYOUTS[code].name}_{instruction}_{kind}")

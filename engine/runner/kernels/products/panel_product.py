@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any
 
 from llvmlite.binding import get_host_cpu_features
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.runner.kernels.compiled import SIGNATURE, address_of, own_function, switch_rows
+from engine.runner.kernels.compiled import compiled_address, own_function, switch_rows
 from engine.runner.kernels.vector_ir import (
     FLOAT,
     INT64,
@@ -136,8 +136,7 @@ def panel_product(
 def float_kernel() -> int:
     """Return the address of `panel_product`, which is compiled now or loaded."""
 
-    @cfunc(SIGNATURE, cache=True)
     def product(rows, a, first, second, depth, c, ahead, second_ahead):  # type: ignore[no-untyped-def]
         panel_product(rows, a, first, second, depth, c, ahead, second_ahead)
 
-    return address_of(product)
+    return compiled_address(product, "floats")

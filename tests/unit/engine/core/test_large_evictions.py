@@ -26,15 +26,18 @@ from tests.support.engine.keeping import (
     LARGE,
     LATE,
     ask_large,
+    check_all_found,
     check_answer,
     counters,
     fill_and_release,
     finish_copies,
     found_by_family,
     full_pool,
+    full_pool_since_used,
     keeping,
     num_copied,
     rest,
+    steps_until,
 )
 
 
@@ -48,7 +51,7 @@ def test_whatever_the_size_of_an_eviction_nothing_that_was_used_twice_is_lost(
     large = ask_large(engine, num_blocks)
     engine.run()
     assert engine.scheduler.pool.num_evicted - num_before >= num_blocks - 20
-    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_all_found(engine)
     check_answer(engine, large)
     check_idle(engine.scheduler)
 
@@ -58,12 +61,9 @@ def test_no_step_copies_many_blocks_however_large_the_eviction(num_copy_polls: i
     """A step that copies makes what it decodes wait."""
     engine = full_pool(num_copy_polls=num_copy_polls)
     large, copied = ask_large(engine, 380), []
-    while status_of(large) is SequenceStatus.WAITING:
-        step = engine.plan()
+    for step in steps_until(engine, lambda: status_of(large) is not SequenceStatus.WAITING):
         copied.append(num_copied(step))
-        assert step.made_progress or num_late_copies(engine.scheduler)
         assert step.sequences or step.stopped_by in (StopRule.FETCHING, StopRule.NO_BLOCKS)
-        engine.apply(step)
     assert max(copied) == MOST_AT_ONCE
     num_steps = math.ceil(sum(copied) / MOST_AT_ONCE)
     assert len(copied) <= (num_steps + 1) * (1 + (num_copy_polls or 0)) + 1
@@ -72,14 +72,10 @@ def test_no_step_copies_many_blocks_however_large_the_eviction(num_copy_polls: i
 
 @LATE
 def test_what_is_copied_ahead_counts_among_what_a_step_copies(num_copy_polls: int | None) -> None:
-    engine = full_pool(num_copy_polls=num_copy_polls)
-    fill_and_release(engine, 60, LARGE + 1)  # copies ahead of what comes next are not made yet
-    large, copied = ask_large(engine, 380), []
-    while status_of(large) is SequenceStatus.WAITING:
-        step = engine.plan()
-        copied.append(num_copied(step))
-        engine.apply(step)
-    assert max(copied) == MOST_AT_ONCE
+    engine = full_pool_since_used(num_copy_polls=num_copy_polls)
+    large = ask_large(engine, 380)
+    steps = steps_until(engine, lambda: status_of(large) is not SequenceStatus.WAITING)
+    assert max(map(num_copied, steps)) == MOST_AT_ONCE
 
 
 def test_a_prompt_whose_evictions_one_step_copies_does_not_wait() -> None:
@@ -116,7 +112,7 @@ def test_a_reservation_waits_too(num_copy_polls: int | None) -> None:
     engine.run_until(lambda: status_of(large) is SequenceStatus.WAITING_FOR_KV)
     finish_copies(engine)
     rest(engine)
-    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_all_found(engine)
     engine.scheduler.finish(large)
     engine.scheduler.end_quarantine(large)
     check_idle(engine.scheduler)
@@ -133,7 +129,7 @@ def test_what_is_evicted_in_place_of_what_a_prompt_begins_with_is_not_lost(
     asked = engine.add(make_request(prompt, max_tokens=1))
     engine.run()
     assert asked.num_cached_tokens - asked.num_host_tokens == 4 * (FAMILY_BLOCKS - 1)
-    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_all_found(engine)
 
 
 @LATE
@@ -164,7 +160,7 @@ def test_others_pass_a_prompt_whose_evictions_are_copied(num_copy_polls: int | N
     engine.run()
     check_answer(engine, large)
     check_answer(engine, short)
-    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_all_found(engine)
 
 
 @LATE
@@ -180,7 +176,7 @@ def test_a_prompt_that_ends_while_its_evictions_are_copied_leaves_nothing(
     rest(engine)
     assert not engine.scheduler.kept_prefixes.awaiting
     check_idle(engine.scheduler)
-    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_all_found(engine)
 
 
 @LATE

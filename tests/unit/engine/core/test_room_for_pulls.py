@@ -16,7 +16,6 @@ from tests.support.engine.build import (
     check_idle,
     make_prompt,
     make_request,
-    num_late_copies,
     status_of,
 )
 from tests.support.engine.keeping import (
@@ -24,25 +23,20 @@ from tests.support.engine.keeping import (
     FAMILY_BLOCKS,
     LARGE,
     LATE,
+    check_all_found,
     check_answer,
-    fill_and_release,
-    found_by_family,
     full_pool,
+    full_pool_since_used,
     num_copied,
     rest,
+    steps_until,
 )
 
 
 def make_room(engine: Engine, num_blocks: int) -> list[int]:
     """Plan steps until so many blocks can be taken; return how many blocks each one copied."""
-    transfers, copied = engine.scheduler.prefix_transfers, []
-    while not transfers.make_room((), num_blocks):
-        will_end = num_late_copies(engine.scheduler)
-        step = engine.plan()
-        copied.append(num_copied(step))
-        assert step.made_progress or will_end, "nobody would ask again"
-        engine.apply(step)
-    return copied
+    make = engine.scheduler.prefix_transfers.make_room
+    return [num_copied(step) for step in steps_until(engine, lambda: make((), num_blocks))]
 
 
 def most_turns(num_blocks: int, num_copy_polls: int | None) -> float:
@@ -73,7 +67,7 @@ def test_whatever_a_pull_evicts_nothing_that_was_used_twice_is_lost(
     assert len(copied) <= most_turns(num_blocks, num_copy_polls)
     engine.scheduler.prefix_transfers.land(coming)
     rest(engine)
-    assert found_by_family(engine) == dict.fromkeys(FAMILIES, FAMILY_BLOCKS - 1)
+    check_all_found(engine)
     for family in FAMILIES:
         again = engine.add(make_request(make_prompt(80, family), max_tokens=1))
         engine.run()
@@ -86,8 +80,7 @@ def test_whatever_a_pull_evicts_nothing_that_was_used_twice_is_lost(
 def test_what_is_copied_ahead_counts_among_what_a_step_copies_for_a_pull(
     num_copy_polls: int | None,
 ) -> None:
-    engine = full_pool(num_copy_polls=num_copy_polls)
-    fill_and_release(engine, 60, LARGE + 1)  # copies ahead of what comes next are not made yet
+    engine = full_pool_since_used(num_copy_polls=num_copy_polls)
     assert max(make_room(engine, 200)) == MOST_AT_ONCE
 
 

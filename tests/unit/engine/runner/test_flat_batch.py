@@ -102,6 +102,15 @@ def test_a_layout_does_not_follow_the_seats() -> None:
     assert columns(flat) == before
 
 
+def change(batch: StepBatch, field: str, entry: int, value: int) -> None:
+    """Set an entry of a column, which other batches may share."""
+    was = getattr(batch, field)
+    column = was.copy()
+    column[entry] = value
+    column.flags.writeable = was.flags.writeable  # or the kernels are compiled once more
+    setattr(batch, field, column)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
@@ -129,9 +138,7 @@ def test_what_the_kernels_do_not_check_is_refused(field: str, value: int, proble
     elif field == "num_blocks":
         seats.num_blocks[batch.rows] = value
     elif hasattr(batch, field):
-        column = getattr(batch, field).copy()  # columns of plain decodes are shared
-        column[3] = value
-        setattr(batch, field, column)
+        change(batch, field, 3, value)
     else:
         limits = replace(LIMITS, **{field: value})
     with pytest.raises(InternalError, match=problem):
@@ -151,6 +158,6 @@ def test_the_token_after_a_chunk_is_checked(token: int, is_right: bool) -> None:
 
 def test_drafts_are_refused_where_nothing_is_drawn() -> None:
     batch = mixed()
-    batch.num_drafts[1] = 1
+    change(batch, "num_drafts", 1, 1)
     with pytest.raises(InternalError, match="sequence 2: drafts without a sample"):
         flatten(batch, LIMITS)

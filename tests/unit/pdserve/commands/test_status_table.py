@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.nodes import MAX_KV_UNREACHABLE
 from pdserve.commands import cluster_status
 from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.http_client import RouterUnreachable
@@ -203,7 +204,10 @@ def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) 
         return told | {"num_bytes": 7}
 
     links = [link("d1", "shm", True), link("d2", "zmq", False), link("d-gone", "rdma", False)]
-    of_kv = {"kv_links": links, "kv_unreachable": [{"node_id": "d5", "epoch": 1}]}
+    # Of these, one is in an earlier life of its node, and one has left.
+    silent = [("d5", 7), ("d3", 6), ("d-gone", 1)]
+    unreachable = [{"node_id": name, "epoch": epoch} for name, epoch in silent]
+    of_kv = {"kv_links": links, "kv_unreachable": unreachable}
     nodes = [
         {**NODE, "node_id": "p1", "role": "prefill", "fingerprint": "f", **of_kv},
         {**NODE, "node_id": "p2", "role": "prefill", "fingerprint": "other"},
@@ -220,6 +224,17 @@ def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) 
         "p1       d3      -          not used yet\n"
         "p1       d5      -          unreachable\n"
     )
+
+
+def test_pairs_that_a_router_avoids_may_be_more_than_a_node_can_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"d{number}" for number in range(MAX_KV_UNREACHABLE + 3)]
+    silent = [{"node_id": name, "epoch": 7} for name in names]
+    unread: list[Any] = [7, {"node_id": "d0"}]
+    prefill = {**NODE, "node_id": "p1", "role": "prefill", "kv_unreachable": [*silent, *unread]}
+    shown = fetched({"nodes": [prefill, *({**NODE, "node_id": n} for n in names)]}, monkeypatch)
+    assert shown.count("unreachable") == len(names)
 
 
 @pytest.mark.parametrize("links", [None, 5, [7], [{}]])

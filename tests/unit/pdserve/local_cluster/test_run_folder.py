@@ -66,6 +66,7 @@ def test_what_is_not_a_run_of_this_user_is_left_out(temporary: Path) -> None:
     (temporary / "pdserve-link").symlink_to(temporary)
     (temporary / "pdserve-open").mkdir(mode=0o755)
     (temporary / "other").mkdir(mode=0o700)
+    (temporary / "pdserve-redis-2uk14zng").mkdir(mode=0o700)
     stranger = temporary / "pdserve-stranger"
     stranger.mkdir(mode=0o700)
     if os.geteuid() == 0:

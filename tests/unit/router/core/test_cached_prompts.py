@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, Role
 from placement.store import LiveNode
 from router.core.membership import Membership
 from router.core.placement import Placer
 from router.core.scaling.measure import Measured, Meter
-from tests.support.nodes.node_views import names, query
+from tests.support.nodes.node_views import names, query, record
 
-RECORD = NodeRecord(
-    node_id="p0",
-    epoch=1,
-    role=Role.PREFILL,
-    control_address="127.0.0.1:1",
-    model="m",
-    fingerprint="f",
-    block_size=4,
-    num_blocks=100_000,
-    max_num_seqs=256,
-    max_model_len=100_000,
-)
+SIZES = {"num_blocks": 100_000, "max_num_seqs": 256, "max_model_len": 100_000}
 IDLE = NodeLoad(free_blocks=90_000, free_seats=256, num_running=0, num_waiting=0, queued_tokens=0)
 WAITING = replace(IDLE, num_running=2, num_waiting=8, queued_tokens=3002, num_found_tokens=27_000)
 
@@ -31,8 +20,7 @@ def members(*nodes: tuple[str, Role, NodeLoad]) -> Membership:
     """Return a membership that hears nodes with these ids, roles and loads."""
     found = Membership(model="m", lease_s=5.0)
     listing = [
-        LiveNode(record=replace(RECORD, node_id=node_id, role=role), load=load)
-        for node_id, role, load in nodes
+        LiveNode(record=record(node_id, role, **SIZES), load=load) for node_id, role, load in nodes
     ]
     found.on_listing(listing, 0.0)
     for node in listing:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, Role
 from router.core.held_load import Held, OwnLoad
+from tests.support.nodes.node_views import record
 
-RECORD = NodeRecord(
-    node_id="p0",
-    epoch=1,
-    role=Role.PREFILL,
-    control_address="127.0.0.1:1",
-    model="m",
-    fingerprint="f",
-    block_size=16,
-    num_blocks=100,
-    max_num_seqs=8,
-    max_model_len=1000,
-)
+RECORD = record("p0", Role.PREFILL, block_size=16, max_num_seqs=8)
 
 
 def load(num_running: int, *, used: int = 0, queued: int = 0) -> NodeLoad:

@@ -156,15 +156,13 @@ def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
 
 
 @pytest.mark.covers("V04")
-def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:
+def test_keys_of_prompts_with_a_salt_are_their_own() -> None:
     record = node("d0").record
     of = [
-        query_of(PromptBlocks((1, 2, 3, 4)), SamplingParams(max_tokens=8), salt).block_hashes(
-            record
-        )
+        query_of(PromptBlocks((1, 2, 3, 4)), SamplingParams(max_tokens=8), salt).block_keys(record)
         for salt in ("", "mine", "yours")
     ]
-    assert len({hashes[0] for hashes in of}) == 3
+    assert len({keys[0] for keys in of}) == 3
 
 
 def test_nodes_that_were_tried_are_not_chosen() -> None:
@@ -256,10 +254,10 @@ def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
     state = PolicyState()
     nodes = [node("d0"), node("d1")]
     request = query()
-    state.blocks.expect(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
+    state.blocks.expect(request.block_keys(nodes[0].record), Incarnation("d0", 7))
     first, second = POLICIES["prefix_affinity"](nodes, request, state)
     assert first == second
-    state.blocks.expect(request.block_hashes(nodes[0].record), Incarnation("d0", 1))
+    state.blocks.expect(request.block_keys(nodes[0].record), Incarnation("d0", 1))
     first, second = POLICIES["prefix_affinity"](nodes, request, state)
     assert first > second
 
@@ -282,14 +280,14 @@ def test_fuller_nodes_score_less_even_beyond_full() -> None:
     assert scores == sorted(set(scores), reverse=True)
 
 
-def test_hashes_are_of_full_blocks_and_of_a_bounded_head() -> None:
+def test_keys_are_of_full_blocks_and_of_a_bounded_head() -> None:
     record = node("a").record
-    assert len(Query(tuple(range(4 * 600 + 3)), 8).block_hashes(record)) == 600
+    assert len(Query(tuple(range(4 * 600 + 3)), 8).block_keys(record)) == 600
     request = Query(tuple(range(4 * MAX_HASHED_BLOCKS + 9)), 8)
-    hashes = request.block_hashes(record)
-    assert len(hashes) == MAX_HASHED_BLOCKS
-    assert request.block_hashes(record) is hashes
-    assert request.block_hashes(node("b", fingerprint="other").record) != hashes
+    keys = request.block_keys(record)
+    assert len(keys) == MAX_HASHED_BLOCKS
+    assert request.block_keys(record) is keys
+    assert request.block_keys(node("b", fingerprint="other").record) != keys
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import block_key
 from common.kv.prefix_source import PrefixSource
 from common.kv.tiers import Tier
 from common.nodes import Role
@@ -27,12 +26,11 @@ LONG_ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": R
 
 def source(nodes: list[NodeView], depths: dict[str, int], decode: Incarnation | None = D0) -> Any:
     """The source for `p0`, which is the first of the nodes, when each has so many blocks."""
-    index, hashes = BlockIndex(), PROMPT.block_hashes(nodes[0].record)
+    index, keys = BlockIndex(), PROMPT.block_keys(nodes[0].record)
     for name, depth in depths.items():
-        keys = [block_key(one) for one in hashes[:depth]]
-        index.on_report(Incarnation(name, 1), keys, [])
-    in_memory = partial(index.num_in_memory, hashes)
-    found = prefix_source(nodes, nodes[0], decode, index.held(hashes, to_send=True), in_memory)
+        index.on_report(Incarnation(name, 1), keys[:depth], [])
+    in_memory = partial(index.num_in_memory, keys)
+    found = prefix_source(nodes, nodes[0], decode, index.held(keys, to_send=True), in_memory)
     return None if found is None else (found.node.node_id, found.num_tokens)
 
 
@@ -67,10 +65,10 @@ def test_of_equals_the_one_with_the_least_to_do_is_named() -> None:
 def test_of_equals_the_one_with_the_most_in_memory_is_named_with_what_it_reads() -> None:
     placer = Placer("least_loaded")
     nodes = [node("d0"), prefill("p0"), prefill("p1", queued_tokens=900), prefill("p2")]
-    keys = [block_key(one) for one in PROMPT.block_hashes(nodes[1].record)]
+    keys = PROMPT.block_keys(nodes[1].record)
 
     def report(name: str, num: int, tier: Tier) -> None:
-        told = BlockReport(is_first=tier is Tier.POOL, added=tuple(keys[:num]), tier=tier)
+        told = BlockReport(is_first=tier is Tier.POOL, added=keys[:num], tier=tier)
         placer.on_blocks(Incarnation(name, 1), told)
 
     def source_of_p0() -> PrefixSource | None:
@@ -115,7 +113,7 @@ def test_only_what_was_reported_counts_also_right_after_a_placement() -> None:
     assert (first.prefill, first.source) == (P0, None)
     second = placer.choose(nodes, PROMPT, frozenset())
     assert (second.prefill, second.source) == (P1, None), "p0 has not computed it yet"
-    keys = tuple(block_key(one) for one in PROMPT.block_hashes(nodes[1].record))
+    keys = PROMPT.block_keys(nodes[1].record)
     placer.on_blocks(P0, BlockReport(is_first=True, added=keys))
     again = {one.prefill: one.source for one in _choices(placer, nodes, 2)}
     assert again == {P0: None, P1: PrefixSource(P0, 40)}
@@ -130,10 +128,9 @@ def test_of_a_long_prompt_the_node_with_all_of_it_is_named() -> None:
     prompt = query(num_tokens=4 * 1500)
     nodes = [node(name, role, max_model_len=10_000) for name, role in LONG_ROLES.items()]
     placer = Placer("prefix_affinity")
-    hashes = prompt.block_hashes(nodes[0].record)
+    keys = prompt.block_keys(nodes[0].record)
     for name, depth in {"p0": 600, "p1": 1400, "d0": 600, "d1": 700}.items():
-        keys = tuple(block_key(one) for one in hashes[:depth])
-        placer.on_blocks(Incarnation(name, 1), BlockReport(is_first=True, added=keys))
+        placer.on_blocks(Incarnation(name, 1), BlockReport(is_first=True, added=keys[:depth]))
     chosen = placer.choose(nodes, prompt, frozenset())
     assert (chosen.prefill, chosen.source) == (P1, None), "it has the least to compute"
     chosen = placer.choose(nodes, prompt, frozenset({P1}))
@@ -143,7 +140,7 @@ def test_of_a_long_prompt_the_node_with_all_of_it_is_named() -> None:
 def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     placer = Placer("least_loaded")
     nodes = [node("d0"), prefill("p0"), prefill("p1", queued_tokens=500)]
-    keys = tuple(block_key(one) for one in PROMPT.block_hashes(nodes[1].record))
+    keys = PROMPT.block_keys(nodes[1].record)
     placer.on_blocks(P1, BlockReport(is_first=True, added=keys))
     one = placer.choose(nodes, query(num_tokens=40, max_tokens=1), frozenset())
     assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40))
@@ -156,7 +153,7 @@ def test_a_node_that_computes_the_prompt_itself_has_a_source_too(role: Role) -> 
     assert placer.choose([alone], PROMPT, frozenset()).source is None
     draining = node("d9", role, is_suspected=True)
     holder = draining.incarnation
-    keys = tuple(block_key(one) for one in PROMPT.block_hashes(alone.record))
+    keys = PROMPT.block_keys(alone.record)
     placer.on_blocks(holder, BlockReport(is_first=True, added=keys))
     chosen = placer.choose([alone, draining], PROMPT, frozenset())
     assert (chosen.decode, chosen.prefill, chosen.source) == (alone.incarnation, None, None)

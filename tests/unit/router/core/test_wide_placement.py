@@ -11,7 +11,6 @@ import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
-from common.kv.blocks import block_key
 from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
@@ -260,8 +259,7 @@ def test_a_request_too_long_for_every_node_is_the_callers_fault() -> None:
 
 
 def reports(request: Query, view: NodeView, num_blocks: int) -> BlockReport:
-    keys = tuple(block_key(one) for one in request.block_hashes(view.record)[:num_blocks])
-    return BlockReport(is_first=True, added=keys)
+    return BlockReport(is_first=True, added=request.block_keys(view.record)[:num_blocks])
 
 
 def test_the_deepest_holders_are_always_candidates() -> None:

@@ -88,7 +88,7 @@ def test_another_seed_is_another_choice_in_a_wide_cluster(tmp_path: Path) -> Non
 def test_of_a_request_its_length_and_names_of_its_blocks_are_recorded(tmp_path: Path) -> None:
     lines = lines_of(recorded(tmp_path))
     asked = [line["with"][1] for line in lines if line.get("call") == "choose"]
-    assert set().union(*asked) == {"is", "num_prompt_tokens", "max_tokens", "session", "hashes"}
+    assert set().union(*asked) == {"is", "num_prompt_tokens", "max_tokens", "session", "keys"}
     again = lines_of(recorded(tmp_path / "again"))
     for line, line_again in zip(lines, again, strict=True):
         if line.get("call") == "choose" and line["with"][1].get("session"):

@@ -150,8 +150,17 @@ def test_swapped_blocks_are_part_of_the_share(folder: Path) -> None:
 def test_a_configured_size_is_not_measured(folder: Path) -> None:
     meter = FakeMeter()
     runner = planned(folder, meter, kv_cache_memory=MIB)
-    assert meter.calls == []
+    assert meter.calls == ["memory"], "it is only compared"
     assert runner.num_blocks == MIB // runner.layout.block_bytes
+
+
+def test_more_than_there_is_is_told(folder: Path) -> None:
+    """And not a failed allocation, or a process that the system kills."""
+    planned(folder, FakeMeter(), kv_cache_memory=99 * MIB, host_space=MIB)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory is 1024\.00 GiB: wanted less"):
+        planned(folder, FakeMeter(), kv_cache_memory=1 << 40)
+    with pytest.raises(ConfigError, match=r"beside 2\.0 MiB of swap_space and prefix_host_memory"):
+        planned(folder, FakeMeter(), kv_cache_memory=99 * MIB, host_space=2 * MIB)
 
 
 def test_too_small_a_share_is_told(folder: Path) -> None:

@@ -8,9 +8,6 @@ from engine.runner.kernels.norms import quantise_rows
 from engine.runner.weights.stored_formats import dequantise
 from tests.support.models.packing import fma, stored
 
-KINDS = (False, True)
-"""Coarse rows and fine ones."""
-
 
 def in_int8(x: np.ndarray, *, is_fine: bool = False) -> np.ndarray:
     out = np.zeros((x.shape[0], x.shape[1] // 2), np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import cycle, islice, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,19 @@ from engine.runner.kernels.products import byte_dot
 from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
 from engine.runner.kernels.products.byte_dot import available
 from engine.runner.kernels.products.byte_product import byte_kernel
-from engine.runner.kernels.products.byte_rows import RECORD_BYTES, STEPS_AT, SUM_AT
+from engine.runner.kernels.products.byte_rows import RECORD_BYTES, SCALED_OFFSET, STEPS_AT, SUM_AT
 from engine.runner.kernels.products.linear import BYTES, gated_linear, linear
 from engine.runner.weights.stored_formats import dequantise
 from tests.support.examples import everyday
+from tests.support.models.byte_kernels import EVERY, FEW, KINDS
 from tests.support.models.packing import BLOCK_FORMATS, NONE, NONE_2D, normal, packed, stored
 from tests.unit.engine.runner.kernels.products.byte_reference import (
-    KINDS,
     in_int8,
     quantised_rows,
     wanted_product,
 )
+
+TRIED = (FEW, EVERY)[everyday(0, of=1)]
 
 
 def records_of(quantised: np.ndarray) -> np.ndarray:
@@ -53,22 +55,26 @@ def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str, is_f
         np.testing.assert_array_equal(out, wanted[:num_rows])
 
 
-@pytest.mark.parametrize("is_fine", KINDS)
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_every_instruction_gives_the_same_bits(name: str, is_fine: bool) -> None:
-    """In everyday runs each format by one of them, because each is compiled anew."""
+@pytest.mark.parametrize(("name", "is_fine", "instruction"), TRIED)
+def test_every_instruction_gives_the_same_bits(name: str, is_fine: bool, instruction: str) -> None:
     x, wanted = _case(name, is_fine)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True, is_fine=is_fine)
+    weight.table[0, BYTES] = byte_kernel(CODES[name], instruction, is_fine=is_fine)
+    for num_rows in (*range(1, 9), 16, 31, 64):
+        rows, out = x[:num_rows], np.empty_like(wanted[:num_rows])
+        linear(rows, weight.table, NONE, NONE_2D, in_int8(rows, is_fine=is_fine), out, 2)
+        np.testing.assert_array_equal(out, wanted[:num_rows], f"{num_rows} rows")
+
+
+def test_every_instruction_is_tried_with_the_bytes_that_it_may_have_to_make_signed() -> None:
+    """And with smaller ones, in everyday runs too: of a format it is told nothing else."""
     assert "plain" in available()
-    first = 2 * list(BLOCK_FORMATS).index(name) + is_fine
-    count = everyday(1, of=len(available()))
-    for instruction in islice(cycle(available()), first, first + count):
-        weight.table[0, BYTES] = byte_kernel(CODES[name], instruction, is_fine=is_fine)
-        for num_rows in (*range(1, 9), 16, 31, 64):
-            rows, out = x[:num_rows], np.empty_like(wanted[:num_rows])
-            quantised = in_int8(rows, is_fine=is_fine)
-            linear(rows, weight.table, NONE, NONE_2D, quantised, out, 2)
-            np.testing.assert_array_equal(out, wanted[:num_rows], f"{instruction}, {num_rows}")
+    ways, tried = (
+        {(one, LAYOUTS[CODES[name]].offset == SCALED_OFFSET) for name, _, one in choice}
+        for choice in (EVERY, FEW)
+    )
+    assert tried == ways
+    assert {is_fine for _, is_fine, _ in FEW} == set(KINDS)
 
 
 ARM_FEATURES = "fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop"
@@ -104,19 +110,18 @@ def test_the_instruction_of_an_arm_host_is_found(
     assert available(tmp_path / "macos") == ("neon", "plain")
 
 
-@pytest.mark.parametrize("is_fine", KINDS)
-def test_extreme_bytes_do_not_saturate(is_fine: bool) -> None:
-    """In everyday runs one kind of rows for each instruction, because each is compiled anew."""
+@pytest.mark.parametrize(
+    ("is_fine", "instruction"), [tried[1:] for tried in TRIED if tried[0] == "Q8_0"]
+)
+def test_extreme_bytes_do_not_saturate(is_fine: bool, instruction: str) -> None:
     tensor = stored("Q8_0", 16, 64)
     tensor.rows.reshape(16, 2, 34)[..., 2:] = 128  # the byte -128
     x = np.ones((1, 64), np.float32)
-    wanted = dequantise(tensor) @ x[0]
-    for instruction in islice(available(), is_fine, None, everyday(2, of=1)):
-        weight = packed(tensor, with_bytes=True, is_fine=is_fine)
-        weight.table[0, BYTES] = byte_kernel(CODES["Q8_0"], instruction, is_fine=is_fine)
-        out = np.empty((1, 16), np.float32)
-        linear(x, weight.table, NONE, NONE_2D, in_int8(x, is_fine=is_fine), out, 1)
-        np.testing.assert_allclose(out[0], wanted, rtol=1e-5)
+    weight = packed(tensor, with_bytes=True, is_fine=is_fine)
+    weight.table[0, BYTES] = byte_kernel(CODES["Q8_0"], instruction, is_fine=is_fine)
+    out = np.empty((1, 16), np.float32)
+    linear(x, weight.table, NONE, NONE_2D, in_int8(x, is_fine=is_fine), out, 1)
+    np.testing.assert_allclose(out[0], dequantise(tensor) @ x[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_fine", KINDS)

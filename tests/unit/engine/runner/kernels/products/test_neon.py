@@ -13,10 +13,10 @@ import pytest
 from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
 from engine.runner.kernels.products.byte_rows import RECORD_BYTES
 from engine.runner.kernels.vector_ir import LANES
+from tests.support.models.byte_kernels import KINDS
 from tests.support.models.packing import BLOCK_FORMATS, normal, packed, stored
 from tests.unit.engine.runner.kernels.products.aarch64 import compiled, kernel_name
 from tests.unit.engine.runner.kernels.products.byte_reference import (
-    KINDS,
     in_int8,
     wanted_product,
 )
