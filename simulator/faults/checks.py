@@ -132,6 +132,8 @@ def why_busy(nodes: Iterable[FaultyNode], routers: Iterable[FaultyRouter]) -> st
             return f"{node.me} holds something"
         if not node.kv.is_idle:
             return f"{node.me} has a transfer or a landing"
+        if node.kv.holds_slots:
+            return f"{node.me} holds slots of its ring"
     for router in routers:
         if router.num_calls:
             return f"{router.me} waits for an answer"

@@ -30,7 +30,7 @@ _LATER = (2.0, 4.0, 10.0, 30.0)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
-_LANES = (*("zmq",) * 6, *("rdma_read",) * 5, *("rdma",) * 5, "ipc", "ipc", "shm", "shm")
+_LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
 
 
@@ -139,7 +139,7 @@ def _change(
 
 def _on_a_lane(rng: random.Random, shape: Shape) -> Shape:
     """Return the shape with the lane of its KV. On some of them caches are on cards."""
-    lane = rng.choice(_LANES)
+    (lane,) = rng.choices(list(_LANE_SHARES), list(_LANE_SHARES.values()))
     return replace(shape, lane=lane, is_staged=shape.is_staged and lane not in CARD_LANES)
 
 

@@ -341,20 +341,6 @@ LANES = [
         _BROKEN,
     ),
     Bug(
-        "a report on another connection than the one that was written on frees blocks",
-        "kv_transfer.receiving.quarantine",
-        "        if entry is None or entry.session != session:\n",
-        "        if entry is None:\n",
-        _BROKEN,
-    ),
-    Bug(
-        "a landing that was written on a broken connection goes on over another one",
-        "kv_transfer.receiving.machine",
-        "            landing.may_be_written or (will_be_written and is_copied)\n",
-        "            will_be_written and is_copied\n",
-        _BROKEN,
-    ),
-    Bug(
         "blocks of a landing that was given up are freed while a copy writes them",
         "kv_transfer.receiving.landings",
         "        if self._copies.is_under_way(_lease(landing)):\n            self._copies.hold",

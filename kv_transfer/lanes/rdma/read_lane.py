@@ -41,7 +41,7 @@ from kv_transfer.lanes.rdma.rdma_lane import (
 )
 from kv_transfer.lanes.rdma.read_fences import Step
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
-from kv_transfer.lanes.rdma.ring_reads import RingReads, Source
+from kv_transfer.lanes.rdma.ring_reads import RingReads, RingSource
 from kv_transfer.lanes.rdma.slabs import PlacedPool, RingPart, SlabbedPool, ranges_of
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
@@ -78,7 +78,7 @@ class _Rest:
 
 
 @dataclass(eq=False, slots=True)
-class _Source(Source[Write]):
+class _Source(RingSource[Write]):
     """A session's sender."""
 
     ring: _Ring = field(kw_only=True)

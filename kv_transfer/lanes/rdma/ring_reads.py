@@ -17,7 +17,7 @@ Read = TypeVar("Read")
 
 
 @dataclass(eq=False, slots=True)
-class Source(Generic[Read]):
+class RingSource(Generic[Read]):
     """What a session reads from. `error`: a read failed; `pending` are its reads, in order."""
 
     pending: deque[Read] = field(default_factory=deque)
@@ -35,18 +35,18 @@ class RingReads(Generic[Read]):
         self._fences: ReadFences[Read] = ReadFences()
         self._error_of: dict[Read, HandoffFailed] = {}
 
-    def begin(self, source: Source[Read], read: Read) -> None:
+    def begin(self, source: RingSource[Read], read: Read) -> None:
         """Record a read to the present address, behind those of its source."""
         self._fences.begin(read)
         source.pending.append(read)
 
-    def end(self, source: Source[Read], read: Read) -> None:
+    def end(self, source: RingSource[Read], read: Read) -> None:
         """Record that the first read of a source is complete."""
         # One that failed first is not heard any more.
         assert source.pending.popleft() is read, "reads end in their order"
         self._fences.end(read)
 
-    def fail(self, source: Source[Read], error: HandoffFailed) -> list[Failed[Read]]:
+    def fail(self, source: RingSource[Read], error: HandoffFailed) -> list[Failed[Read]]:
         """Give a source up; return those of its reads that can reach nothing any more."""
         source.error = error
         reads = list(source.pending)

@@ -47,7 +47,7 @@ from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.copies import CopiedBlocks
 from simulator.faults.kv.moving import SentPieces, data_of
 from simulator.faults.kv.ring import RingOfSlots
-from simulator.faults.kv.wires import INLINE_LANE, Connection, KVWires, Parcel
+from simulator.faults.kv.wires import INLINE_LANE, KVSocket, KVWires, Parcel
 from simulator.faults.kv.written import WrittenBlocks
 
 LEAST_WAIT_S = 1e-4
@@ -96,7 +96,7 @@ class KVEnd:
             num_slots = limits.ring_slots(layout) // _RING_SHARE
             self.ring = RingOfSlots(self, num_slots, layout.block_size)
         self._sent_here = SentPieces(memory)
-        self._connections: dict[Peer, Connection] = {}
+        self._connections: dict[Peer, KVSocket] = {}
         self._open: set[int] = set()
         self.sent: dict[int, set[int]] = {}
         """The blocks that were pushed, by the lease token of each transfer that has not ended."""
@@ -105,11 +105,16 @@ class KVEnd:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transfer and no landing is open, and no memory waits for anybody."""
+        """Whether no transfer and no landing is open, and no block waits for a writer."""
         receiver = self.receiver
         is_busy = self.sender.num_transfers or receiver.num_landings
-        is_held = receiver.num_quarantined_blocks or (self.ring and not self.ring.is_idle)
-        return not is_busy and not is_held
+        return not is_busy and not receiver.num_quarantined_blocks
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether slots of the ring are lent: for a moment after transfers and landings are over,
+        which a node that leaves does not wait for."""
+        return self.ring is not None and not self.ring.is_idle
 
     # The contract.
 
@@ -161,7 +166,7 @@ class KVEnd:
             self._write(write, parcel, source)
         self.perform(one for one in effects if not isinstance(one, Write))
 
-    def on_answer(self, connection: Connection, session: bytes, frame: frames.Frame) -> None:
+    def on_answer(self, connection: KVSocket, session: bytes, frame: frames.Frame) -> None:
         """Take a frame back; one of a connection that was closed is dropped."""
         peer = connection.peer
         if self._connections.get(peer) is connection and connection.session == session:

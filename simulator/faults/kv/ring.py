@@ -20,7 +20,7 @@ from kv_transfer.connector.card_ring import OnCopied
 from kv_transfer.connector.frames_to_send import FramesToSend, FrameToSend
 from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.rdma.read_fences import Step
-from kv_transfer.lanes.rdma.ring_reads import Failed, RingReads, Source
+from kv_transfer.lanes.rdma.ring_reads import Failed, RingReads, RingSource
 from kv_transfer.receiving.effects import Write
 from kv_transfer.sending.effects import SendChunk
 from kv_transfer.shared.block_arrays import Blocks, run_lengths
@@ -68,7 +68,7 @@ class RingOfSlots:
         self.frames = FramesToSend(stands_in, end.sender.is_sending)
         self._reads: RingReads[Write] = RingReads()
         self._arriving: dict[Write, _Arriving] = {}
-        self._readers: dict[bytes, tuple[Source[Write], Batches[Write]]] = {}
+        self._readers: dict[bytes, tuple[RingSource[Write], Batches[Write]]] = {}
         self._rests_until_s: dict[Incarnation, float] = {}
         self._num_addresses = 1
         self._addresses = [0]
@@ -166,10 +166,10 @@ class RingOfSlots:
         batches.add(partial(self._read, arriving, copied, self._addresses[-1]))
         batches.tell_after(copied)
 
-    def _reader(self, session: bytes, source: KVEnd) -> tuple[Source[Write], Batches[Write]]:
+    def _reader(self, session: bytes, source: KVEnd) -> tuple[RingSource[Write], Batches[Write]]:
         found = self._readers.get(session)
         if found is None:
-            reads: Source[Write] = Source()
+            reads: RingSource[Write] = RingSource()
             found = reads, Batches(partial(self._on_moved, reads, source.me))
             self._readers[session] = found
         return found
@@ -192,7 +192,7 @@ class RingOfSlots:
         return self._put(copied.target_blocks, values)
 
     def _on_moved(
-        self, reads: Source[Write], sender: Incarnation, moved: Write | HandoffFailed
+        self, reads: RingSource[Write], sender: Incarnation, moved: Write | HandoffFailed
     ) -> None:
         if isinstance(moved, Write):
             self._reads.end(reads, moved)

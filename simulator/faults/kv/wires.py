@@ -40,7 +40,7 @@ class Parcel:
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class KVSocket:
     """One socket of a sender. `session` is another one after each break."""
 
     peer: Peer
@@ -74,7 +74,7 @@ class KVWires:
         self._sessions = count(1)
         self.ends: dict[str, KVEnd] = {}
         self._end_of: dict[Incarnation, KVEnd] = {}
-        self._connections: list[Connection] = []
+        self._connections: list[KVSocket] = []
 
     def join(self, end: KVEnd) -> None:
         """Have a node listen at its address."""
@@ -113,18 +113,18 @@ class KVWires:
                 self._timeline.after(self._latency_s, partial(self._arrive_back, one))
         self.flights.flush()
 
-    def connect(self, source: KVEnd, peer: Peer) -> Connection:
+    def connect(self, source: KVEnd, peer: Peer) -> KVSocket:
         """Return a new connection."""
-        connection = Connection(peer, source, self._new_session())
+        connection = KVSocket(peer, source, self._new_session())
         self._connections.append(connection)
         return connection
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: KVSocket) -> None:
         """Close a connection; what was not read is lost."""
         connection.there.clear()
         self._connections.remove(connection)
 
-    def send(self, connection: Connection, parcel: Parcel) -> None:
+    def send(self, connection: KVSocket, parcel: Parcel) -> None:
         """Send a frame to the address of the connection's peer."""
         connection.there.append((connection.session, parcel))
         self._timeline.after(self._latency_s, partial(self._arrive, connection))
@@ -139,12 +139,12 @@ class KVWires:
     def _new_session(self) -> bytes:
         return b"%d" % next(self._sessions)
 
-    def _break(self, connection: Connection) -> None:
+    def _break(self, connection: KVSocket) -> None:
         connection.there.clear()
         connection.back.clear()
         connection.session = self._new_session()
 
-    def _arrive(self, connection: Connection) -> bool:
+    def _arrive(self, connection: KVSocket) -> bool:
         target = self.ends.get(connection.peer.endpoint)
         source = connection.source
         if target is None or not connection.there:
@@ -155,7 +155,7 @@ class KVWires:
         target.clock.run(partial(target.on_parcel, session, parcel, source))
         return True
 
-    def _arrive_back(self, connection: Connection) -> None:
+    def _arrive_back(self, connection: KVSocket) -> None:
         names = connection.peer.endpoint, connection.source.me.node_id
         if connection.back and self._paths.is_open(*names):
             session, frame = connection.back.popleft()

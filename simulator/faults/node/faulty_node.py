@@ -86,7 +86,14 @@ class _Wires:
         window = _PIECES_PER_WINDOW * 2 * layout.piece_bytes
         limits = Limits(window_bytes=window, max_frame_bytes=window // 2)
         end = KVEnd(
-            *(node, self.clock, self.wires, layout, self.memory, pool, limits, on_event),
+            node,
+            self.clock,
+            self.wires,
+            layout,
+            self.memory,
+            pool,
+            limits,
+            on_event,
             blocks_per_slab=_BLOCKS_PER_SLAB,
         )
         self.end.append(end)

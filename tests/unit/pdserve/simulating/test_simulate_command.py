@@ -95,7 +95,7 @@ def test_a_wrong_history_is_shortened_written_and_replayed(tmp_path: Path) -> No
     wanted = simulation_of({"seed": "3", "output": str(path)})
     assert not run_simulation(wanted, out, ManualClock(), wrong_with_two)
     said = out.getvalue()
-    assert "seed 3, lane zmq: Violation: r1 ended twice" in said
+    assert "seed 3, lane shm: Violation: r1 ended twice" in said
     assert f"run it again: pdserve simulate --replay {path}" in said
     history = read_history(path)
     assert {asked.name for asked in history.requests} == {"r1", "r5"}

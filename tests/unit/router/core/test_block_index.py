@@ -205,6 +205,18 @@ def test_nodes_that_have_left_are_not_told_apart_before_all_of_theirs_is_swept()
     assert len(index.held(keys).runs) == 1
 
 
+@pytest.mark.parametrize("tier", Tier)
+def test_blocks_of_a_node_that_has_left_are_taken_out_in_bounded_pieces(tier: Tier) -> None:
+    index = BlockIndex()
+    index.on_report(A, range(3 * SWEPT_AT_ONCE), [], tier)
+    index.forget(A)
+    assert len(index) == 2 * SWEPT_AT_ONCE
+    index.on_report(B, [], [])
+    assert len(index) == SWEPT_AT_ONCE
+    index.on_report(B, [], [])
+    assert len(index) == 0
+
+
 def test_what_is_expected_of_nodes_that_have_left_is_not_told_apart() -> None:
     index, keys = BlockIndex(), chain(30)
     index.on_report(A, keys[:5], [])

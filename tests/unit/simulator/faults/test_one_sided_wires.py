@@ -119,7 +119,9 @@ def test_what_could_not_be_read_is_sent_again_on_another_lane() -> None:
     pair.pass_time(30.0)
     assert [type(one) for one in pair.said[1]] == [Landed]
     assert pair.sender.is_idle
+    assert not pair.sender.holds_slots
     assert pair.receiver.is_idle
+    assert not pair.receiver.holds_slots
 
 
 def test_slots_of_a_read_from_a_dead_node_come_back() -> None:
@@ -134,6 +136,7 @@ def test_slots_of_a_read_from_a_dead_node_come_back() -> None:
     pair.pass_time(60.0)
     assert pair.said[1][-1] == Released(LEASE_TOKEN)
     assert pair.receiver.is_idle
+    assert not pair.receiver.holds_slots
 
 
 def test_the_copies_of_a_dead_nodes_memory_are_over_before_its_blocks_are_released() -> None:
