@@ -122,7 +122,7 @@ class Flights:
             self._give_up_later(flight)
 
     def _is_open(self, holder: KVEnd, target: KVEnd) -> bool:
-        """Whether the two reach each other: what arrives is acknowledged."""
+        """Return whether the two reach each other: what arrives is acknowledged."""
         ends = holder.me.node_id, target.me.node_id
         return self._paths.is_open(*ends) and self._paths.is_open(*reversed(ends))
 

@@ -11,7 +11,7 @@ from kv_transfer.wire import frames
 from simulator.faults.contents import KVMemory, Numbers
 
 _SUM_BYTES = 16
-"""Of keys and values of a block."""
+"""The sums of one block: those of its keys and of its values."""
 
 
 def data_of(

@@ -134,7 +134,7 @@ class RingOfSlots:
     # The receiver's end.
 
     def may_read(self, sender: Incarnation) -> bool:
-        """Whether no read from a node has failed lately."""
+        """Return whether no read from a node has failed lately."""
         return self._end.clock.now_s() >= self._rests_until_s.get(sender, 0.0)
 
     def write(self, write: Write, parcel: Parcel, source: KVEnd) -> None:

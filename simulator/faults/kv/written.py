@@ -43,7 +43,7 @@ class WrittenBlocks:
     # The sender's end.
 
     def may_offer(self, peer: Peer) -> bool:
-        """Whether no write to a peer has failed lately."""
+        """Return whether no write to a peer has failed lately."""
         return self._end.clock.now_s() >= self._rests_until_s.get(peer, 0.0)
 
     def accept(self, peer: Peer, reply: bytes) -> None:
