@@ -84,8 +84,7 @@ class RouterMetrics:
         )
         self.known_blocks = Gauge(
             "pdserve_router_known_blocks",
-            "Blocks of KV that nodes have reported, each once however many nodes hold it, and once "
-            "more if a tier below a pool has it",
+            "Blocks of KV that nodes have reported, each once, whatever nodes and tiers have it",
             registry=registry,
         )
         self.blocks_dropped = Counter(

@@ -91,6 +91,7 @@ async def test_a_prompt_goes_where_host_memory_has_what_the_pool_evicted(cluster
     say(d1, 2, keys, tier=Tier.HOST)
     say(d1, 3, [], keys)
     say(d1, 4, [1, 2, 3], tier=9)  # a tier of a later release
+    say(d1, 5, [4])  # it comes last
     await known(cluster, len(keys) + 1)
     answer = start(router)
     await asked(d1)

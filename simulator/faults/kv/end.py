@@ -205,7 +205,7 @@ class KVEnd:
         self.memory.put(layer, blocks, values)
 
     def bytes_of(self, parcel: Parcel, layer: int) -> Numbers:
-        """Return the bytes that follow a header that this node sent, as they are when they arrive."""
+        """Return the bytes that follow a header of this node, as they are when they arrive."""
         assert parcel.values is not None, "DATA has values"
         if not self.clock.is_alive:
             return parcel.values

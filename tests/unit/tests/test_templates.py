@@ -22,8 +22,7 @@ from tests.support.cluster.processes import is_alive
 from tests.support.templates import Template
 from tests.unit.tree import ROOT
 
-IMPORTED = "wave"
-"""A module that nothing else here imports."""
+IMPORTED = "imported_by_the_template_alone"
 OTHER = f"""
 from tests.support.templates import Template
 template = Template(["{IMPORTED}"])
@@ -33,11 +32,13 @@ input()
 
 
 @pytest.fixture
-def other() -> Iterator[subprocess.Popen[str]]:
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process, which has a template and prints its address."""
+    (tmp_path / f"{IMPORTED}.py").touch()
     with subprocess.Popen(
         [sys.executable, "-c", OTHER],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         yield process
         process.kill()
