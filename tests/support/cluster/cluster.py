@@ -158,7 +158,8 @@ class Cluster:
             nodes = self._seen_by(url)["nodes"]
         except httpx.TransportError:
             return False
-        avoided = [decode for node in nodes for decode in node["kv_unreachable"]]
+        # A router of the release before does not tell the pairs.
+        avoided = [decode for node in nodes for decode in node.get("kv_unreachable", ())]
         is_wary = any(node["is_suspected"] for node in nodes) or any(
             epochs.get(decode["node_id"]) == decode["epoch"] for decode in avoided
         )
