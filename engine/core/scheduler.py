@@ -341,7 +341,7 @@ class Scheduler:
             rule = ahead.rule
             if plan is not None and self.kept_prefixes.prepare(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
-        self.counters.plans_ahead[rule._value_] += 1
+        self.counters.plans_ahead[rule.value] += 1
         return plan
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:

@@ -45,8 +45,6 @@ class DiskEvent(Enum):
     WRITE_FAILED = "write_failed"
 
 
-_NOTHING_WAITS, _NO_STEP = StopRule.NOTHING_WAITS.value, AheadRule.NO_STEP.value
-
 _Kinds = (
     type[PreemptionReason] | type[StopRule] | type[AheadRule] | type[PullOutcome] | type[DiskEvent]
 )
@@ -129,7 +127,7 @@ class StepCounters:
         self.num_draft_tokens += plan.num_draft_tokens
         self.num_chunk_tokens += plan.num_chunk_tokens
         self.num_growth_blocks = plan.num_growth_blocks
-        self.stops[plan.stopped_by._value_] += 1
+        self.stops[plan.stopped_by.value] += 1
         for preemption in plan.preempted:
             self.preemptions[preemption.reason.value] += 1
 
@@ -138,8 +136,8 @@ class StepCounters:
         self.num_steps += num_times
         self.num_decode_tokens += num_tokens * num_times
         self.num_growth_blocks = 0
-        self.stops[_NOTHING_WAITS] += num_times
-        self.plans_ahead[_NO_STEP] += num_times
+        self.stops[StopRule.NOTHING_WAITS.value] += num_times
+        self.plans_ahead[AheadRule.NO_STEP.value] += num_times
 
     def on_ran(self, took_s: float, *, has_prompts: bool) -> None:
         """Count the time of a step, or of a step that was run several times."""

@@ -251,7 +251,7 @@ class BlockIndex:
         index, before, after = self._holders, 0, 0
         for key in gone:
             holders = index[key]
-            if holders is bit:
+            if holders == bit:
                 del index[key]
                 continue
             if holders is not before:
@@ -266,7 +266,7 @@ class BlockIndex:
             return
         for key in keys:
             nodes = expected.get(key, 0)
-            if nodes is bits:
+            if nodes == bits:
                 del expected[key]
             elif nodes & bits:
                 if left := nodes & ~bits:
