@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,33 +198,42 @@ def test_rows_without_drafts_hold_nobody_back_on_a_node_that_drafts(
     assert node.num_begun == 2
 
 
+def drafting(runner: ModelRunner, ways: Sequence[dict[str, Any]]) -> tuple[Node, list[list[int]]]:
+    """Return a node with a request for each of `ways`, each of whose steps verifies drafts.
+
+    And the outputs that these requests have without drafts.
+    """
+    plain = Node(runner, goes_on=False)
+    guessed: Any = GuessedDrafts(
+        lambda one: plain.outputs[one.sequence_id],
+        most=3, share=1.0, seed=2, vocab_size=runner.vocab_size,
+    )  # fmt: skip
+    node = Node(runner, goes_on=True, speculation=guessed)
+    for one in (plain, node):
+        for seed, sampling in enumerate(ways):
+            one.add(5 + seed, 9, seed, **sampling)
+    while plain.scheduler.running or plain.scheduler.waiting:
+        plain.step()
+    return node, list(plain.outputs.values())
+
+
 @pytest.mark.timeout(600)
 def test_a_step_that_verifies_drafts_is_one_graph_and_a_copy_each_way(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has more rows than the node has seats, of three sequences."""
     runner = on_card(folder, num_drafts=3)
-    plain = Node(runner, goes_on=False)
-    guessed: Any = GuessedDrafts(
-        lambda one: plain.outputs[one.sequence_id],
-        most=3, share=1.0, seed=2, vocab_size=runner.vocab_size,
-    )  # fmt: skip
-    drafting = Node(runner, goes_on=True, speculation=guessed)
-    for node in (plain, drafting):
-        for seed, sampling in enumerate((GREEDY, DRAWN, DRAWN)):
-            node.add(5 + seed, 9, seed, **sampling)
-    while plain.scheduler.running or plain.scheduler.waiting:
-        plain.step()
-    drafting.step()
+    node, right = drafting(runner, (GREEDY, DRAWN, DRAWN))
+    node.step()
     with monkeypatch.context() as watched:
         calls = watch(runner, watched)
-        step = drafting.step()
+        step = node.step()
     assert min(step.batch.num_drafts) > 0
     assert sum(step.batch.num_tokens) > 4
     assert calls == ["to the card", "graph", "to the host", "record", "wait"]
-    while drafting.scheduler.running or drafting.scheduler.waiting:
-        drafting.step()
-    assert drafting.outputs == plain.outputs
+    while node.scheduler.running or node.scheduler.waiting:
+        node.step()
+    assert list(node.outputs.values()) == right
 
 
 LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}
@@ -258,6 +267,15 @@ def test_a_row_that_the_host_draws_is_left_behind_once(folder: Path) -> None:
     assert sum(num_left) == 1
     assert sum(num_none) == 0
     assert ahead.num_begun >= 2
+
+
+@pytest.mark.timeout(600)
+def test_rows_of_drafts_that_the_host_draws_are_those_of_single_steps(folder: Path) -> None:
+    """They are the last ones of the step."""
+    node, right = drafting(on_card(folder, num_drafts=3), (GREEDY, LEFT))
+    while node.scheduler.running or node.scheduler.waiting:
+        node.step()
+    assert list(node.outputs.values()) == right
 
 
 def test_rows_that_are_not_finite_end_as_in_any_other_step(folder: Path) -> None:
