@@ -39,6 +39,7 @@ from router.core.effects import (
     Fail,
     Finish,
     LegClosed,
+    PromptComputed,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -251,9 +252,12 @@ class SimulatedRouter:
                     choice.is_waiting = True
                     self._timeline.after(wait_s, partial(self._on_waited, choice))
                 case SendReserve():
-                    self._membership.on_leg_opened(effect.node, 0)
-                    if effect.prefill is not None:
-                        self._membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
+                    num_tokens = choice.num_prompt_tokens
+                    if effect.prefill is None:
+                        self._membership.on_leg_opened(effect.node, num_tokens)
+                    else:
+                        self._membership.on_leg_opened(effect.node, 0)
+                        self._membership.on_leg_opened(effect.prefill, num_tokens)
                     self._reserve(choice, effect)
                 case SendPrefill():
                     if not effect.is_counted:
@@ -261,9 +265,11 @@ class SimulatedRouter:
                     self._prefill(choice, effect)
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
-                case LegClosed(node, is_prefill):
-                    num_tokens = choice.num_prompt_tokens if is_prefill else 0
+                case LegClosed(node, has_prompt):
+                    num_tokens = choice.num_prompt_tokens if has_prompt else 0
                     self._membership.on_leg_closed(node, num_tokens)
+                case PromptComputed(node):
+                    self._membership.on_prompt_computed(node, choice.num_prompt_tokens)
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):

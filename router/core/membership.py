@@ -262,7 +262,7 @@ class Membership:
     def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one more request that the node was asked to hold.
 
-        `num_tokens` are those of a prompt that it computes for a decode node; 0 on that one.
+        `num_tokens` are those of the prompt if this node computes it; otherwise 0.
         """
         member = self._members.get(incarnation)
         if member is not None:
@@ -270,8 +270,15 @@ class Membership:
             self._used.add(incarnation)
             self._busier[incarnation] = None
 
+    def on_prompt_computed(self, incarnation: Incarnation, num_tokens: int) -> None:
+        """Count the tokens of a prompt no more on the node that goes on with the answer."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.own.end_prompt(num_tokens)
+            self._busier[incarnation] = None
+
     def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
-        """Count one of these requests less."""
+        """Count one of these requests less, and the tokens that still count for it."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(num_tokens)

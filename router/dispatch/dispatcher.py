@@ -29,6 +29,7 @@ from router.core.effects import (
     Finish,
     LegClosed,
     PlaceRecord,
+    PromptComputed,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -298,9 +299,11 @@ class Dispatcher:
                         client.abort_nowait(effect.attempt)
                 case Accepted():
                     choice.sink.on_accepted()
-                case LegClosed(node, is_prefill):
-                    num_tokens = choice.num_prompt_tokens if is_prefill else 0
+                case LegClosed(node, has_prompt):
+                    num_tokens = choice.num_prompt_tokens if has_prompt else 0
                     self.pool.membership.on_leg_closed(node, num_tokens)
+                case PromptComputed(node):
+                    self.pool.membership.on_prompt_computed(node, choice.num_prompt_tokens)
                 case PlaceRecord():
                     self._place(choice, effect)
                 case Unplace():
@@ -336,9 +339,12 @@ class Dispatcher:
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
-        self.pool.membership.on_leg_opened(node, 0)
-        if effect.prefill is not None:
-            self.pool.membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
+        members, num_tokens = self.pool.membership, choice.num_prompt_tokens
+        if effect.prefill is None:
+            members.on_leg_opened(node, num_tokens)
+        else:
+            members.on_leg_opened(node, 0)
+            members.on_leg_opened(effect.prefill, num_tokens)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         client, on_failed = self._asked(choice, node, attempt)
         if client is None:
