@@ -33,6 +33,7 @@ from node.flow.messages import (
     Submit,
 )
 from placement.store import LiveNode
+from router.core.counted_legs import count_legs
 from router.core.effects import (
     Choose,
     Effect,
@@ -252,24 +253,15 @@ class SimulatedRouter:
                     choice.is_waiting = True
                     self._timeline.after(wait_s, partial(self._on_waited, choice))
                 case SendReserve():
-                    num_tokens = choice.num_prompt_tokens
-                    if effect.prefill is None:
-                        self._membership.on_leg_opened(effect.node, num_tokens)
-                    else:
-                        self._membership.on_leg_opened(effect.node, 0)
-                        self._membership.on_leg_opened(effect.prefill, num_tokens)
+                    count_legs(self._membership, effect, choice.num_prompt_tokens)
                     self._reserve(choice, effect)
                 case SendPrefill():
-                    if not effect.is_counted:
-                        self._membership.on_leg_opened(effect.node, choice.num_prompt_tokens)
+                    count_legs(self._membership, effect, choice.num_prompt_tokens)
                     self._prefill(choice, effect)
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
-                case LegClosed(node, has_prompt):
-                    num_tokens = choice.num_prompt_tokens if has_prompt else 0
-                    self._membership.on_leg_closed(node, num_tokens)
-                case PromptComputed(node):
-                    self._membership.on_prompt_computed(node, choice.num_prompt_tokens)
+                case PromptComputed() | LegClosed():
+                    count_legs(self._membership, effect, choice.num_prompt_tokens)
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):

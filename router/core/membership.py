@@ -346,11 +346,8 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        return sorted(
-            node
-            for node, member in self._members.items()
-            if member.can_be_chosen and not self._is_listed(member)
-        )
+        heard = [node for node, one in self._members.items() if one.can_be_chosen]
+        return sorted(node for node in heard if not self._is_listed(self._members[node]))
 
     @property
     def last_unlisted(self) -> Set[Incarnation]:
@@ -438,9 +435,7 @@ class Membership:
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
         before = self._members
         self._members = {
-            incarnation: member
-            for incarnation, member in before.items()
-            if self._is_kept(member, patience_s)
+            node: one for node, one in before.items() if self._is_kept(one, patience_s)
         }
         self._changed |= dict.fromkeys(one for one in before if one not in self._members)
         self._used &= self._members.keys()
