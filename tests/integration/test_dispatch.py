@@ -88,6 +88,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     assert chunks[0].counts == RequestCounts(16)
     await no_placements(cluster)
     assert (p.aborted, d.aborted) == ([], [])
+    assert queued_tokens(router) == [0, 0]
 
 
 async def test_a_decode_node_alone_prefills_locally(cluster: Cluster) -> None:
