@@ -15,7 +15,7 @@ from engine.prefix_disk.block_file import CorruptFile
 
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
-"""By so much a sealed block is longer."""
+"""Bytes by which a sealed block is longer."""
 
 
 class BlockSeal:
