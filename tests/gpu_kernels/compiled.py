@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,16 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
 
 
 def _launch_with_drafts(recorder: SpecRecorder) -> None:
-    """Launch attention of three drafts a sequence, and of seven."""
+    """Launch attention of drafts: for each number of rows that decoders of these heads take."""
     model = Model.of(recorder)
-    for has_scales in (False, True):
+    for head_dim, has_scales in product((128, 256), (False, True)):
         model.pool = replace(model.pool, has_scales=has_scales)
         make = model.launches(recorder)
-        for count, rows_each in ((1, 4), (32, 4), (32, 8)):
-            make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, rows_each)
+        make.spec = replace(make.spec, head_dim=head_dim)
+        for count, rows_each in product((1, 32), (4, 8, 16)):
+            if make.can_attend(rows_each):
+                pieces = PieceList(0, 0, 0, 0, 0)
+                make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, rows_each)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:
