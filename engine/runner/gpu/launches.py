@@ -31,9 +31,9 @@ BYTE_CHUNK_ROWS = 64
 _WORD_BITS = 16
 _LINE_WORDS = 64
 """Words of 16 bits that come into the L2 cache together."""
-_PIECE_NUMBERS = 64 * 128
-"""Rows times head_dim of a piece's largest tile. A larger one takes more registers, or more shared
-memory, than a card has; so does one of more than half as many over keys of a byte each."""
+_PIECE_ROWS = 64
+"""Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
+byte each. A larger one takes more registers, or more shared memory, than a card has."""
 FEW_SEQUENCES = 2
 """The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
 _GROUP = 8
@@ -398,8 +398,8 @@ class Launches:
 
     def can_attend(self, rows_each: int) -> bool:
         """Return whether a piece's tile for so many rows of a sequence fits into a card."""
-        numbers = self.attention_rows(rows_each) * self.spec.head_dim
-        return numbers <= _PIECE_NUMBERS // (2 if self.pool.has_scales else 1)
+        width = max(self.spec.head_dim, 128) * (2 if self.pool.has_scales else 1)
+        return self.attention_rows(rows_each) * width <= 128 * _PIECE_ROWS
 
     def attend_chunk(
         self, layer: int, queries: int, tables: int, table_width: int, tiles: tuple[int, int],
