@@ -2,7 +2,8 @@
 
 Stages run in order, each alone and within its own time limit: one that fails is reported and the
 rest goes on. It needs a card and what a node on one has installed (`.[node,gpu]`), no network and
-no model: weights are random, of a public model's shape. The last line but one is a JSON object, the last one says how many passed.
+no model: weights are random, of a public model's shape. The last line but one is a JSON object, the
+last one says how many passed.
 `--out FILE` also writes the JSON into a file.
 """
 
