@@ -14,9 +14,9 @@ from tests.simulation.storm import FAULTS, Conversations, Storm, run_to_the_end
 from tests.simulation.world import World
 from tests.support.examples import everyday
 
-NUM_RUNS = everyday(48, of=300)
-NUM_CALM_RUNS = everyday(44, of=200)
-NUM_CONVERSATIONS = everyday(22, of=200)
+NUM_RUNS = everyday(73, of=300)
+NUM_CALM_RUNS = everyday(70, of=200)
+NUM_CONVERSATIONS = everyday(34, of=200)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])

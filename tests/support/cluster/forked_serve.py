@@ -2,8 +2,7 @@
 
 A role spends more of its start on imports than on everything else. A *template* makes them once,
 and its forks have them (`templates`). The core of gRPC reads the environment when it is loaded,
-which nodes and routers set up differently, so each kind has a template. A role that logs JSON sets
-it up differently again, and loads gRPC and kernels itself.
+which nodes and routers set up differently, so each kind has a template.
 """
 
 from __future__ import annotations
@@ -39,15 +38,12 @@ _start_lock = threading.Lock()
 class Forked:
     """The calls of `subprocess.Popen` that tests make, for a process that is forked."""
 
-    def __init__(self, template: Template | None, target: Callable[..., None], *args: Any) -> None:
-        """Call `target` in a fork of `template`, or of what ends with this process."""
+    def __init__(self, template: Template, target: Callable[..., None], *args: Any) -> None:
+        """Call `target` in a fork of `template`."""
         self._process = FORKS.Process(target=target, args=args, daemon=True)
         self._start(template)
 
-    def _start(self, template: Template | None) -> None:
-        if template is None:
-            self._process.start()
-            return
+    def _start(self, template: Template) -> None:
         connect = template.connect_to_new_process
         # `multiprocessing` knows one server of forks.
         with _start_lock, mock.patch.object(forkserver, "connect_to_new_process", connect):
@@ -105,17 +101,15 @@ class ForkedServe(Forked):
         super().__init__(_template(arguments), _serve, arguments, log_path, dict(environ), cwd)
 
 
-def _template(arguments: Sequence[str]) -> Template | None:
-    """Return what a role is forked from; None for one that logs JSON."""
-    if "json" in arguments:
-        return None
+def _template(arguments: Sequence[str]) -> Template:
+    """Return what a role is forked from."""
     is_router = arguments[arguments.index("--role") + 1] == Role.ROUTER.value
     return ROUTERS if is_router else NODES
 
 
 def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path) -> None:
     """Become the role."""
-    assert ("grpc" in sys.modules) is ("json" not in arguments), "that is not its template"
+    assert "grpc" in sys.modules, "that is no template"
     with log_path.open("ab") as log:
         become(log.fileno(), environ)
     os.chdir(cwd)
