@@ -9,7 +9,10 @@ from pathlib import Path
 
 from tests.unit.tree import ROOT
 
-_PLUGINS = ("-p tests.support.whole_files", "-p tests.support.told_reports", "-p no:cacheprovider")
+_PLUGINS = (
+    *("-p xdist", "-p pytest_timeout", "-p no:cacheprovider"),
+    *("-p tests.support.whole_files", "-p tests.support.told_reports"),
+)
 ALWAYS = {
     "pytest.ini": f"[pytest]\naddopts = {' '.join(_PLUGINS)}\n",
     "noted.py": """
@@ -32,6 +35,8 @@ def run(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     environ = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    # What else is installed takes as long to import as everything that such a run does.
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     path = os.pathsep.join((str(ROOT), str(folder)))
     return subprocess.run(
         [sys.executable, "-m", "pytest", "tests", f"-n{num_processes}", "--dist=loadfile"],
