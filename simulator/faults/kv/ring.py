@@ -55,6 +55,21 @@ class _Arriving:
     source: KVEnd
 
 
+class _ChangingSlots(Slots):
+    """Slots that hold nothing of use once they are given back: others may have them from then on.
+
+    A read that comes too late is then found, whether or not others have written there before it.
+    """
+
+    def __init__(self, first: int, count: int, values: Numbers) -> None:
+        super().__init__(first, count)
+        self._values = values
+
+    def give_back(self, slots: Blocks) -> None:
+        self._values[slots] = ~self._values[slots]
+        super().give_back(slots)
+
+
 class RingOfSlots:
     """Both ends, in one node. Slots are for a block in one layer."""
 
@@ -62,8 +77,9 @@ class RingOfSlots:
         self._end = end
         num_receiving = receiving_slots(num_slots)
         self.slots: Numbers = np.zeros((num_slots, block_size), np.uint64)
-        self.sending = Slots(0, num_slots - num_receiving)
-        self.receiving = Slots(num_slots - num_receiving, num_receiving)
+        num_sending = num_slots - num_receiving
+        self.sending = _ChangingSlots(0, num_sending, self.slots)
+        self.receiving = _ChangingSlots(num_sending, num_receiving, self.slots)
         stands_in: Any = self
         self.frames = FramesToSend(stands_in, end.sender.is_sending)
         self._reads: RingReads[Write] = RingReads()
