@@ -19,6 +19,7 @@ from kv_transfer.contract import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.lanes.rdma.batch_queue import BATCHES_PER_WINDOW
 from kv_transfer.receiving.effects import (
     Fence,
     MoveSlab,
@@ -82,6 +83,7 @@ class KVEnd:
         self.flights = wires.flights
         self.memory = memory
         self._piece_bytes = layout.piece_bytes
+        self.batch_bytes = limits.window_bytes // BATCHES_PER_WINDOW
         self._pool = pool
         self._on_event = on_event
         self.sender = Sender(me, layout, limits, pool.num_blocks, memory.num_host_blocks)
@@ -196,6 +198,10 @@ class KVEnd:
         abort = frames.Abort(effect.lease_token, effect.generation)
         self._send_in_order(effect.peer.main, abort)
         self._send_in_order(effect.peer, data_of(effect))
+
+    def bytes_in(self, num_blocks: int) -> int:
+        """Return the size of blocks in one layer."""
+        return 2 * num_blocks * self._piece_bytes
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Write blocks. Raises `InternalError` where they may have been used again."""

@@ -179,14 +179,16 @@ class RingOfSlots:
             self._on_unread((copied, reads.error))
             return
         self._reads.begin(reads, copied)
-        batches.add(partial(self._read, arriving, copied, self._addresses[-1]))
+        read = partial(self._read, arriving, copied, self._addresses[-1])
+        batches.add(read, num_ranges=slots.size, num_bytes=self._end.bytes_in(slots.size))
         batches.tell_after(copied)
 
     def _reader(self, session: bytes, source: KVEnd) -> tuple[RingSource[Write], Batches[Write]]:
         found = self._readers.get(session)
         if found is None:
             reads: RingSource[Write] = RingSource()
-            found = reads, Batches(partial(self._on_moved, reads, source.me))
+            on_ready = partial(self._on_moved, reads, source.me)
+            found = reads, Batches(on_ready, self._end.batch_bytes)
             self._readers[session] = found
         return found
 
