@@ -113,11 +113,11 @@ def test_a_queue_that_was_stopped_forgets_what_did_not_begin() -> None:
 def test_a_queue_that_ends_moves_what_is_queued_and_nothing_more() -> None:
     queue = filled("a")
     queue.end()
-    assert not queue.is_over
+    was_over = queue.is_over
     put(queue, "b")
     assert not queue.tell_after("b")
     assert begin(queue) == [["a"]]
-    assert queue.is_over
+    assert (was_over, queue.is_over) == (False, True)
     assert queue.moved() == []
     queue.told()
     assert queue.tell_after("nothing is before it")
