@@ -160,7 +160,7 @@ class RingOfSlots:
 
         def on_slots(slots: Blocks) -> None:
             if not self._end.receiver.may_write(write):
-                self._end.perform(self._end.receiver.on_unwritten(write))
+                self._end.end_write(write, self._end.receiver.on_unwritten(write))
                 self.receiving.give_back(slots)
             elif values is None:
                 self._begin_read(_Arriving(write, parcel, source), slots)
@@ -169,6 +169,12 @@ class RingOfSlots:
                 self._copy_in(_Arriving(write, parcel, source), slots)
 
         self.receiving.ask(write.target_blocks.size, on_slots)
+
+    def drop(self, session: bytes) -> None:
+        """Forget whom a session reads from: it is over, and so are its reads."""
+        _, batches = self._readers.pop(session, (None, None))
+        if batches is not None:
+            batches.stop()
 
     def _begin_read(self, arriving: _Arriving, slots: Blocks) -> None:
         write = arriving.write
@@ -235,7 +241,7 @@ class RingOfSlots:
     def _on_unread(self, failed: Failed[Write]) -> None:
         copied, error = failed
         write = self._arriving.pop(copied).write
-        self._end.perform(self._end.receiver.on_unread(write, error))
+        self._end.end_write(write, self._end.receiver.on_unread(write, error))
         self.receiving.give_back(copied.target_blocks)
 
     def _copy_in(self, arriving: _Arriving, slots: Blocks) -> None:

@@ -135,7 +135,8 @@ def test_slots_that_were_given_back_hold_nothing_of_use() -> None:
     for end in (pair.sender, pair.receiver):
         assert not end.holds_slots
         assert end.ring is not None
-        assert not any((slot == one).all() for slot in end.ring.slots for one in sent)
+        for one in sent:
+            assert not (end.ring.slots == one).all(axis=1).any()
 
 
 def test_slots_of_a_read_from_a_dead_node_come_back() -> None:
