@@ -33,12 +33,14 @@ from node.flow.messages import (
     Submit,
 )
 from placement.store import LiveNode
+from router.core.counted_legs import count_legs
 from router.core.effects import (
     Choose,
     Effect,
     Fail,
     Finish,
     LegClosed,
+    PromptComputed,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -251,19 +253,15 @@ class SimulatedRouter:
                     choice.is_waiting = True
                     self._timeline.after(wait_s, partial(self._on_waited, choice))
                 case SendReserve():
-                    self._membership.on_leg_opened(effect.node, 0)
-                    if effect.prefill is not None:
-                        self._membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
+                    count_legs(self._membership, effect, choice.num_prompt_tokens)
                     self._reserve(choice, effect)
                 case SendPrefill():
-                    if not effect.is_counted:
-                        self._membership.on_leg_opened(effect.node, choice.num_prompt_tokens)
+                    count_legs(self._membership, effect, choice.num_prompt_tokens)
                     self._prefill(choice, effect)
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
-                case LegClosed(node, is_prefill):
-                    num_tokens = choice.num_prompt_tokens if is_prefill else 0
-                    self._membership.on_leg_closed(node, num_tokens)
+                case PromptComputed() | LegClosed():
+                    count_legs(self._membership, effect, choice.num_prompt_tokens)
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):

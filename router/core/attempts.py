@@ -20,6 +20,7 @@ from router.core.effects import (
     Effect,
     LegClosed,
     PlaceRecord,
+    PromptComputed,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -52,6 +53,8 @@ class Attempt:
         self.prefill: Incarnation | None = None
         self.planned_prefill: Incarnation | None = None
         """The node to be asked next; its leg counts already."""
+        self._has_prompt = False
+        """Whether the prompt counts on the decode node: it computes it, and has sent no token."""
         self.ticket: object | None = None
         self._source: PrefixSource | None = None
         """What holds most of the prompt, but for the decode node."""
@@ -91,6 +94,7 @@ class Attempt:
         assert self.planned_prefill is None, "its leg would be counted for ever"
         self.state, self.has_asked = State.RESERVING, True
         self.decode, self.planned_prefill = decode, planned_prefill
+        self._has_prompt = planned_prefill is None
         return SendReserve(decode, request, planned_prefill, may_wait, self._source)
 
     def send_prefill(self, prefill: Incarnation, request: GenerationRequest) -> list[Effect]:
@@ -123,7 +127,7 @@ class Attempt:
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""
         planned, self.planned_prefill = self.planned_prefill, None
-        return [] if planned is None else [LegClosed(planned, is_prefill=True)]
+        return [] if planned is None else [LegClosed(planned, has_prompt=True)]
 
     def place(self) -> Effect:
         """Record where the attempt runs."""
@@ -154,22 +158,30 @@ class Attempt:
             effects.append(self.close_leg(node))
         if not is_prefill:
             effects += self.drop_plan()
+            effects += self._end_prompt(node)
             self._has_started = True
             self.state = State.RUNNING
         if self.prefill is not None and self._has_started and self.has_first_token:
             effects.append(self.close_leg(self.prefill))
         return effects
 
+    def _end_prompt(self, decode: Incarnation) -> list[Effect]:
+        """Count the prompt no more on the decode node, which has computed it."""
+        if not (self._has_prompt and self.has_first_token):
+            return []
+        self._has_prompt = False
+        return [PromptComputed(decode)]
+
     # The end.
 
     def close_leg(self, node: Incarnation) -> Effect:
         """Note that the node holds nothing of this attempt any more."""
-        is_prefill = node != self.decode
-        if is_prefill:
+        if node != self.decode:
             self.prefill = None
-        else:
-            self.decode = None
-        return LegClosed(node, is_prefill)
+            return LegClosed(node, has_prompt=True)
+        self.decode = None
+        had_prompt, self._has_prompt = self._has_prompt, False
+        return LegClosed(node, had_prompt)
 
     def end(self) -> list[Effect]:
         """Abort what is open, on every node."""

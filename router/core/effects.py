@@ -35,7 +35,8 @@ class SendReserve:
     """Ask a decode or mixed node; answer with `on_reserve_reply` or `on_call_failed`.
 
     `prefill` is the node that will compute the prompt; a leg on it counts from now on, so that a
-    burst is not sent to one node before the first reply. None: the decode node computes the prompt.
+    burst is not sent to one node before the first reply. None: the decode node computes the prompt,
+    whose tokens count there until `PromptComputed` or the end of the leg.
     With `may_wait` a full node queues the request instead of refusing it. `source` has more of the
     prompt than the node, if it computes that itself.
     """
@@ -79,11 +80,18 @@ class SendAbort:
 class LegClosed:
     """The leg on this node, which `SendReserve` or `SendPrefill` counted, is over: one per leg.
 
-    `is_prefill`: it was that of the node which computes the prompt for a decode node.
+    `has_prompt`: the tokens of the prompt counted on it until now.
     """
 
     node: Incarnation
-    is_prefill: bool = False
+    has_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """The decode or mixed node has computed the prompt, which does not count there any more."""
+
+    node: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,7 @@ Effect = (
     | SendPrefill
     | SendAbort
     | LegClosed
+    | PromptComputed
     | Accepted
     | PlaceRecord
     | Unplace

@@ -27,7 +27,8 @@ class Held(NamedTuple):
 class OwnLoad:
     """What this router has on one node, and the most that a report can contain of it.
 
-    `num_tokens` are those of the prompts that the node computes for a decode node.
+    `num_tokens` are those of the prompts that the node computes: on a prefill node until the KV was
+    taken over, on one that goes on with the answer until its first token.
     """
 
     num_requests: int = 0
@@ -44,10 +45,14 @@ class OwnLoad:
         self.num_tokens += num_tokens
         self._peak = max(self._peak, self.num_requests)
 
-    def close(self, num_tokens: int) -> None:
-        """Count one of these less."""
-        self.num_requests = max(0, self.num_requests - 1)
+    def end_prompt(self, num_tokens: int) -> None:
+        """Count the tokens of one prompt no more."""
         self.num_tokens = max(0, self.num_tokens - num_tokens)
+
+    def close(self, num_tokens: int) -> None:
+        """Count one request less, and the tokens that still count for it."""
+        self.num_requests = max(0, self.num_requests - 1)
+        self.end_prompt(num_tokens)
 
     def on_listing(self) -> None:
         """Take that a report was read. It was made since the last listing but one."""

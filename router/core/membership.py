@@ -262,7 +262,7 @@ class Membership:
     def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one more request that the node was asked to hold.
 
-        `num_tokens` are those of a prompt that it computes for a decode node; 0 on that one.
+        `num_tokens` are those of the prompt if this node computes it; otherwise 0.
         """
         member = self._members.get(incarnation)
         if member is not None:
@@ -270,8 +270,15 @@ class Membership:
             self._used.add(incarnation)
             self._busier[incarnation] = None
 
+    def on_prompt_computed(self, incarnation: Incarnation, num_tokens: int) -> None:
+        """Count the tokens of a prompt no more on the node that goes on with the answer."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.own.end_prompt(num_tokens)
+            self._busier[incarnation] = None
+
     def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
-        """Count one of these requests less."""
+        """Count one of these requests less, and the tokens that still count for it."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(num_tokens)
@@ -339,11 +346,8 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        return sorted(
-            node
-            for node, member in self._members.items()
-            if member.can_be_chosen and not self._is_listed(member)
-        )
+        heard = [node for node, one in self._members.items() if one.can_be_chosen]
+        return sorted(node for node in heard if not self._is_listed(self._members[node]))
 
     @property
     def last_unlisted(self) -> Set[Incarnation]:
@@ -431,9 +435,7 @@ class Membership:
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
         before = self._members
         self._members = {
-            incarnation: member
-            for incarnation, member in before.items()
-            if self._is_kept(member, patience_s)
+            node: one for node, one in before.items() if self._is_kept(one, patience_s)
         }
         self._changed |= dict.fromkeys(one for one in before if one not in self._members)
         self._used &= self._members.keys()

@@ -21,6 +21,7 @@ from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
+from router.core.counted_legs import CountedEffect, count_legs
 from router.core.effects import (
     Accepted,
     Choose,
@@ -29,6 +30,7 @@ from router.core.effects import (
     Finish,
     LegClosed,
     PlaceRecord,
+    PromptComputed,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -298,9 +300,8 @@ class Dispatcher:
                         client.abort_nowait(effect.attempt)
                 case Accepted():
                     choice.sink.on_accepted()
-                case LegClosed(node, is_prefill):
-                    num_tokens = choice.num_prompt_tokens if is_prefill else 0
-                    self.pool.membership.on_leg_closed(node, num_tokens)
+                case PromptComputed() | LegClosed():
+                    self._count(choice, effect)
                 case PlaceRecord():
                     self._place(choice, effect)
                 case Unplace():
@@ -336,9 +337,7 @@ class Dispatcher:
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
-        self.pool.membership.on_leg_opened(node, 0)
-        if effect.prefill is not None:
-            self.pool.membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
+        self._count(choice, effect)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         client, on_failed = self._asked(choice, node, attempt)
         if client is None:
@@ -358,8 +357,7 @@ class Dispatcher:
 
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
         node, attempt = effect.node, effect.request.id
-        if not effect.is_counted:
-            self.pool.membership.on_leg_opened(node, choice.num_prompt_tokens)
+        self._count(choice, effect)
         client, on_failed = self._asked(choice, node, attempt)
         if client is None:
             return
@@ -373,6 +371,9 @@ class Dispatcher:
             cast("pb.Ticket | None", effect.ticket),
             self.pool.source_that_sends(effect.source),
         )
+
+    def _count(self, choice: RunningChoice, effect: CountedEffect) -> None:
+        count_legs(self.pool.membership, effect, choice.num_prompt_tokens)
 
     def _asked(
         self, choice: RunningChoice, node: Incarnation, attempt: AttemptId

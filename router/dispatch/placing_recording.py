@@ -33,6 +33,7 @@ MEMBERSHIP_CALLS = (
     "on_lost",
     "on_role",
     "on_leg_opened",
+    "on_prompt_computed",
     "on_leg_closed",
     "nodes",
     "max_model_len",

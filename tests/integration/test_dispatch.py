@@ -29,6 +29,7 @@ from router.cluster.role import give_role
 from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
+from router.dispatch.dispatcher import Dispatcher
 from router.http.described import schema_of
 from router.watch.choice_trace import ChoiceTrace
 from tests.integration.fake_node import IDLE, record_of
@@ -50,6 +51,11 @@ from tests.support.http.read_answer import QueueSink, read
 from tests.support.observing.live_readings import scaling
 
 
+def queued_tokens(router: Dispatcher) -> list[float]:
+    """Return the prompt tokens that count on each node, ordered by id."""
+    return [view.num_queued_tokens for view in router.pool.nodes()]
+
+
 async def test_prefill_then_decode(cluster: Cluster) -> None:
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
@@ -69,6 +75,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     (ticket,) = tickets
     assert ticket is not None
     assert ticket.lease_token == 7
+    assert queued_tokens(router) == [0, len(PROMPT)]
     (placed,) = router.recent_placements
     assert (placed.decode, placed.prefill) == (d.incarnation, p.incarnation)
     assert placed.reason
@@ -81,6 +88,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     assert chunks[0].counts == RequestCounts(16)
     await no_placements(cluster)
     assert (p.aborted, d.aborted) == ([], [])
+    assert queued_tokens(router) == [0, 0]
 
 
 async def test_a_decode_node_alone_prefills_locally(cluster: Cluster) -> None:
@@ -95,7 +103,9 @@ async def test_a_decode_node_alone_prefills_locally(cluster: Cluster) -> None:
     d.on_reserve = reserve
     answer = start(router)
     request = await asked(d)
+    assert queued_tokens(router) == [len(PROMPT)]
     d.push(tokens(request.id, 0, 10, is_started=True))
+    await wait_until(lambda: queued_tokens(router) == [0], "prompt computed")
     d.push(tokens(request.id, 1, 11, finish_reason=FinishReason.LENGTH))
     assert ids(await answer) == [10, 11]
     assert wishes == [True]

@@ -57,7 +57,7 @@ ROUTER = [
     Bug(
         "a planned prefill node is counted on after it was not needed",
         "router.core.attempts",
-        "        return [] if planned is None else [LegClosed(planned, is_prefill=True)]",
+        "        return [] if planned is None else [LegClosed(planned, has_prompt=True)]",
         "        return []",
     ),
     Bug(

@@ -106,7 +106,7 @@ class RecordedPlacing:
             return
         num_tokens = len(query.prompt_token_ids)
         if chosen.decode is not None:
-            self.membership.on_leg_opened(chosen.decode, 0)
+            self.membership.on_leg_opened(chosen.decode, 0 if chosen.prefill else num_tokens)
         if chosen.prefill is not None:
             self.membership.on_leg_opened(chosen.prefill, num_tokens)
         self._running.append((chosen.decode, chosen.prefill, num_tokens))
@@ -114,6 +114,8 @@ class RecordedPlacing:
     def _end(self, index: int) -> None:
         decode, prefill, num_tokens = self._running.pop(index)
         if decode is not None:
+            if prefill is None:
+                self.membership.on_prompt_computed(decode, num_tokens)
             self.membership.on_leg_closed(decode, 0)
         if prefill is not None:
             self.membership.on_leg_closed(prefill, num_tokens)

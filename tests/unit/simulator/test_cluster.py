@@ -297,6 +297,18 @@ def test_a_step_is_slow_only_as_long_as_another_one_runs() -> None:
     assert busy_s == pytest.approx([2 * short_s, long_s + short_s])
 
 
+def test_a_short_request_is_not_sent_behind_a_long_prompt_that_no_report_tells_yet() -> None:
+    """Both mixed nodes have one request when it comes."""
+    requests = [
+        TraceRequest(0.0, 12_000, 5),
+        TraceRequest(1e-3, 100, 9),
+        TraceRequest(2e-3, 100, 5),
+    ]
+    cluster = run(setup_of({MIXED: 2}), requests)
+    counters = [node.scheduler.statistics().counters for node in cluster.nodes]
+    assert [one.num_chunk_tokens for one in counters] == [12_000, 200]
+
+
 def test_what_a_request_takes_beside_passes_before_it_is_placed() -> None:
     setup = setup_of({P: 1, D: 1})
     slow = replace(setup, profile=replace(PROFILE, beside=BesideSteps(request_s=0.012)))

@@ -17,6 +17,7 @@ from router.core.effects import (
     Finish,
     LegClosed,
     PlaceRecord,
+    PromptComputed,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -61,6 +62,8 @@ class ModelCluster:
     aborted: set[Leg] = field(default_factory=set)
     finished: set[Leg] = field(default_factory=set)
     num_open: Counter[Incarnation] = field(default_factory=Counter)
+    num_prompts: Counter[Incarnation] = field(default_factory=Counter)
+    """Those that count on each node."""
     placed: set[AttemptId] = field(default_factory=set)
     emitted: list[int] = field(default_factory=list)
     outcomes: list[Finish | Fail] = field(default_factory=list)
@@ -97,18 +100,24 @@ class ModelCluster:
                     self._open(leg)
                     if effect.prefill is not None:
                         self.num_open[effect.prefill] += 1
+                    self.num_prompts[effect.prefill or effect.node] += 1
                     self.decode_of[effect.request.id] = effect.node
                 case SendPrefill():
                     self.prefills.append(effect)
                     assert list(effect.request.output_token_ids) == self.emitted
                     self._open((effect.node, effect.request.id))
                     self.num_open[effect.node] -= effect.is_counted
+                    self.num_prompts[effect.node] += not effect.is_counted
                 case SendAbort():
                     assert (effect.node, effect.attempt) in self.asked
                     self.aborted.add((effect.node, effect.attempt))
                 case LegClosed():
                     self.num_open[effect.node] -= 1
-                    assert self.num_open[effect.node] >= 0
+                    self.num_prompts[effect.node] -= effect.has_prompt
+                    assert 0 <= self.num_prompts[effect.node] <= self.num_open[effect.node]
+                case PromptComputed():
+                    self.num_prompts[effect.node] -= 1
+                    assert self.num_prompts[effect.node] >= 0
                 case Accepted():
                     assert not self.is_accepted, "said twice"
                     assert not self.emitted, "the tokens said it before"
@@ -297,4 +306,5 @@ class ModelCluster:
             assert self.num_accepted < self.answer_length, "more drafts accepted than tokens came"
         assert self.asked <= self.aborted | self.finished, "a leg was neither aborted nor over"
         assert not +self.num_open
+        assert not +self.num_prompts
         assert not self.placed

@@ -74,7 +74,7 @@ def test_any_number_of_nodes_may_drain_one_after_the_other() -> None:
 def test_a_refusal_for_draining_leads_to_the_next_node_and_to_no_queue() -> None:
     flow = reserving()
     effects = flow.on_reserve_reply(D0, FIRST, Draining("leaving"), 0.0)
-    assert effects == [LegClosed(D0), LegClosed(P0, is_prefill=True), Choose(None, frozenset({D0}))]
+    assert effects == [LegClosed(D0), LegClosed(P0, has_prompt=True), Choose(None, frozenset({D0}))]
     flow.on_choice(D1, P0, "next", 0.0)
     flow.on_reserve_reply(D1, FIRST, Overloaded("full"), 0.0)
     effects = flow.on_no_choice(Overloaded("nobody"))
@@ -108,7 +108,7 @@ def test_a_long_answer_is_handed_over_like_a_prompt() -> None:
     assert flow.on_output(D1, output(SECOND, 4, 14, is_started=True)) == []
     effects = flow.on_output(P1, output(SECOND, 3, 13))
     assert emitted(effects) == [13, 14]
-    assert LegClosed(P1, is_prefill=True) in effects, "decode has taken over"
+    assert LegClosed(P1, has_prompt=True) in effects, "decode has taken over"
     effects = flow.on_output(D1, output(SECOND, 5, 15, finish=FinishReason.STOP))
     assert (emitted(effects), effects[-1]) == ([15], Finish(FinishReason.STOP))
 
@@ -138,7 +138,7 @@ def test_a_prefill_node_that_cannot_continue_answers_costs_no_answer() -> None:
     """One of an earlier version: it refuses them as invalid."""
     flow = handed_over_again()
     effects = flow.on_prefill_reply(P1, SECOND, InvalidRequest("ask a decode node"))
-    assert effects == [LegClosed(P1, is_prefill=True), Choose(D1, frozenset({P1, D0}))]
+    assert effects == [LegClosed(P1, has_prompt=True), Choose(D1, frozenset({P1, D0}))]
     (*_, reserve) = flow.on_choice(D1, None, "none left", 0.0)
     assert isinstance(reserve, SendReserve)
     assert reserve.must_prefill_locally

@@ -356,6 +356,25 @@ def test_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_other
     assert [node.num_requests for node in members.nodes()] == [35, 34, 34]
 
 
+def test_a_long_prompt_counts_on_a_mixed_node_until_it_is_computed() -> None:
+    members = with_nodes(live("m0", role=Role.MIXED), live("m1", role=Role.MIXED))
+    placer = Placer("least_loaded")
+
+    def chosen_node() -> Incarnation | None:
+        return placer.choose(members.nodes(), Query((1, 2), 8), frozenset()).decode
+
+    m0, m1 = Incarnation("m0", 1), Incarnation("m1", 1)
+    members.on_leg_opened(m0, 12_000)
+    members.on_leg_opened(m1, 8)
+    members.on_leg_opened(m1, 8)
+    assert [node.num_queued_tokens for node in members.nodes()] == [12_000, 16]
+    assert chosen_node() == m1
+    members.on_prompt_computed(m0, 12_000)
+    assert [node.num_queued_tokens for node in members.nodes()] == [0, 16]
+    assert [node.num_requests for node in members.nodes()] == [2, 3], "one waited on each before"
+    assert chosen_node() == m0
+
+
 def long(node: LiveNode, max_model_len: int, *, is_draining: bool = False) -> LiveNode:
     return LiveNode(
         record=replace(node.record, max_model_len=max_model_len),
@@ -386,6 +405,7 @@ def test_unknown_nodes_are_ignored() -> None:
     node = Incarnation("ghost", 1)
     membership.on_lost(node, "silent")
     membership.on_leg_opened(node, 8)
+    membership.on_prompt_computed(node, 8)
     membership.on_leg_closed(node, 8)
     assert membership.records() == []
 
@@ -490,6 +510,7 @@ def test_views_are_as_fresh_as_if_they_were_made_for_each_request() -> None:
     steps: list[Callable[[Membership], object]] = [
         lambda membership: membership.on_leg_opened(p0, 64),
         lambda membership: membership.on_leg_opened(d0, 64),
+        lambda membership: membership.on_prompt_computed(d0, 64),
         lambda membership: membership.on_leg_closed(p0, 64),
         lambda membership: membership.on_suspected(d1, "silent", is_heard=False),
         lambda membership: membership.on_heard(d1),

@@ -134,7 +134,7 @@ def test_tokens_that_run_ahead_of_token_0_are_held_back() -> None:
     assert flow.on_output(D0, output(FIRST, 1, 11, 12, is_started=True)) == []
     effects = flow.on_output(P0, output(FIRST, 0, 10))
     assert emitted(effects) == [10, 11, 12]
-    assert LegClosed(P0, is_prefill=True) in effects
+    assert LegClosed(P0, has_prompt=True) in effects
 
 
 @pytest.mark.covers("F44")
@@ -211,7 +211,7 @@ def test_a_local_start_streams_from_token_0() -> None:
 def test_a_decode_node_may_choose_to_prefill_locally() -> None:
     flow = reserving()
     assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [
-        LegClosed(P0, is_prefill=True),
+        LegClosed(P0, has_prompt=True),
         PlaceRecord(FIRST, D0, None, "why"),
         Accepted(),
     ]
@@ -230,7 +230,7 @@ def test_a_refused_reservation_goes_to_each_candidate() -> None:
     full = Overloaded("full", retry_after_s=4.0)
     assert flow.on_reserve_reply(D0, FIRST, full, 0.0) == [
         LegClosed(D0),
-        LegClosed(P0, is_prefill=True),
+        LegClosed(P0, has_prompt=True),
         Choose(None, frozenset({D0})),
     ]
     flow.on_choice(D1, P0, "next", 0.0)
@@ -253,7 +253,7 @@ def test_a_refusal_that_is_the_callers_fault_ends_at_once(error: PdserveError) -
 def test_a_refused_prefill_goes_to_the_next_prefill_node_with_the_same_ticket() -> None:
     flow = prefilling()
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == [
-        LegClosed(P0, is_prefill=True),
+        LegClosed(P0, has_prompt=True),
         Choose(D0, frozenset({P0})),
     ]
     prefill, place = flow.on_choice(D0, P1, "next", 0.0)
@@ -304,7 +304,7 @@ def test_a_call_that_took_all_the_time_there_was_ends_by_the_deadline(
 def test_a_call_refused_by_status_is_a_refusal() -> None:
     flow = reserving()
     effects = flow.on_call_failed(D0, FIRST, StaleEpoch("another life"))
-    assert effects == [LegClosed(D0), LegClosed(P0, is_prefill=True), Choose(None, frozenset({D0}))]
+    assert effects == [LegClosed(D0), LegClosed(P0, has_prompt=True), Choose(None, frozenset({D0}))]
     assert flow.attempt == FIRST
 
 
@@ -525,7 +525,7 @@ def test_missing_logprobs_are_a_broken_peer_and_surplus_ones_are_dropped() -> No
 
     flow = reserving(prefill=None)
     with_logprobs = node_output(attempt=FIRST, token_ids=(10,), logprobs=(TokenLogprobs(-0.5),))
-    (emit,) = flow.on_output(D0, with_logprobs)
+    _, emit = flow.on_output(D0, with_logprobs)
     assert isinstance(emit, TokenChunk)
     assert emit.logprobs == ()
 

@@ -90,7 +90,7 @@ def test_the_second_attempt_takes_the_place_of_a_lost_first_one() -> None:
 def test_a_second_attempt_that_fails_ends_alone(error: PdserveError) -> None:
     flow = suspected()
     effects = flow.on_output(D1, output(SECOND, 0, error=error))
-    assert effects == [LegClosed(D1), Unplace(SECOND)]
+    assert effects == [LegClosed(D1, has_prompt=True), Unplace(SECOND)]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
     flow.on_node_lost(D0)
     (reserve,) = flow.on_choice(D2, None, "why", 0.0)
@@ -106,7 +106,8 @@ def test_without_another_node_the_first_attempt_is_waited_for() -> None:
     assert flow.on_waited() == []
     assert flow.on_node_trusted(D1) == [Choose(None, frozenset({D0}))], "another one has come"
     flow.on_choice(D1, None, "new", 0.0)
-    assert flow.on_node_trusted(D0) == [SendAbort(D1, THIRD), LegClosed(D1)], "none computed yet"
+    ending = [SendAbort(D1, THIRD), LegClosed(D1, has_prompt=True)]
+    assert flow.on_node_trusted(D0) == ending, "none computed yet"
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
 
 
@@ -115,10 +116,10 @@ def test_refusals_lead_a_second_attempt_to_the_next_node_and_to_no_queue() -> No
     flow.on_node_suspected(D0)
     flow.on_choice(D1, None, "why", 0.0)
     effects = flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
-    assert effects == [LegClosed(D1), Choose(None, frozenset({D0, D1}))]
+    assert effects == [LegClosed(D1, has_prompt=True), Choose(None, frozenset({D0, D1}))]
     flow.on_choice(D2, None, "why", 0.0)
     effects = flow.on_reserve_reply(D2, SECOND, InvalidRequest("too long"), 0.0)
-    assert effects == [LegClosed(D2)]
+    assert effects == [LegClosed(D2, has_prompt=True)]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
 
 
@@ -165,7 +166,7 @@ def test_a_refused_first_attempt_leaves_the_second_one() -> None:
     flow.on_choice(D1, None, "why", 0.0)
     assert flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0) == [
         LegClosed(D0),
-        LegClosed(P0, is_prefill=True),
+        LegClosed(P0, has_prompt=True),
     ]
     flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
     assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
@@ -230,6 +231,6 @@ def test_a_planned_prefill_node_that_is_suspected_before_the_ticket_comes_is_not
     (choose,) = flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
     assert choose == Choose(D0, frozenset())
     closed, asked, *_ = flow.on_choice(None, P1, "another prefill node", 11.0)
-    assert closed == LegClosed(P0, is_prefill=True)
+    assert closed == LegClosed(P0, has_prompt=True)
     assert isinstance(asked, SendPrefill)
     assert asked.node == P1

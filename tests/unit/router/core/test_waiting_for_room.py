@@ -43,12 +43,12 @@ def test_a_full_queue_leads_to_the_next_and_then_to_a_refusal() -> None:
     flow, _ = both_full()
     flow.on_choice(D1, P0, "why", 11.0)
     effects = flow.on_reserve_reply(D1, FIRST, FULL, 12.0)
-    assert effects == [LegClosed(D1), LegClosed(P0, is_prefill=True), Choose(None, frozenset({D1}))]
+    assert effects == [LegClosed(D1), LegClosed(P0, has_prompt=True), Choose(None, frozenset({D1}))]
     flow.on_choice(D0, P0, "why", 12.0)
     effects = flow.on_reserve_reply(D0, FIRST, FULL, 13.0)
     assert effects == [
         LegClosed(D0),
-        LegClosed(P0, is_prefill=True),
+        LegClosed(P0, has_prompt=True),
         Choose(None, frozenset({D0, D1})),
     ]
     (failed,) = flow.on_no_choice(NONE_LEFT)

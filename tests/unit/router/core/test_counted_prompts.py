@@ -1,0 +1,103 @@
+"""On which node the leg and the prompt count from the choice on, and until when."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import Overloaded
+from common.request import FinishReason
+from router.core.effects import Effect, LegClosed, PromptComputed, SendPrefill, SendReserve
+from tests.unit.router.core.flow_events import (
+    D0,
+    D1,
+    FIRST,
+    LOCAL,
+    P0,
+    P1,
+    SECOND,
+    TICKET,
+    aborts,
+    new_flow,
+    output,
+    reserving,
+)
+
+
+def test_a_prefill_node_counts_from_its_choice_on() -> None:
+    flow = new_flow()
+    (reserve,) = flow.on_choice(D0, P0, "why", 10.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.prefill == P0
+    prefill, _ = flow.on_reserve_reply(D0, FIRST, TICKET, 12.0)
+    assert isinstance(prefill, SendPrefill)
+    assert prefill.is_counted
+    flow.on_prefill_reply(P0, FIRST, Overloaded("full"))
+    prefill, _ = flow.on_choice(D0, P1, "next", 13.0)
+    assert isinstance(prefill, SendPrefill)
+    assert not prefill.is_counted
+
+
+@pytest.mark.parametrize("end", ["client gone", "lost", "output"])
+def test_a_planned_prefill_node_is_given_up_once(end: str) -> None:
+    flow = reserving()
+    if end == "client gone":
+        effects = flow.on_client_gone()
+    elif end == "lost":
+        effects = flow.on_node_lost(D0)
+    else:
+        effects = flow.on_output(D0, output(FIRST, 0, 10, is_started=True))
+        effects += flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    assert effects.count(LegClosed(P0, has_prompt=True)) == 1
+    assert (P0, FIRST) not in aborts(effects), "it was not asked"
+
+
+def prompts(effects: list[Effect]) -> list[Effect]:
+    """Return those that tell until when the prompt counts on D0."""
+    return [
+        one
+        for one in effects
+        if one == PromptComputed(D0) or (isinstance(one, LegClosed) and one.node == D0)
+    ]
+
+
+def test_a_prompt_counts_on_the_node_that_goes_on_with_it_until_its_first_token() -> None:
+    flow = reserving(prefill=None)
+    assert prompts(flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)) == []
+    assert prompts(flow.on_output(D0, output(FIRST, 0, is_started=True))) == []
+    assert prompts(flow.on_output(D0, output(FIRST, 0, 10))) == [PromptComputed(D0)]
+    ending = flow.on_output(D0, output(FIRST, 1, 11, finish=FinishReason.STOP))
+    assert prompts(ending) == [LegClosed(D0)]
+
+
+@pytest.mark.parametrize("end", ["client gone", "lost", "refused", "one token"])
+def test_a_prompt_without_a_token_counts_until_its_leg_is_over(end: str) -> None:
+    flow = reserving(prefill=None)
+    if end == "client gone":
+        effects = flow.on_client_gone()
+    elif end == "lost":
+        effects = flow.on_node_lost(D0)
+    elif end == "refused":
+        effects = flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0)
+    else:
+        effects = flow.on_output(D0, output(FIRST, 0, 10, finish=FinishReason.STOP))
+    assert prompts(effects) == [LegClosed(D0, has_prompt=True)]
+
+
+def test_a_prompt_that_another_node_computes_does_not_count_on_the_decode_node() -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, TICKET, 0.0)
+    effects = flow.on_output(P0, output(FIRST, 0, 10))
+    effects += flow.on_output(D0, output(FIRST, 0, is_started=True))
+    effects += flow.on_output(D0, output(FIRST, 1, 11, finish=FinishReason.STOP))
+    assert prompts(effects) == [LegClosed(D0)]
+    assert effects.count(LegClosed(P0, has_prompt=True)) == 1
+
+
+def test_an_attempt_that_begins_again_counts_its_prompt_again() -> None:
+    flow = reserving(prefill=None)
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    flow.on_output(D0, output(FIRST, 0, 10))
+    assert LegClosed(D0) in flow.on_node_lost(D0)
+    (reserve,) = flow.on_choice(D1, None, "again", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert PromptComputed(D1) in flow.on_output(D1, output(SECOND, 1, 11))
