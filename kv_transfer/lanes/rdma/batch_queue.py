@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Move(Generic[Part]):
+class QueuedPart(Generic[Part]):
     """Ranges of memory that are moved by one batch."""
 
     part: Part
@@ -41,7 +41,7 @@ class Batch(Generic[Part, Item]):
     num_ranges: int = 0
     num_bytes: int = 0
 
-    def add(self, move: Move[Part]) -> None:
+    def add(self, move: QueuedPart[Part]) -> None:
         self.parts.append(move.part)
         self.num_ranges += move.num_ranges
         self.num_bytes += move.num_bytes
@@ -55,7 +55,7 @@ class BatchQueue(Generic[Part, Item]):
 
     def __init__(self, batch_bytes: int) -> None:
         self._batch_bytes = batch_bytes
-        self._queue: deque[Move[Part] | tuple[Item]] = deque()
+        self._queue: deque[QueuedPart[Part] | tuple[Item]] = deque()
         self._under_way: deque[Batch[Part, Item]] = deque()
         self._is_telling = False
         self._is_ending = False
@@ -76,7 +76,7 @@ class BatchQueue(Generic[Part, Item]):
         """The batch under way that was begun first: the one to wait for."""
         return self._under_way[0] if self._under_way else None
 
-    def put(self, move: Move[Part]) -> None:
+    def put(self, move: QueuedPart[Part]) -> None:
         """Queue a move, unless no more are accepted."""
         if not (self.is_stopped or self._is_ending):
             self._queue.append(move)
@@ -98,7 +98,7 @@ class BatchQueue(Generic[Part, Item]):
         batch: Batch[Part, Item] = Batch()
         while self._queue:
             one = self._queue[0]
-            if not isinstance(one, Move):
+            if not isinstance(one, QueuedPart):
                 batch.items.append(one[0])
             elif batch.parts and self._exceeds(batch, one):
                 break
@@ -129,6 +129,6 @@ class BatchQueue(Generic[Part, Item]):
         """Accept nothing more; what is queued is moved."""
         self._is_ending = True
 
-    def _exceeds(self, batch: Batch[Part, Item], move: Move[Part]) -> bool:
+    def _exceeds(self, batch: Batch[Part, Item], move: QueuedPart[Part]) -> bool:
         is_too_much = batch.num_bytes + move.num_bytes > self._batch_bytes
         return is_too_much or batch.num_ranges + move.num_ranges > MAX_BATCH_RANGES

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from common.errors import HandoffFailed
-from kv_transfer.lanes.rdma.batch_queue import MAX_BATCH_RANGES, Batch, BatchQueue, Move
+from kv_transfer.lanes.rdma.batch_queue import MAX_BATCH_RANGES, Batch, BatchQueue, QueuedPart
 from kv_transfer.lanes.rdma.slabs import Ranges
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -87,7 +87,7 @@ class PeerBatches(Generic[Item]):
         with self._changed:
             for start in range(0, len(ranges), MAX_BATCH_RANGES):
                 part = ranges[start : start + MAX_BATCH_RANGES]
-                self._queue.put(Move(part, len(part), int(part[:, 2].sum())))
+                self._queue.put(QueuedPart(part, len(part), int(part[:, 2].sum())))
             self._changed.notify()
 
     def tell_after(self, item: Item) -> None:

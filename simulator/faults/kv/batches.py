@@ -7,7 +7,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from common.errors import HandoffFailed
-from kv_transfer.lanes.rdma.batch_queue import Batch, BatchQueue, Move
+from kv_transfer.lanes.rdma.batch_queue import Batch, BatchQueue, QueuedPart
 
 Item = TypeVar("Item")
 OnDone = Callable[[bool], None]
@@ -30,7 +30,7 @@ class Batches(Generic[Item]):
 
     def add(self, begin: Begin, *, num_ranges: int, num_bytes: int) -> None:
         """Queue a read or a write."""
-        self._queue.put(Move(begin, num_ranges, num_bytes))
+        self._queue.put(QueuedPart(begin, num_ranges, num_bytes))
         self._go_on()
 
     def tell_after(self, item: Item) -> None:

@@ -9,7 +9,7 @@ from kv_transfer.lanes.rdma.batch_queue import (
     MAX_BATCH_RANGES,
     MAX_BATCHES_UNDER_WAY,
     BatchQueue,
-    Move,
+    QueuedPart,
 )
 
 BATCH_BYTES = 100
@@ -17,7 +17,7 @@ Queue = BatchQueue[str, str]
 
 
 def put(queue: Queue, part: str, num_bytes: int = BATCH_BYTES, num_ranges: int = 1) -> None:
-    queue.put(Move(part, num_ranges, num_bytes))
+    queue.put(QueuedPart(part, num_ranges, num_bytes))
 
 
 def begin(queue: Queue) -> list[list[str]]:
@@ -157,7 +157,7 @@ def test_each_part_is_begun_once_and_each_item_told_behind_all_before_it(
 
     for step, num_bytes in steps:
         if step == "put":
-            queue.put(Move(num_put, 1, num_bytes))
+            queue.put(QueuedPart(num_put, 1, num_bytes))
             num_put += 1
         elif step == "tell" and queue.tell_after(num_put):
             assert moved == num_put
