@@ -360,13 +360,6 @@ LANES = [
         "        return [SendToPeer(self.peer, abort)]",
     ),
     Bug(
-        "slots that a receiver reads are free when what was sent again was acknowledged",
-        "kv_transfer.sending.sent_slots",
-        "            if sent.is_pulled or not is_first:\n",
-        "            if not is_first:\n",
-        _BREAKS,
-    ),
-    Bug(
         "a report on another connection than the one that was written on frees blocks",
         "kv_transfer.receiving.quarantine",
         "        if entry is None or entry.session != session:\n",
