@@ -65,9 +65,9 @@ test-models: env  ## test tiny models that are odd, and Qwen2.5-Coder-0.5B-Instr
 test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
-EXAMPLES = tests/property tests/simulation $(shell grep -rl --include='test_*.py' 'tests.support.examples import' tests/unit)
+EXAMPLES = tests/property tests/simulation $(shell grep -rl --include='test_*.py' 'tests.support.examples import' tests/unit tests/contract)
 
-test-examples: env  ## run the property tests and simulations with all examples and seeds, of which make test takes a part
+test-examples: env  ## run all examples, seeds and points of tests of which make test takes a part: properties, simulations and others
 	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) --hypothesis-profile=thorough $(EXAMPLES) $(ARGS)
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load

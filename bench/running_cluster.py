@@ -74,9 +74,13 @@ class RunningCluster:
 
     async def metrics(self) -> dict[str, float]:
         """Return the samples of the router's metrics, by name and labels as they are written."""
-        text = (await self._client.get("/metrics")).text
-        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in lines}
+        return samples_of((await self._client.get("/metrics")).text)
+
+    async def prefill_metrics(self) -> list[str]:
+        """Return where the prefill and mixed nodes show their metrics."""
+        shown = (await self._client.get("/v1/cluster/targets")).raise_for_status().json()
+        nodes = [one for one in shown if one["labels"]["role"] != "decode"]
+        return [address for one in nodes for address in one["targets"]]
 
     async def metric(self, name: str) -> float:
         """Return a metric of the router that has no labels. Raises `RuntimeError` without it."""
@@ -133,6 +137,12 @@ class RunningCluster:
             num_prompt_tokens=usage["prompt_tokens"],
             num_cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         )
+
+
+def samples_of(text: str) -> dict[str, float]:
+    """Return samples in Prometheus' text by name and labels as they are written."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
 
 
 @asynccontextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import httpx
@@ -15,8 +14,8 @@ from httpx._transports import default as transports
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.support import templates, whole_files
-from tests.support.cluster.memory import memory_of
+from tests.support import templates, told_reports, whole_files
+from tests.support.cluster.memory import own_memory
 from tests.support.stores.redis_server import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(whole_files)
+    config.pluginmanager.register(told_reports)
     config.pluginmanager.register(templates)
 
 
@@ -120,11 +120,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_logfinish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
     """Collect garbage where tests have taken much memory of this process since the last time."""
-    if memory_of(os.getpid()) - _collected["bytes"] > MOST_GROWTH_BYTES:
+    has_run = yield
+    if own_memory() - _collected["bytes"] > MOST_GROWTH_BYTES:
         gc.collect()
-        _collected["bytes"] = memory_of(os.getpid())
+        _collected["bytes"] = own_memory()
+    return has_run
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,15 @@ Regimes:
     no_reuse  prompts that never repeat, with the lengths of a trace of code completions: off and
               now at the same time, prompt by prompt by turns
 
+With `--trace FILE` none of these is played but `trace`: the first 60 requests of a trace of
+Mooncake's that are short enough, scaled (`bench/agents/traced.py`), with pools of 300 MiB: before,
+now, mixed, and `trace.ttft_p50_ratio`, now over before.
+
 Figures: prompt tokens, those of them that a prefill node computed, times to the first token, in
-milliseconds, over all turns and by turn, and seconds: of all turns, and of CPU of all processes.
+milliseconds, over all turns and by turn, and seconds: of all turns, and of CPU of all processes;
+`hit_rate_by_tier`, the shares of prompt tokens that were found in the pool, in host memory and on
+disk of the nodes that compute prompts, as those tell that are left at the end; and `pulled_tokens`,
+which other nodes had and which are found in the pool then. `no_reuse` has neither.
 Ratios:
 
     fits.ttft_p50_ratio      now over before
@@ -54,13 +61,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from bench.agents.figures import Played, computed_ratio, cost_shares, figures, last_turn, ratio
 from bench.agents.playing import play, play_by_turns
 from bench.agents.processes import Replacements, cpu_s
 from bench.agents.sessions import Session, Shape, make_lone_prompts, make_sessions
+from bench.agents.tiers import found_by_tier
+from bench.agents.traced import make_traced
 from bench.running_cluster import Load, RunningCluster, started_cluster
+from common.errors import ConfigError
+from simulator.trace_file import read_trace
 
+NUM_TRACED, MOST_OF_TRACE = 60, 400
 WARM_UP = Load(num_prompt_tokens=200, num_output_tokens=4, seed=1 << 20)
 HOST_MEMORY = "512MiB"
 REPLACED = ("prefill-1", "decode-1")
@@ -105,8 +118,17 @@ class Regime:
     """Whether all ways run at the same time and are asked by turns, which tells small costs."""
 
 
-def regimes(*, is_quick: bool = False) -> dict[str, Regime]:
-    """Return the regimes by name; quick ones have fewer and shorter sessions."""
+def regimes(*, is_quick: bool = False, trace: str = "") -> dict[str, Regime]:
+    """Return the regimes by name; quick ones have fewer and shorter sessions.
+
+    With a `trace` its requests are the only regime. Raises `ConfigError` for one that is none, or
+    has none that is short enough.
+    """
+    if trace:
+        traced = make_traced(read_trace(Path(trace), MOST_OF_TRACE), 4 if is_quick else NUM_TRACED)
+        if not traced:
+            raise ConfigError(f"trace {trace} has no prompt that is short enough")
+        return {"trace": Regime(sessions=lambda _: traced, pool_mib=300)}
     agents = Shape()
     if is_quick:
         agents = replace(agents, num_sessions=3, num_turns=3, system_tokens=130, new_tokens=60)
@@ -129,11 +151,11 @@ def regimes(*, is_quick: bool = False) -> dict[str, Regime]:
     }
 
 
-async def measure(options: argparse.Namespace) -> dict[str, object]:
+async def measure(options: argparse.Namespace, chosen: Mapping[str, Regime]) -> dict[str, object]:
     """Play every regime with every way, in turns, and compare them."""
-    chosen, flags = regimes(is_quick=options.quick), options.cluster_flags
+    flags = options.cluster_flags
     played: dict[str, dict[str, Played]] = {}
-    for name in options.regime or chosen:
+    for name in chosen if options.trace else options.regime or chosen:
         regime = chosen[name]
         played[name] = {way: Played() for way in regime.ways}
         for round_ in range(options.rounds):
@@ -166,7 +188,7 @@ def compared(name: str, played: Mapping[str, Mapping[str, Played]]) -> dict[str,
     if name == "change":
         return found
     before = ways["before"].asked
-    if name == "fits":
+    if name in ("fits", "trace"):
         return {"ttft_p50_ratio": ratio(now, before)}
     if name == "long":
         return {"ttft_p50_gain": ratio(before, now)}
@@ -192,9 +214,10 @@ async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> Play
                 cluster, regime.sessions(seed), is_named=way.is_named, halfway=halfway
             )
             took_s, took_cpu_s = time.monotonic() - began_s, cpu_s(cluster.pid) - began_cpu_s
+            found = await found_by_tier(cluster)
         finally:
             await replacements.stop()
-    return Played(tuple(asked), took_s, took_cpu_s)
+    return Played(tuple(asked), took_s, took_cpu_s, found)
 
 
 async def _played_by_turns(regime: Regime, seed: int, flags: list[str]) -> dict[str, Played]:
@@ -225,6 +248,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
     parser.add_argument("--regime", action="append", choices=list(regimes()), help="default: all")
+    parser.add_argument("--trace", default="", help="Mooncake's, or Azure's: its requests alone")
     parser.add_argument("--quick", action="store_true", help="a few short sessions")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
@@ -232,7 +256,11 @@ def main() -> int:
         "cluster_flags", nargs="*", help="after --: more flags for the started clusters"
     )
     options = parser.parse_args()
-    result = asyncio.run(measure(options))
+    try:
+        chosen = regimes(is_quick=options.quick, trace=options.trace)
+    except ConfigError as error:
+        parser.error(str(error))
+    result = asyncio.run(measure(options, chosen))
     print(json.dumps(result, indent=None if options.json else 2))
     return 0
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.agents.playing import Asked
+from bench.agents.tiers import PULLED, TIERS
 from common.observing.latency import percentile
 
 
@@ -17,12 +19,28 @@ class Played:
     asked: tuple[Asked, ...] = ()
     took_s: float = 0.0
     cpu_s: float = 0.0
+    found: Counter[str] = field(default_factory=Counter)
+    """What `tiers.found_by_tier` returns after them."""
 
     def __add__(self, other: Played) -> Played:
         """Return both, one after the other."""
         return Played(
-            self.asked + other.asked, self.took_s + other.took_s, self.cpu_s + other.cpu_s
+            self.asked + other.asked,
+            self.took_s + other.took_s,
+            self.cpu_s + other.cpu_s,
+            self.found + other.found,
         )
+
+    def hit_rates(self) -> dict[str, float]:
+        """Return the share of all prompt tokens that was found in each tier.
+
+        What no cache had is told by the answers; how the rest is divided, by the nodes.
+        """
+        num_tokens = sum(one.num_prompt_tokens for one in self.asked)
+        num_found = num_tokens - sum(one.num_computed for one in self.asked)
+        num_blocks = sum(self.found[tier] for tier in TIERS)
+        share = num_found / num_tokens / num_blocks if num_blocks else 0.0
+        return {tier: round(share * self.found[tier], 4) for tier in TIERS}
 
 
 def figures(played: Played) -> dict[str, object]:
@@ -38,6 +56,9 @@ def figures(played: Played) -> dict[str, object]:
         "ttft_ms_p50": _ms(statistics.median(times_s)),
         "ttft_ms_p99": _ms(percentile(times_s, 99)),
         "ttft_ms_p50_by_turn": [_ms(statistics.median(times)) for times in by_turn if times],
+        "ttft_ms_p99_by_turn": [_ms(percentile(times, 99)) for times in by_turn if times],
+        "hit_rate_by_tier": played.hit_rates(),
+        "pulled_tokens": played.found[PULLED],
         "took_s": round(played.took_s, 1),
         "cpu_s": round(played.cpu_s, 1),
     }

@@ -33,6 +33,11 @@ def pids_by_name(pid: int) -> dict[str, int]:
     }
 
 
+def configurations(pid: int) -> list[Path]:
+    """Return the files that configure these."""
+    return [Path(_command(one)[-1]) for one in pids_by_name(pid).values()]
+
+
 class Replacements:
     """Nodes that were started in place of others; `stop` ends them."""
 

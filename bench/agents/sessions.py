@@ -74,7 +74,7 @@ class Session:
 def make_sessions(shape: Shape, seed: int) -> list[Session]:
     """Return the sessions of this shape: the same ones for the same seed."""
     systems = [
-        _tokens(random.Random(f"{seed} system {n}"), shape.system_tokens)
+        tokens_of(random.Random(f"{seed} system {n}"), shape.system_tokens)
         for n in range(shape.num_systems)
     ]
     return [
@@ -105,7 +105,7 @@ def _lone_turns(number: int, rng: random.Random) -> Iterator[Turn]:
         yield Turn(
             parent=-1,
             think_s=0.0,
-            new_tokens=_tokens(rng, length),
+            new_tokens=tokens_of(rng, length),
             num_answer_tokens=_length(rng, _LONE_ANSWER, _LONE_ANSWER_SIGMA, most=_MOST_OF_LONE),
         )
 
@@ -116,7 +116,7 @@ def _turns(shape: Shape, rng: random.Random) -> Iterator[Turn]:
         yield Turn(
             parent=rng.randrange(index - 1) if is_branch else index - 1,
             think_s=rng.expovariate(1 / shape.think_s),
-            new_tokens=_tokens(rng, _length(rng, shape.new_tokens, shape.new_sigma)),
+            new_tokens=tokens_of(rng, _length(rng, shape.new_tokens, shape.new_sigma)),
             num_answer_tokens=_length(rng, shape.answer_tokens, shape.answer_sigma),
         )
 
@@ -126,5 +126,6 @@ def _length(rng: random.Random, median: int, sigma: float, *, most: int = _MOST_
     return min(max(1, round(drawn)), most * median)
 
 
-def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+def tokens_of(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Draw so many ordinary tokens."""
     return tuple(rng.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(count))

@@ -209,6 +209,9 @@ class EngineConfig(Section):
     prefix_disk_size: int = setting(
         0, "most bytes of this node's files there, such as 100GiB", unit="bytes", at_least=0
     )
+    prefix_disk_encryption: bool = setting(
+        False, "encrypt these files with the KV key, of kv_key or keys"
+    )
     attention_backend: str = setting(
         "auto", "what computes the model", one_of=("auto", "numba", "paddle", "triton")
     )
@@ -239,6 +242,9 @@ class EngineConfig(Section):
                 "a size of 1MiB or more" if self.prefix_disk else "0, because there is no folder"
             )
             problems.append(self.conflict("prefix_disk_size", wanted, "prefix_disk"))
+        if self.prefix_disk_encryption and not self.prefix_disk:
+            wanted = "false, because there are no files"
+            problems.append(self.conflict("prefix_disk_encryption", wanted, "prefix_disk"))
         return problems
 
 

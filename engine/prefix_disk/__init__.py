@@ -3,6 +3,7 @@
 disk_threads  one thread that writes, one that reads
 block_folder  the folders of the nodes of a host, and the files in them
 block_file    what a file holds, and whether it is what was written
+block_seal    blocks that are encrypted in their files
 file_calls    the calls of the system
 
 Decisions:
@@ -20,7 +21,10 @@ of a killed process, so a node that restarts finds what it had, whatever its nam
 one fingerprint read each other's files; what vanishes meanwhile is a miss. Files of other models in
 a node's folder count against its bound and go first.
 
-Only files of this user count: others could make a model answer with their text. Blocks are not
-encrypted. The key of KV transfers is one of CURVE connections and encrypts no files; disks are
-encrypted below the file system.
+Only files of this user count: others could make a model answer with their text. With
+`--prefix-disk-encryption` blocks are sealed by AES-256-GCM with a key that follows from the KV key,
+so nodes of one cluster read each other's files. It is asked for, and does not come with a KV key:
+it needs a package that nodes do without, and `up` has another key in each run. The name of the key
+is part of the folder's name, so what is sealed with another key is that of another model: it counts
+against the bound, goes first, and is not taken for broken.
 """

@@ -19,7 +19,14 @@ from engine.core.blocks.disk_jobs import (
     DiskWrite,
     FileName,
 )
-from engine.prefix_disk.block_file import HEADER_BYTES, CorruptFile, check_file, file_header
+from engine.prefix_disk.block_file import (
+    HEADER_BYTES,
+    CorruptFile,
+    check_file,
+    file_header,
+    header_fields,
+)
+from engine.prefix_disk.block_seal import SEAL_BYTES, BlockSeal
 from engine.prefix_disk.file_calls import FileCalls
 
 MOST_FOLDERS = 64
@@ -41,19 +48,29 @@ class NoFolder(OSError):
 class BlockFolder:
     """The files below `path`, as one node sees them. `host` is its memory for prefixes.
 
-    `host` is `[layers, planes, host blocks, piece_bytes]`. One thread may look and write while
-    another one reads.
+    `host` is `[layers, planes, host blocks, piece_bytes]`. With a `seal` files are encrypted, and
+    are in a folder that names its key: with another key they are those of another model. One
+    thread may look and write while another one reads.
     """
 
     def __init__(
-        self, path: Path, fingerprint: str, host: np.ndarray, calls: FileCalls | None = None
+        self,
+        path: Path,
+        fingerprint: str,
+        host: np.ndarray,
+        calls: FileCalls | None = None,
+        seal: BlockSeal | None = None,
     ) -> None:
         self._path, self._fingerprint, self._host = path, fingerprint, host
         self._calls = calls or FileCalls()
+        self._seal = seal
+        self._name = fingerprint if seal is None else f"{fingerprint}-{seal.name}"
         self._own = OWN_FOLDER
         self._lock: int | None = None
-        self.block_bytes = host.nbytes // host.shape[2]
-        self._one_block = np.empty(self.block_bytes, np.uint8)
+        block_bytes = host.nbytes // host.shape[2]
+        self.file_bytes = file_bytes(block_bytes, is_sealed=seal is not None)
+        self._content = np.empty(self.file_bytes - HEADER_BYTES, np.uint8)
+        """What was read last."""
 
     def look(self, look: DiskLook) -> DiskResult:
         """See which blocks there are. Without a folder of its own a node still sees the others."""
@@ -93,9 +110,9 @@ class BlockFolder:
                 read.host_block_ids, read.hashes, read.folders, strict=True
             ):
                 path = self._block_path(folder or self._own, block_hash)
-                self._read_block(path, block_hash)
+                block = self._read_block(path, block_hash)
                 pieces = self._host[:, :, host_block_id]
-                pieces[...] = self._one_block.reshape(pieces.shape)
+                pieces[...] = block.reshape(pieces.shape)
                 num_done += 1
         except FileNotFoundError as error:
             return DiskResult(num_done, failure=DiskFailure.VANISHED, why=str(error))
@@ -192,10 +209,10 @@ class BlockFolder:
         strangers: list[tuple[int, str, int]] = []
         top = self._path / self._own
         for folder in self._calls.folders(top):
-            is_ours = folder == self._fingerprint
+            is_ours = folder == self._name
             for seen in self._calls.files(top / folder):
                 block_hash = _hash_in(seen.name, _BLOCK)
-                is_whole = not is_ours or seen.num_bytes == HEADER_BYTES + self.block_bytes
+                is_whole = not is_ours or seen.num_bytes == self.file_bytes
                 if block_hash is None:
                     if _hash_in(seen.name, _NEW) is not None:
                         self._calls.remove(top / folder / seen.name)
@@ -235,12 +252,16 @@ class BlockFolder:
             raise NoFolder("this node has no folder on disk")
         path = self._block_path(self._own, block_hash)
         new = path.with_suffix(_NEW)
+        content = block
+        if self._seal is not None:
+            fields = header_fields(self._fingerprint, block_hash, self._content.nbytes)
+            content = memoryview(self._seal.seal(block, fields))
         fd = self._calls.open_new(new)
         try:
             try:
-                header = file_header(self._fingerprint, block_hash, block)
+                header = file_header(self._fingerprint, block_hash, content)
                 self._write_all(fd, memoryview(header))
-                self._write_all(fd, block)
+                self._write_all(fd, content)
                 self._calls.sync(fd)
             finally:
                 self._calls.close(fd)
@@ -257,20 +278,24 @@ class BlockFolder:
                 raise OSError("nothing was written")
             left = left[num_written:]
 
-    def _read_block(self, path: Path, block_hash: BlockHash) -> None:
-        """Read a block into the buffer; raises `OSError`, `CorruptFile`."""
-        header = bytearray(HEADER_BYTES)
+    def _read_block(self, path: Path, block_hash: BlockHash) -> np.ndarray:
+        """Return a block, until the next one is read. Raises `OSError`, `CorruptFile`."""
+        header, content = bytearray(HEADER_BYTES), self._content.data
         fd = self._calls.open_old(path)
         try:
             self._read_all(fd, memoryview(header))
-            self._read_all(fd, self._one_block.data)
+            self._read_all(fd, content)
             if self._calls.read(fd, memoryview(bytearray(1))):
                 raise CorruptFile("it is too long")
-            check_file(bytes(header), self._fingerprint, block_hash, self._one_block.data)
+            check_file(bytes(header), self._fingerprint, block_hash, content)
             with suppress(OSError):
                 self._calls.note_use(fd)
         finally:
             self._calls.close(fd)
+        if self._seal is None:
+            return self._content
+        fields = header_fields(self._fingerprint, block_hash, content.nbytes)
+        return np.frombuffer(self._seal.open(content, fields), np.uint8)
 
     def _read_all(self, fd: int, into: memoryview) -> None:
         while into:
@@ -290,10 +315,15 @@ class BlockFolder:
             self._calls.remove(path)
 
     def _folder_path(self, folder: str) -> Path:
-        return self._path / folder / self._fingerprint
+        return self._path / folder / self._name
 
     def _block_path(self, folder: str, block_hash: BlockHash) -> Path:
         return self._folder_path(folder) / (block_hash.hex() + _BLOCK)
+
+
+def file_bytes(block_bytes: int, *, is_sealed: bool) -> int:
+    """Return the length of the file of a block."""
+    return HEADER_BYTES + block_bytes + (SEAL_BYTES if is_sealed else 0)
 
 
 def _hash_in(name: str, suffix: str) -> BlockHash | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import LateCopyingLane
 from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, SendBack, Write
+from kv_transfer.receiving.lane_uses import LaneUses
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import BlockSums
@@ -66,9 +66,7 @@ class ReceivingEnd:
         self._is_closed = False
         self.bytes_received = 0
         self._checksum_failures = dict.fromkeys(self._lanes, 0)
-        # Copies under way by session, and the lanes of sessions that ended meanwhile.
-        self._num_copies: Counter[bytes] = Counter()
-        self._left_open: dict[bytes, str] = {}
+        self._uses = LaneUses()
         # What goes to slots, on lanes that copy late: the write to the card, and where it is.
         self._through: dict[Write, tuple[Write, _Through]] = {}
 
@@ -149,8 +147,7 @@ class ReceivingEnd:
             case OpenLane(session, offers):
                 self._open_lane(session, offers)
             case CloseLane(session, lane):
-                self._left_open[session] = lane
-                self._close_unused(session)
+                self._close_unused(session, self._uses.leave(session, lane))
             case MoveSlab(lane, slab):
                 self._move_slab(lane, slab)
             case Fence(lane, slab):
@@ -165,7 +162,7 @@ class ReceivingEnd:
 
     def _write(self, write: Write, parts: Parts) -> None:
         """Have the pieces copied into the pool if the lane copies, and verified there."""
-        self._num_copies[write.session] += 1
+        self._uses.begin_copy(write.session)
         late = self._copying_late.get(write.lane)
         if self._ring is not None and write.lane not in CARD_LANES:
             self._ask_for_slots(self._ring, late, write, parts)
@@ -314,28 +311,22 @@ class ReceivingEnd:
         self._on_copy_ended(write.session)
 
     def _on_copy_ended(self, session: bytes) -> None:
-        self._num_copies[session] -= 1
-        if not self._num_copies[session]:
-            del self._num_copies[session]
-            self._close_unused(session)
+        self._close_unused(session, self._uses.end_copy(session))
 
-    def _close_unused(self, session: bytes) -> None:
-        """Close the lane of a session that is over when nothing is copied from it."""
-        if session in self._left_open and session not in self._num_copies:
-            self._lanes[self._left_open.pop(session)].drop(session)
+    def _close_unused(self, session: bytes, lane: str) -> None:
+        """Close the lane, if any, of a session that is over, from which nothing is copied."""
+        if lane:
+            self._lanes[lane].drop(session)
 
     def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
-        left, chosen, reply = self._left_open.pop(session, ""), "", b""
+        chosen, reply = "", b""
         for name in LANES_BY_SPEED:
             lane = self._lanes.get(name)
             answer = lane.open(session, offers[name]) if lane and name in offers else None
             if answer is not None:
                 chosen, reply = name, answer
                 break
-        if left and left != chosen:
-            # The session has the id of an earlier one, from which may still be copied.
-            self._left_open[session] = left
-            self._close_unused(session)
+        self._close_unused(session, self._uses.open(session, chosen))
         with self._lock:
             self._effects.extend(self._machine.on_lane(session, chosen, reply, offers))
 

@@ -6,6 +6,7 @@ landings       all handoffs, with their blocks, and what is being copied; landin
 quarantine     blocks that a sender may still write
 slab_fences    how those of a dead sender come back
 effects        what the machine asks its connector to do
+lane_uses      when the lane of a session that is over may be closed
 damaged        pieces that are asked for again
 
 Decisions:

@@ -87,4 +87,6 @@ class NodeParts:
     store: PlacementStore
     clock: Clock
     keys: Keys | None = None
+    kv_secret: bytes = b""
+    """That of the KV key, which encrypts files of prefixes; empty: the node has no such key."""
     tracing: Tracing = NO_TRACING

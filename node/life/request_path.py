@@ -61,7 +61,7 @@ class RequestPath:
         largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
         self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model, disk_index_of(config, model))
-        self._disk = start_disk(config, model)
+        self._disk = start_disk(config, model, parts.kv_secret)
         self._tiers = tiers_of(scheduler)
         for told in self._tiers.values():
             told.keep_news()

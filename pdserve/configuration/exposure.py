@@ -20,6 +20,9 @@ def serve_problems(config: Config) -> list[Problem]:
     if keys and kv_key:
         text = f"kv_key is {kv_key!r}: wanted none, because the keys folder has one"
         wrong.append(Problem(("kv_key", "keys"), text))
+    if config.engine.prefix_disk_encryption and not (keys or kv_key):
+        text = "prefix_disk_encryption is True: wanted kv_key or keys too, which have the key"
+        wrong.append(Problem(("prefix_disk_encryption", "kv_key", "keys"), text))
     if config.security.insecure:
         return wrong
     if config.security.open_api and not is_loopback(host):

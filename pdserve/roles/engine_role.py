@@ -57,6 +57,7 @@ async def run_engine_role(
         store=store,
         clock=MonotonicClock(),
         keys=keys,
+        kv_secret=kv.secret,
         tracing=tracing,
     )
     return await EngineNode(config, parts).run(shutdown.now, shutdown.drain, shutdown.either)

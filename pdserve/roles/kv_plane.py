@@ -103,6 +103,11 @@ class KVPlane:
         return self._shared_host.memory
 
     @property
+    def secret(self) -> bytes:
+        """The secret half of the KV key; empty without one."""
+        return b"" if self._keys is None else self._keys.secret
+
+    @property
     def _keeps_prefixes(self) -> bool:
         return self._config.engine.prefix_host_memory > 0
 

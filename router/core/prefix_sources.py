@@ -52,6 +52,7 @@ def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | No
     """Return the node that takes over what a draining node has cached, if there is one.
 
     It computes prompts: a prefill node, or else a mixed one. One is enough: others pull from it.
+    No prompt waits for that, so a suspected node is asked where no other one is left.
     """
     source = next((node for node in nodes if node.incarnation == leaving), None)
     if source is None:
@@ -62,7 +63,7 @@ def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | No
         if node.record.role in (Role.PREFILL, Role.MIXED)
         and node.record.sends_blocks
         and node.incarnation != leaving
-        and not (node.load.is_draining or node.is_suspected)
+        and not node.load.is_draining
         and _reaches(source, node)
     ]
     best = min(heirs, key=_as_heir, default=None)
@@ -77,7 +78,8 @@ def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> 
     """Return the node that warms a new one: that with the id `wanted`, or any; None: there is none.
 
     Of any it is one of the new one's role, if one has cached blocks; then that with most of them,
-    as far as the new one has room for them.
+    as far as the new one has room for them. A new node asks once and waits for nothing, so a
+    suspected node is asked as well, which answers when it is heard again, but after all others.
     """
     receiver = next((node for node in nodes if node.incarnation == new), None)
     if receiver is None:
@@ -86,26 +88,33 @@ def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> 
         node
         for node in nodes
         if node.incarnation != new
-        and _can_send(node, receiver)
+        and _stays_in_reach(node, receiver)
         and (wanted in (node.record.node_id, AUTO))
         and (node.load.num_cached_blocks or wanted != AUTO)
     ]
 
-    def fitness(node: NodeView) -> tuple[bool, int, float, Incarnation]:
+    def fitness(node: NodeView) -> tuple[bool, bool, int, float, Incarnation]:
         num_blocks = min(node.load.num_cached_blocks, receiver.record.num_blocks // 2)
         is_alike = node.record.role is receiver.record.role
-        return is_alike, num_blocks, -pressure(node), node.incarnation
+        is_heard = not node.is_suspected
+        return is_heard, is_alike, num_blocks, -pressure(node), node.incarnation
 
     best = max(found, key=fitness, default=None)
     return None if best is None else best.incarnation
 
 
-def _as_heir(node: NodeView) -> tuple[bool, float, Incarnation]:
-    return node.record.role is Role.MIXED, pressure(node), node.incarnation
+def _as_heir(node: NodeView) -> tuple[bool, bool, float, Incarnation]:
+    is_mixed = node.record.role is Role.MIXED
+    return node.is_suspected, is_mixed, pressure(node), node.incarnation
 
 
 def _can_send(node: NodeView, receiver: NodeView) -> bool:
-    is_staying = not (node.load.is_draining or node.is_suspected)
+    """Return whether a prompt may wait for what a node sends: now, so it is not suspected."""
+    return not node.is_suspected and _stays_in_reach(node, receiver)
+
+
+def _stays_in_reach(node: NodeView, receiver: NodeView) -> bool:
+    is_staying = not node.load.is_draining
     return node.record.sends_blocks and is_staying and _reaches(node, receiver)
 
 

@@ -1,8 +1,9 @@
 """What only a card can show, in one command: `python -m tests.gpu.on_card`.
 
 Stages run in order, each alone and within its own time limit: one that fails is reported and the
-rest goes on. It needs a card, `triton` and `numpy`, no network and no model: weights are random, of
-a public model's shape. The last line but one is a JSON object, the last one says how many passed.
+rest goes on. It needs a card and what a node on one has installed (`.[node,gpu]`), no network and
+no model: weights are random, of a public model's shape. The last line but one is a JSON object, the
+last one says how many passed.
 `--out FILE` also writes the JSON into a file.
 """
 

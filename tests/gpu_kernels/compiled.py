@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,15 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
 
 
 def _launch_with_drafts(recorder: SpecRecorder) -> None:
-    """Launch attention of three drafts a sequence, and of seven."""
+    """Launch attention of the most drafts that decoders of these heads have graphs for."""
     model = Model.of(recorder)
-    for has_scales in (False, True):
+    for head_dim, has_scales in product((128, 256), (False, True)):
         model.pool = replace(model.pool, has_scales=has_scales)
         make = model.launches(recorder)
-        for count, rows_each in ((1, 4), (32, 4), (32, 8)):
-            make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, rows_each)
+        make.spec = replace(make.spec, head_dim=head_dim)
+        most = max(filter(make.can_attend, (4, 8, 16)))
+        for count in (1, 32):
+            make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, most)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

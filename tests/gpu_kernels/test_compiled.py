@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.gpu.measuring import SpecRecorder
+from tests.gpu.stages.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -62,3 +66,20 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
         is_large = is_product and row["kernel"] != "ranges_together"
         if capability >= 90 and is_large and constants["BN"] >= 64:
             assert row["matrix"] == [{90: "wgmma", 100: "tcgen05"}[capability]], row
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "has_scales", "most"),
+    [(64, False, 64), (128, False, 64), (256, False, 32), (128, True, 32), (256, True, 16)],
+)
+def test_tiles_of_drafts_are_as_large_as_fits_into_a_card(
+    head_dim: int, has_scales: bool, most: int
+) -> None:
+    """A larger one was compiled too: it spilled, or took 258 KiB of shared memory."""
+    recorder = SpecRecorder()
+    model = Model.of(recorder)
+    model.pool = replace(model.pool, has_scales=has_scales)
+    make = model.launches(recorder)
+    make.spec = replace(make.spec, head_dim=head_dim)
+    taken = [make.attention_rows(rows) for rows in range(1, 40) if make.can_attend(rows)]
+    assert max(taken) == most

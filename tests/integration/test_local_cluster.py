@@ -16,14 +16,16 @@ from pathlib import Path
 import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.integration.fake_cluster import FakeUp
+from tests.support.cluster.processes import SOURCES
 from tests.support.observing.process_tasks import children_of
 
-FAKE_CLUSTER = Path(__file__).with_name("fake_cluster.py")
+FAKE_CLUSTER = SOURCES / "tests/integration/fake_cluster.py"
 NAMES = ("router", "prefill-1", "decode-1")
 
 
 class Cluster:
-    """A running `fake_cluster.py`, with what it printed so far."""
+    """A running `fake_cluster`, with what it printed so far."""
 
     def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
         self.shared = folder / "shared"
@@ -33,12 +35,9 @@ class Cluster:
         self.printed = ""
         for file in self.shared.glob("*.ready"):  # of an earlier cluster, which has ended
             file.unlink()
-        self.process = subprocess.Popen(
-            [sys.executable, FAKE_CLUSTER, self.shared, str(self.port), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(self.temporary), **environ},
-            text=True,
+        self.process = started_up(
+            [str(self.shared), str(self.port), *arguments],
+            {**os.environ, "TMPDIR": str(self.temporary), **environ},
         )
 
     def read_until(self, text: str) -> None:
@@ -60,6 +59,19 @@ class Cluster:
 
     def leftovers(self) -> list[str]:
         return sorted(str(p.relative_to(self.temporary)) for p in self.temporary.rglob("*.*"))
+
+
+def started_up(arguments: list[str], environ: dict[str, str]) -> subprocess.Popen[str] | FakeUp:
+    """Fork a cluster; where Python itself is to read a variable, start one."""
+    if "PYTHONIOENCODING" not in environ:
+        return FakeUp(arguments, environ)
+    return subprocess.Popen(
+        [sys.executable, FAKE_CLUSTER, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**environ, "PYTHONPATH": str(SOURCES)},
+        text=True,
+    )
 
 
 @pytest.fixture

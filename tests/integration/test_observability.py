@@ -49,7 +49,10 @@ def cluster(
         *("--log-level", "debug", "--log-format", "json"),
         *("--otel-endpoint", f"http://127.0.0.1:{collector_port}"),
     )
-    spec = replace(spec, flags=(*spec.flags, *seen), routers=(seen,))
+    prefill, decode = spec.nodes
+    # A start of its own, all of whose lines are in its log.
+    nodes = (prefill, replace(decode, environ={"PYTHONUNBUFFERED": "1"}))
+    spec = replace(spec, nodes=nodes, flags=(*spec.flags, *seen), routers=(seen,))
     with running([spec], keyed_redis, cluster_folder) as (cluster,):
         yield cluster
 

@@ -26,7 +26,7 @@ BLOCKS = 'pdserve_prefix_disk_blocks{node="this"}'
 OTHERS = 'pdserve_prefix_disk_blocks{node="others"}'
 
 
-def config(folder: Path, role: Role = Role.MIXED) -> Config:
+def config(folder: Path, role: Role = Role.MIXED, *, is_encrypted: bool = False) -> Config:
     given = node_config(role)
     engine = replace(
         given.engine,
@@ -34,16 +34,19 @@ def config(folder: Path, role: Role = Role.MIXED) -> Config:
         prefix_host_memory=1,
         prefix_disk=str(folder / "prefixes"),
         prefix_disk_size=1 << 30,
+        prefix_disk_encryption=is_encrypted,
     )
     return replace(given, engine=engine)
 
 
 @asynccontextmanager
-async def small_node(folder: Path) -> AsyncIterator[RunningNode]:
+async def small_node(folder: Path, secret: bytes = b"") -> AsyncIterator[RunningNode]:
+    """With a secret its files are encrypted."""
     runner = HashRunner(num_blocks=9, max_model_len=28, num_host_blocks=8)
     # Computing would take a minute: on a busy machine too, nothing is read too late.
     runner.step_costs = StepCosts((1, 65), (60.0, 61.0))
-    async with running_node(config(folder), runner) as node:
+    given = config(folder, is_encrypted=bool(secret))
+    async with running_node(given, runner, kv_secret=secret) as node:
         yield node
 
 
@@ -87,10 +90,13 @@ async def fill(asker: Asker) -> None:
 
 
 @pytest.mark.covers("F131")
-async def test_a_prefix_is_found_by_the_next_life_of_its_node(tmp_path: Path) -> None:
-    async with small_node(tmp_path) as node:
+@pytest.mark.parametrize("secret", [b"", b"a" * 40], ids=["plain", "encrypted"])
+async def test_a_prefix_is_found_by_the_next_life_of_its_node(
+    tmp_path: Path, secret: bytes
+) -> None:
+    async with small_node(tmp_path, secret) as node:
         await fill(Asker(node))
-    async with small_node(tmp_path) as node:
+    async with small_node(tmp_path, secret) as node:
         asker = Asker(node)
         await asker.until(BLOCKS, lambda count: count > 0)
         assert await asker.ask(0) == 16

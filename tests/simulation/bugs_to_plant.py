@@ -20,7 +20,8 @@ class Bug(NamedTuple):
     faults: tuple[FaultKind, ...] = ()
 
 
-_BROKEN = (FaultKind.LOSS, FaultKind.REPEAT, FaultKind.PARTITION, FaultKind.CRASH)
+_BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
+_BROKEN = (*_BREAKS, FaultKind.PARTITION, FaultKind.CRASH)
 
 ROUTER = [
     Bug(
@@ -357,6 +358,20 @@ LANES = [
         "kv_transfer.sending.link",
         "        return [SendToPeer(self.peer, abort, is_behind_writes=True)]",
         "        return [SendToPeer(self.peer, abort)]",
+    ),
+    Bug(
+        "a report on another connection than the one that was written on frees blocks",
+        "kv_transfer.receiving.quarantine",
+        "        if entry is None or entry.session != session:\n",
+        "        if entry is None:\n",
+        _BREAKS,
+    ),
+    Bug(
+        "a landing that its sender writes by itself goes on over another connection",
+        "kv_transfer.receiving.machine",
+        "            landing.may_be_written or (will_be_written and is_copied)\n",
+        "            will_be_written and is_copied\n",
+        _BREAKS,
     ),
 ]
 

@@ -73,12 +73,11 @@ class Template:
         return status, data
 
 
-_EACH = (
-    "pdserve.roles.run_role",
-    "tests.support.cluster.slow_serve",
+FORKED = (
     "tests.support.cluster.forked_serve",
     "tests.support.cluster.frozen",  # the last one
 )
+_EACH = ("pdserve.roles.run_role", "tests.support.cluster.slow_serve", *FORKED)
 KERNELS = "tests.support.cluster.kernels_of_nodes"
 NODES = Template(
     (

@@ -7,17 +7,15 @@ the one process that runs it. So the number of tests is known at the end of a ru
 
 A run that chooses among the tests of a file, by `-k` for example, collects them at first as usual.
 
-Of a test that passes, its process tells what is printed: that it passed, and a set-up or an end
-that took long. pytest-xdist would tell of five things, which cost more than most tests.
+What a process tells of its tests is in `told_reports`.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from xdist.remote import Producer
@@ -38,8 +36,6 @@ and those of the last, which look at all sources, what these were parsed to
 (`tests.unit.tree.parsed`)."""
 LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
-SHOWN_S = 0.005
-"""What takes less is in no list of `--durations`."""
 _CHOICES = ("keyword", "markexpr", "lf", "failedfirst", "newfirst", "stepwise", "collectonly")
 """Options of pytest that choose among tests, or order them."""
 
@@ -75,33 +71,6 @@ def takes_whole_files(config: pytest.Config) -> bool:
 def pytest_configure_node(node: WorkerController) -> None:
     """Tell a process of a run whether it collects files when it is their turn."""
     node.workerinput["takes_whole_files"] = takes_whole_files(node.config)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Tell the first process of a run no more than `is_told`."""
-    if not getattr(session.config, "workerinput", {}).get("takes_whole_files"):
-        return
-    # It is of a module that pytest-xdist has read in this process under another name.
-    named = session.config.pluginmanager.get_plugins()
-    (interactor,) = (plugin for plugin in named if type(plugin).__name__ == "WorkerInteractor")
-    interactor.sendevent = partial(_send_told, interactor.sendevent)
-
-
-def _send_told(send: Callable[..., None], name: str, **event: Any) -> None:
-    if is_told(name, event):
-        if name == "testreport":
-            event["data"]["keywords"] = {}  # most of a report, and nothing that is printed
-        send(name, **event)
-
-
-def is_told(name: str, event: dict[str, Any]) -> bool:
-    """Return whether an event of a test changes what a run prints, or what it counts."""
-    if name != "testreport":
-        return name not in ("logstart", "logfinish")
-    report = event["data"]
-    is_brief = report["duration"] < SHOWN_S and not report["sections"]
-    return report["when"] == "call" or report["outcome"] != "passed" or not is_brief
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -42,8 +42,6 @@ _LOGITS_ROWS = 256
 """Rows of logits in memory, at most: 156 MB at 152,000 tokens."""
 _DRAFTED_ROWS = 256
 """A step with drafts that has more rows is no graph: it computes for longer than launches take."""
-_TILE_ROWS = 64
-"""A matrix tile with as many drafts as this has rows for still fits into registers."""
 _STEP_ROWS = 64
 """Steps with chunks are padded to a multiple of so many rows."""
 _GATHER = {"source": "*bf16", "rows": "*i32", "out": "*bf16"}
@@ -116,9 +114,8 @@ class GpuDecoder:
         decode_rows = min(self._shape.decode_rows, most_rows)
         numbers = [2**power for power in range(1, 8) if 2**power < decode_rows]
         for each in [*numbers, decode_rows] if decode_rows > 1 else []:
-            tile_rows = make.attention_rows(each)
-            if tile_rows <= _TILE_ROWS:
-                share = tile_rows // make.attention_rows(1)
+            if make.can_attend(each):
+                share = make.attention_rows(each) // make.attention_rows(1)
                 found[each] = (min(most_seqs, most_rows // each), most_pieces // share)
         return DecodeRoom(make.shape.piece, found)
 

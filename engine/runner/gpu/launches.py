@@ -31,6 +31,9 @@ BYTE_CHUNK_ROWS = 64
 _WORD_BITS = 16
 _LINE_WORDS = 64
 """Words of 16 bits that come into the L2 cache together."""
+_PIECE_ROWS = 64
+"""Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
+byte each. A larger one takes more registers, or more shared memory, than a card has."""
 FEW_SEQUENCES = 2
 """The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
 _GROUP = 8
@@ -392,6 +395,11 @@ class Launches:
         """Return the rows of a piece's matrix tile: `rows_each` query rows of one KV head."""
         needed = rows_each * self.spec.num_heads // self.spec.num_kv_heads
         return max(16, self.shape.tile_rows, 1 << (needed - 1).bit_length())
+
+    def can_attend(self, rows_each: int) -> bool:
+        """Return whether a piece's tile for so many rows of a sequence fits into a card."""
+        width = max(self.spec.head_dim, 128) * (2 if self.pool.has_scales else 1)
+        return self.attention_rows(rows_each) * width <= 128 * _PIECE_ROWS
 
     def attend_chunk(
         self, layer: int, queries: int, tables: int, table_width: int, tiles: tuple[int, int],

@@ -7,6 +7,7 @@ rdma_lane        between pools in host memory: what is agreed on, targets of wri
 read_lane        between pools on cards: what is read out of a sender's ring
 ring_reads       pure: the reads under way from each sender, and those that failed
 read_fences      pure: when the slots that a read failed into are free
+batch_queue      pure: what is moved to or from one peer, in batches
 peer_batches     the thread that writes to one peer or reads from it, in batches
 mooncake_engine  Mooncake's Transfer Engine: the only importer of it
 

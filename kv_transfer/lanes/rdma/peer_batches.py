@@ -1,11 +1,7 @@
-"""The thread that writes to one peer, or reads from it, in batches, of which two are in flight.
+"""The thread that writes to one peer, or reads from it, in batches: `batch_queue` performed.
 
-While one batch is waited for the next is on the wire already, so the wire does not idle. Ranges
-that are queued meanwhile are gathered into the batch after that, which begins before anything else
-is done. An item, for example the header of a frame, is told when all ranges queued before it are
-moved. The queue is bounded by the window of the connection that fills it.
-
-A peer that dies blocks its own thread until the engine's timeout, and no other.
+A batch begins before anything else is done. A peer that dies blocks its own thread until the
+engine's timeout, and no other.
 
 The engine waits by polling, which keeps a processor busy. So the thread sleeps for the first half
 of the time that a batch will probably take; ranges queued by then begin before the wait.
@@ -17,19 +13,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from common.errors import HandoffFailed
+from kv_transfer.lanes.rdma.batch_queue import MAX_BATCH_RANGES, Batch, BatchQueue, QueuedPart
 from kv_transfer.lanes.rdma.slabs import Ranges
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
-MAX_BATCHES_UNDER_WAY = 2
-MAX_BATCH_RANGES = 1024
 MAX_SLEEP_S = 0.5
 SLEPT_SHARE = 0.5
 
@@ -49,21 +44,13 @@ class Engine(Protocol):
     def wait(self, batch: int) -> bool: ...
 
 
-@dataclass(slots=True)
-class _Batch(Generic[Item]):
-    """Ranges that are moved together, and the items to tell afterwards."""
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A batch of the engine; `id` is 0 where nothing is moved."""
 
-    ranges: list[Ranges] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
-    num_ranges: int = 0
-    num_bytes: int = 0
-    id: int = 0
-    submitted_at_s: float = 0.0
-
-    def add(self, ranges: Ranges, num_bytes: int) -> None:
-        self.ranges.append(ranges)
-        self.num_ranges += len(ranges)
-        self.num_bytes += num_bytes
+    id: int
+    num_bytes: int
+    at_s: float
 
 
 class PeerBatches(Generic[Item]):
@@ -87,10 +74,8 @@ class PeerBatches(Generic[Item]):
         self._begin = engine.submit_read if is_reading else engine.submit
         self._peer_name = peer_name
         self._on_ready = on_ready
-        self._batch_bytes = batch_bytes
-        self._queue: deque[Ranges | Item] = deque()
-        self._changed = threading.Condition()
-        self._is_busy = self._is_stopped = self._is_ending = False
+        self._queue: BatchQueue[Ranges, Item] = BatchQueue(batch_bytes)
+        self._changed = threading.Condition()  # It guards the queue.
         # Of the last two batches, because a single delayed one does not predict the next.
         self._s_per_byte: deque[float] = deque(maxlen=2)
         self._done_at_s: float | None = None
@@ -99,29 +84,30 @@ class PeerBatches(Generic[Item]):
 
     def add(self, ranges: Ranges) -> None:
         """Queue ranges to be moved."""
-        for start in range(0, len(ranges), MAX_BATCH_RANGES):
-            self._put(ranges[start : start + MAX_BATCH_RANGES])
+        with self._changed:
+            for start in range(0, len(ranges), MAX_BATCH_RANGES):
+                part = ranges[start : start + MAX_BATCH_RANGES]
+                self._queue.put(QueuedPart(part, len(part), int(part[:, 2].sum())))
+            self._changed.notify()
 
     def tell_after(self, item: Item) -> None:
         """Have `on_ready` called with `item` when all ranges queued before are moved."""
         with self._changed:
-            is_idle = not (self._queue or self._is_busy or self._is_stopped)
-        if is_idle:
+            is_told_now = self._queue.tell_after(item)
+            self._changed.notify()
+        if is_told_now:
             self._on_ready(self, item)
-        else:
-            self._put(item)
 
     def stop(self) -> None:
         """Drop what is queued; batches in flight continue. Returns at once."""
         with self._changed:
-            self._is_stopped = True
-            self._queue.clear()
+            self._queue.stop()
             self._changed.notify()
 
     def end(self) -> None:
         """Accept no more ranges, and end when the queued ones are moved. Returns at once."""
         with self._changed:
-            self._is_ending = True
+            self._queue.end()
             self._changed.notify()
 
     def join(self, timeout_s: float) -> bool:
@@ -129,16 +115,10 @@ class PeerBatches(Generic[Item]):
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _put(self, item: Ranges | Item) -> None:
-        with self._changed:
-            if not (self._is_stopped or self._is_ending):
-                self._queue.append(item)
-                self._changed.notify()
-
     # -- its thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        under_way: deque[_Batch[Item]] = deque()
+        under_way: deque[_Submitted] = deque()
         try:
             self._move_all(under_way)
         except HandoffFailed as error:
@@ -146,84 +126,72 @@ class PeerBatches(Generic[Item]):
         except Exception as bug:
             logger.exception("RDMA with %s failed", self._peer_name)
             self._give_up(HandoffFailed(f"RDMA with {self._peer_name} failed: {bug}"))
-        for batch in under_way:
-            self._is_moved(batch)  # This frees it.
+        for submitted in under_way:
+            self._is_moved(submitted)  # This frees it.
 
     def _give_up(self, error: HandoffFailed) -> None:
         with self._changed:
-            was_stopped = self._is_stopped
+            was_stopped = self._queue.is_stopped
         self.stop()
         if not was_stopped:
             self._on_ready(self, error)
 
-    def _move_all(self, under_way: deque[_Batch[Item]]) -> None:
+    def _move_all(self, under_way: deque[_Submitted]) -> None:
         """Work until it is stopped. Raises `HandoffFailed` when a batch fails."""
         if not self._engine.can_reach(self._peer_name):
             raise HandoffFailed(f"{self._peer_name} is unreachable")
-        moved: _Batch[Item] | None = None
-        while True:
-            self._fill(under_way, may_wait=not moved)
-            if moved:
-                self._release(moved)  # While the next ones are on the wire.
-            elif not under_way:
-                return
-            moved = None
-            if under_way:
-                self._sleep_for(under_way[0])
-                self._fill(under_way, may_wait=False)
-                moved = under_way.popleft()
-                if not self._is_moved(moved):
-                    what = f"{self._way} {self._peer_name}, of {moved.num_bytes} bytes,"
-                    raise HandoffFailed(f"{what} failed")
+        while self._wait_for_work():
+            self._fill(under_way)
+            if not under_way:
+                continue  # It was stopped meanwhile.
+            self._sleep_for(under_way[0])
+            self._fill(under_way)
+            first = under_way.popleft()
+            if not self._is_moved(first):
+                what = f"{self._way} {self._peer_name}, of {first.num_bytes} bytes,"
+                raise HandoffFailed(f"{what} failed")
+            with self._changed:
+                items = self._queue.moved()
+            self._fill(under_way)
+            self._tell(items)  # While the next ones are on the wire.
 
-    def _fill(self, under_way: deque[_Batch[Item]], *, may_wait: bool) -> None:
-        """Begin as many batches as may be in flight; if there are none, wait for one if allowed."""
-        while len(under_way) < MAX_BATCHES_UNDER_WAY:
-            batch = self._take_batch(may_wait=may_wait and not under_way)
+    def _wait_for_work(self) -> bool:
+        """Wait until a batch is under way or can be begun; return False when none will be."""
+        with self._changed:
+            while self._queue.first is None and self._queue.is_empty:
+                if self._queue.is_over:
+                    return False
+                self._changed.wait()
+            return True
+
+    def _fill(self, under_way: deque[_Submitted]) -> None:
+        """Begin as many batches as may be in flight."""
+        while True:
+            with self._changed:
+                batch = self._queue.next_batch()
             if batch is None:
                 return
-            self._submit(batch)
-            under_way.append(batch)
+            under_way.append(self._submit(batch))
 
-    def _take_batch(self, *, may_wait: bool) -> _Batch[Item] | None:
-        """Return a batch of what is queued; None when there is nothing to do."""
-        with self._changed:
-            self._is_busy = not may_wait
-            while may_wait and not (self._queue or self._is_stopped or self._is_ending):
-                self._changed.wait()
-            if not self._queue:
-                return None
-            self._is_busy = True
-            batch: _Batch[Item] = _Batch()
-            while self._queue:
-                item = self._queue[0]
-                if not isinstance(item, np.ndarray):
-                    batch.items.append(item)
-                else:
-                    num_bytes = int(item[:, 2].sum())
-                    is_too_much = batch.num_bytes + num_bytes > self._batch_bytes
-                    is_too_many = batch.num_ranges + len(item) > MAX_BATCH_RANGES
-                    if batch.ranges and (is_too_much or is_too_many):
-                        break
-                    batch.add(item, num_bytes)
-                self._queue.popleft()
-            return batch
-
-    def _submit(self, batch: _Batch[Item]) -> None:
-        if batch.ranges:
-            batch.submitted_at_s = time.monotonic()
-            batch.id = self._begin(self._peer_name, np.concatenate(batch.ranges))
-            if not batch.id:
+    def _submit(self, batch: Batch[Ranges, Item]) -> _Submitted:
+        number, at_s = 0, 0.0
+        if batch.parts:
+            at_s = time.monotonic()
+            number = self._begin(self._peer_name, np.concatenate(batch.parts))
+            if not number:
                 raise HandoffFailed(f"{self._way} {self._peer_name} could not be started")
+        return _Submitted(number, batch.num_bytes, at_s)
 
-    def _release(self, batch: _Batch[Item]) -> None:
-        for item in batch.items:
+    def _tell(self, items: Sequence[Item]) -> None:
+        for item in items:
             with self._changed:
-                if self._is_stopped:
-                    return
+                if self._queue.is_stopped:
+                    break
             self._on_ready(self, item)
+        with self._changed:
+            self._queue.told()
 
-    def _sleep_for(self, batch: _Batch[Item]) -> None:
+    def _sleep_for(self, batch: _Submitted) -> None:
         """Sleep a part of the time that the batch will probably take.
 
         It is estimated with the higher speed of the last two batches.
@@ -233,7 +201,7 @@ class PeerBatches(Generic[Item]):
             sleep_s = self._began_at_s(batch) + SLEPT_SHARE * span_s - time.monotonic()
             time.sleep(min(max(0.0, sleep_s), MAX_SLEEP_S))
 
-    def _is_moved(self, batch: _Batch[Item]) -> bool:
+    def _is_moved(self, batch: _Submitted) -> bool:
         if not batch.id:
             return True
         is_moved = self._engine.wait(batch.id)
@@ -243,6 +211,6 @@ class PeerBatches(Generic[Item]):
         self._done_at_s = now_s
         return is_moved
 
-    def _began_at_s(self, batch: _Batch[Item]) -> float:
+    def _began_at_s(self, batch: _Submitted) -> float:
         """Return when the batch had the wire for itself: after the end of the one before."""
-        return max(batch.submitted_at_s, self._done_at_s or 0.0)
+        return max(batch.at_s, self._done_at_s or 0.0)

@@ -29,6 +29,7 @@ from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.lanes.lane import Broken, LaneFull, Payload, Ready
 from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.lanes.pool_memory import Pool, SourceMemory
+from kv_transfer.lanes.rdma.batch_queue import BATCHES_PER_WINDOW
 from kv_transfer.lanes.rdma.peer_batches import Engine, PeerBatches
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.lanes.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
@@ -45,8 +46,6 @@ VERSION = 1
 COOL_DOWN_S = 30.0
 # Each has a thread, and a queue pair for each pair of devices.
 MAX_WRITERS = 1024
-# Two in flight, and as much again waiting for acknowledgement.
-BATCHES_PER_WINDOW = 4
 CLOSE_WITHIN_S = 2.0
 MAX_NAME_BYTES = 256
 

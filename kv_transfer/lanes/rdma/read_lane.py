@@ -30,10 +30,10 @@ from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.lanes.lane import Copied, Payload
 from kv_transfer.lanes.pieces import NO_SUMS, PieceRows
 from kv_transfer.lanes.pool_memory import Pool, SourceMemory
+from kv_transfer.lanes.rdma.batch_queue import BATCHES_PER_WINDOW
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.rdma.peer_batches import Engine, PeerBatches
 from kv_transfer.lanes.rdma.rdma_lane import (
-    BATCHES_PER_WINDOW,
     CLOSE_WITHIN_S,
     COOL_DOWN_S,
     MAX_NAME_BYTES,

@@ -43,7 +43,7 @@ class RingReads(Generic[Read]):
     def end(self, source: RingSource[Read], read: Read) -> None:
         """Record that the first read of a source is complete."""
         first = source.pending.popleft()  # one that failed first is not heard any more
-        assert first is read, "reads end in their order"
+        assert first == read, "reads end in their order"
         self._fences.end(read)
 
     def fail(self, source: RingSource[Read], error: HandoffFailed) -> list[Failed[Read]]:

@@ -1,14 +1,13 @@
-"""What is moved from or to one node, in order: `kv_transfer.lanes.rdma.peer_batches`, on events."""
+"""What is moved from or to one node: `kv_transfer.lanes.rdma.batch_queue`, performed on events."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 from common.errors import HandoffFailed
-from kv_transfer.lanes.rdma.peer_batches import MAX_BATCHES_UNDER_WAY
+from kv_transfer.lanes.rdma.batch_queue import Batch, BatchQueue, QueuedPart
 
 Item = TypeVar("Item")
 OnDone = Callable[[bool], None]
@@ -16,73 +15,71 @@ Begin = Callable[[OnDone], None]
 """Begins a read or a write, and has the function called when it is over."""
 
 
-@dataclass(eq=False, slots=True)
-class _Batch:
-    begin: Begin
-    has_begun: bool = False
-    is_moved: bool | None = None
-
-
 class Batches(Generic[Item]):
-    """Batches, of which two are under way, and items to tell when all before them are moved.
+    """Stands in for `PeerBatches`: a batch is moved when all its reads or writes are.
 
     `on_ready` is called with each item, in order; or once with an error, and then never again.
     """
 
-    def __init__(self, on_ready: Callable[[Item | HandoffFailed], None]) -> None:
+    def __init__(self, on_ready: Callable[[Item | HandoffFailed], None], batch_bytes: int) -> None:
         self._on_ready = on_ready
-        self._queue: deque[_Batch | tuple[Item]] = deque()
+        self._queue: BatchQueue[Begin, Item] = BatchQueue(batch_bytes)
+        self._num_left: dict[Batch[Begin, Item], int] = {}
+        self._failed: set[Batch[Begin, Item]] = set()
         self._is_going_on = False
 
-    def add(self, begin: Begin) -> None:
-        """Queue a batch."""
-        self._queue.append(_Batch(begin))
+    def add(self, begin: Begin, *, num_ranges: int, num_bytes: int) -> None:
+        """Queue a read or a write."""
+        self._queue.put(QueuedPart(begin, num_ranges, num_bytes))
         self._go_on()
 
     def tell_after(self, item: Item) -> None:
         """Have `on_ready` called with `item` when all that is queued before is moved."""
-        self._queue.append((item,))
-        self._go_on()
+        if self._queue.tell_after(item):
+            self._on_ready(item)
+        else:
+            self._go_on()
 
     def stop(self) -> None:
         """Forget what is queued, and tell nothing any more; what is under way continues."""
-        self._queue.clear()
-        self._on_ready = _told_nothing
+        self._queue.stop()
 
     def _go_on(self) -> None:
         if self._is_going_on:  # The loop below does it.
             return
         self._is_going_on = True
-        while self._queue and self._takes_first():
-            pass
+        self._fill()
+        for items in self._moved():
+            self._fill()
+            for item in items:
+                if not self._queue.is_stopped:
+                    self._on_ready(item)
+            self._queue.told()
+            self._fill()
         self._is_going_on = False
 
-    def _takes_first(self) -> bool:
-        """Take the first of the queue if it is over; begin what may be under way."""
-        first = self._queue[0]
-        if not isinstance(first, _Batch):
-            self._queue.popleft()
-            self._on_ready(first[0])
-            return True
-        if first.is_moved is False:
-            on_ready = self._on_ready
-            self.stop()
-            on_ready(HandoffFailed("it was not moved"))
-            return False
-        if first.is_moved:
-            self._queue.popleft()
-            return True
-        batches = [one for one in self._queue if isinstance(one, _Batch)]
-        for batch in batches[:MAX_BATCHES_UNDER_WAY]:
-            if not batch.has_begun:
-                batch.has_begun = True
-                batch.begin(lambda is_moved, batch=batch: self._on_done(batch, is_moved))  # type: ignore[misc]
-        return False
+    def _moved(self) -> Iterator[list[Item]]:
+        """Yield the items of the batches that are over, in order, until one has failed."""
+        while not self._queue.is_stopped and (first := self._queue.first) is not None:
+            if first in self._failed:
+                self._queue.stop()
+                self._on_ready(HandoffFailed("it was not moved"))
+            elif self._num_left[first]:
+                return
+            else:
+                del self._num_left[first]
+                yield self._queue.moved()
 
-    def _on_done(self, batch: _Batch, is_moved: bool) -> None:
-        batch.is_moved = is_moved
+    def _fill(self) -> None:
+        """Begin as many batches as may be under way."""
+        while (batch := self._queue.next_batch()) is not None:
+            self._num_left[batch] = len(batch.parts)
+            for begin in batch.parts:
+                begin(partial(self._on_done, batch))
+
+    def _on_done(self, batch: Batch[Begin, Item], is_moved: bool) -> None:
+        if is_moved:
+            self._num_left[batch] -= 1
+        else:
+            self._failed.add(batch)
         self._go_on()
-
-
-def _told_nothing(_: object) -> None:
-    pass

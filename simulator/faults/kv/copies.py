@@ -39,7 +39,7 @@ class CopiedBlocks:
         """Copy and verify what has arrived."""
         end = self._end
         if not end.receiver.may_write(write):
-            end.perform(end.receiver.on_unwritten(write))
+            end.end_write(write, end.receiver.on_unwritten(write))
             return
         if write.lane not in PULLING_LANES:
             values = source.bytes_of(parcel, write.data.layer)

@@ -19,7 +19,9 @@ from kv_transfer.contract import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.lanes.rdma.batch_queue import BATCHES_PER_WINDOW
 from kv_transfer.receiving.effects import (
+    CloseLane,
     Fence,
     MoveSlab,
     OpenLane,
@@ -27,6 +29,7 @@ from kv_transfer.receiving.effects import (
     SendBack,
     Write,
 )
+from kv_transfer.receiving.lane_uses import LaneUses
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.sending.effects import (
     Connect,
@@ -82,6 +85,7 @@ class KVEnd:
         self.flights = wires.flights
         self.memory = memory
         self._piece_bytes = layout.piece_bytes
+        self.batch_bytes = limits.window_bytes // BATCHES_PER_WINDOW
         self._pool = pool
         self._on_event = on_event
         self.sender = Sender(me, layout, limits, pool.num_blocks, memory.num_host_blocks)
@@ -96,6 +100,7 @@ class KVEnd:
             num_slots = limits.ring_slots(layout) // _RING_SHARE
             self.ring = RingOfSlots(self, num_slots, layout.block_size)
         self._sent_here = SentPieces(memory)
+        self._uses = LaneUses()
         self._connections: dict[Peer, KVSocket] = {}
         self._open: set[int] = set()
         self.sent: dict[int, set[int]] = {}
@@ -197,6 +202,10 @@ class KVEnd:
         self._send_in_order(effect.peer.main, abort)
         self._send_in_order(effect.peer, data_of(effect))
 
+    def bytes_in(self, num_blocks: int) -> int:
+        """Return the size of blocks in one layer."""
+        return 2 * num_blocks * self._piece_bytes
+
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Write blocks. Raises `InternalError` where they may have been used again."""
         for block in blocks:
@@ -251,9 +260,14 @@ class KVEnd:
         if self.receiver.may_write(write):
             self._sent_here.add(write, parcel.values, damaged)
         if damaged:
-            self.perform(self.receiver.on_corrupt(write, damaged, "changed"))
+            self.end_write(write, self.receiver.on_corrupt(write, damaged, "changed"))
         else:
-            self.perform(self.receiver.on_written(write))
+            self.end_write(write, self.receiver.on_written(write))
+
+    def end_write(self, write: Write, effects: Iterable[ReceiverEffect]) -> None:
+        """Do what the receiver asks for at the end of a write; it may be the last of a session."""
+        self.perform(effects)
+        self._close_unused(write.session, self._uses.end_copy(write.session))
 
     def perform(self, effects: Iterable[SenderEffect | ReceiverEffect]) -> None:
         """Do what a machine asks for, in order."""
@@ -284,6 +298,8 @@ class KVEnd:
                         self._written.accept(peer, reply)
                 case OpenLane(session, offers):
                     self._open_lane(session, offers)
+                case CloseLane(session, lane):
+                    self._close_unused(session, self._uses.leave(session, lane))
                 case MoveSlab():
                     self._move(effect)
                 case Fence(_, slab):
@@ -320,6 +336,7 @@ class KVEnd:
         if self.ring is not None and known is not None and not self.ring.may_read(known.sender):
             refused = self.wires.lane
         lane = min((one for one in offers if one != refused), key=LANES_BY_SPEED.index)
+        self._close_unused(session, self._uses.open(session, lane))
         reply = self._written.reply() if lane in ONE_SIDED_LANES else b""
         self.perform(self.receiver.on_lane(session, lane, reply))
 
@@ -361,12 +378,18 @@ class KVEnd:
         else:
             self._copied.send(effect, lane)
 
+    def _close_unused(self, session: bytes, lane: str) -> None:
+        """Close the lane, if any, of a session that is over, from which nothing is copied."""
+        if lane and self.ring is not None:
+            self.ring.drop(session)
+
     def _write(self, write: Write, parcel: Parcel, source: MovingEnd) -> None:
+        self._uses.begin_copy(write.session)
         if write.lane in ONE_SIDED_LANES:
             if self.receiver.may_write(write):
                 self.record(write, parcel, frozenset())
             else:
-                self.perform(self.receiver.on_unwritten(write))
+                self.end_write(write, self.receiver.on_unwritten(write))
         elif self.ring is not None:
             self.ring.write(write, parcel, source)
         else:

@@ -42,6 +42,8 @@ class MovingEnd(Protocol):
     memory: KVMemory
     sender: Sender
     receiver: Receiver
+    batch_bytes: int
+    """The most bytes that are moved in one batch."""
 
     def send(self, peer: Peer, parcel: Parcel) -> None:
         """Send a frame on the connection to `peer`, if there is one."""
@@ -54,6 +56,13 @@ class MovingEnd(Protocol):
 
     def perform(self, effects: Iterable[SenderEffect | ReceiverEffect]) -> None:
         """Do what a machine asks for, in order."""
+
+    def end_write(self, write: Write, effects: Iterable[ReceiverEffect]) -> None:
+        """Do what the receiver asks for at the end of a write; it may be the last of a session."""
+
+    def bytes_in(self, num_blocks: int) -> int:
+        """Return the size of blocks in one layer."""
+        ...
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Write blocks. Raises `InternalError` where they may have been used again."""

@@ -51,6 +51,21 @@ class _Arriving:
     source: MovingEnd
 
 
+class _ChangingSlots(Slots):
+    """Slots that hold nothing of use once they are given back: others may have them from then on.
+
+    A read that comes too late is then found, whether or not others have written there before it.
+    """
+
+    def __init__(self, first: int, count: int, values: Numbers) -> None:
+        super().__init__(first, count)
+        self._values = values
+
+    def give_back(self, slots: Blocks) -> None:
+        self._values[slots] = ~self._values[slots]
+        super().give_back(slots)
+
+
 class RingOfSlots:
     """Both ends, in one node. Slots are for a block in one layer."""
 
@@ -58,8 +73,9 @@ class RingOfSlots:
         self._end = end
         num_receiving = receiving_slots(num_slots)
         self.slots: Numbers = np.zeros((num_slots, block_size), np.uint64)
-        self.sending = Slots(0, num_slots - num_receiving)
-        self.receiving = Slots(num_slots - num_receiving, num_receiving)
+        num_sending = num_slots - num_receiving
+        self.sending = _ChangingSlots(0, num_sending, self.slots)
+        self.receiving = _ChangingSlots(num_sending, num_receiving, self.slots)
         stands_in: Any = self
         self.frames = FramesToSend(stands_in, end.sender.is_sending)
         self._reads: RingReads[Write] = RingReads()
@@ -140,7 +156,7 @@ class RingOfSlots:
 
         def on_slots(slots: Blocks) -> None:
             if not self._end.receiver.may_write(write):
-                self._end.perform(self._end.receiver.on_unwritten(write))
+                self._end.end_write(write, self._end.receiver.on_unwritten(write))
                 self.receiving.give_back(slots)
             elif values is None:
                 self._begin_read(_Arriving(write, parcel, source), slots)
@@ -149,6 +165,12 @@ class RingOfSlots:
                 self._copy_in(_Arriving(write, parcel, source), slots)
 
         self.receiving.ask(write.target_blocks.size, on_slots)
+
+    def drop(self, session: bytes) -> None:
+        """Forget whom a session reads from: it is over, and so are its reads."""
+        _, batches = self._readers.pop(session, (None, None))
+        if batches is not None:
+            batches.stop()
 
     def _begin_read(self, arriving: _Arriving, slots: Blocks) -> None:
         write = arriving.write
@@ -159,7 +181,8 @@ class RingOfSlots:
             self._on_unread((copied, reads.error))
             return
         self._reads.begin(reads, copied)
-        batches.add(partial(self._read, arriving, copied, self._addresses[-1]))
+        read = partial(self._read, arriving, copied, self._addresses[-1])
+        batches.add(read, num_ranges=slots.size, num_bytes=self._end.bytes_in(slots.size))
         batches.tell_after(copied)
 
     def _reader(
@@ -168,7 +191,8 @@ class RingOfSlots:
         found = self._readers.get(session)
         if found is None:
             reads: RingSource[Write] = RingSource()
-            found = reads, Batches(partial(self._on_moved, reads, source.me))
+            on_ready = partial(self._on_moved, reads, source.me)
+            found = reads, Batches(on_ready, self._end.batch_bytes)
             self._readers[session] = found
         return found
 
@@ -215,7 +239,7 @@ class RingOfSlots:
     def _on_unread(self, failed: Failed[Write]) -> None:
         copied, error = failed
         write = self._arriving.pop(copied).write
-        self._end.perform(self._end.receiver.on_unread(write, error))
+        self._end.end_write(write, self._end.receiver.on_unread(write, error))
         self.receiving.give_back(copied.target_blocks)
 
     def _copy_in(self, arriving: _Arriving, slots: Blocks) -> None:

@@ -45,14 +45,19 @@ class WrittenBlocks:
         """Write to the addresses of a reply from now on."""
         addresses = [int(one) for one in reply.split(b",")]
         known = self._writers.get(peer)
-        writer = known[0] if known else Batches[Parcel](partial(self._on_ready, peer))
+        on_ready = partial(self._on_ready, peer)
+        writer = known[0] if known else Batches[Parcel](on_ready, self._end.batch_bytes)
         self._writers[peer] = writer, addresses
 
     def send(self, effect: SendChunk) -> None:
         """Write a chunk whose transfer goes on, and send its header after it."""
         writer, addresses = self._writers[effect.peer]
-        writer.add(partial(self._begin, effect, addresses))
         blocks: list[int] = effect.chunk.source_blocks.tolist()
+        writer.add(
+            partial(self._begin, effect, addresses),
+            num_ranges=len(blocks),
+            num_bytes=self._end.bytes_in(len(blocks)),
+        )
         values = self._end.memory.read(effect.chunk.layer, blocks)
         writer.tell_after(Parcel(data_of(effect), blocks, values))
 

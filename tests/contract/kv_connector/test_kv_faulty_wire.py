@@ -18,6 +18,7 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.contract import Commit, Landed, LandingFailed, Released, Ticket, TransferEnded
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.examples import everyday
 from tests.support.kv.fault_proxy import KINDS, Fault, FaultProxy
 from tests.support.kv.kv_cluster import (
     TIME_STEP_S,
@@ -162,7 +163,7 @@ def test_no_fault(kind: str) -> None:
 
 
 @pytest.mark.covers("F19", "F23", "F24", "F28")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(everyday(2, of=4)))
 @pytest.mark.parametrize("fault_kind", KINDS)
 @pytest.mark.parametrize("kind", ["zmq", "shm", "ipc", "card-zmq"])
 def test_one_fault_on_the_wire(kind: str, fault_kind: str, seed: int) -> None:

@@ -16,12 +16,14 @@ from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Bytes, host_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from tests.support.examples import everyday
 from tests.support.kv.fake_engine import FakeEngine
 from tests.support.kv.kinds import ZmqKind, shape_of_bytes
 from tests.support.kv.kv_cluster import Cluster, commit_for, error_of, send
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4
+NUM_MOVES = everyday(3, of=8)
 
 
 def of_layers(*shapes: LayerShape, dtype: str = "float32") -> KVLayout:
@@ -118,7 +120,7 @@ def check_all(cluster: Cluster, layout: KVLayout, verify: str) -> None:
         for node in ("p", "d")
     )
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=NUM_MOVES, deadline=None)
     @given(moves())
     def check(pairs: list[tuple[int, int]]) -> None:
         sources, targets = [one for one, _ in pairs], [one for _, one in pairs]

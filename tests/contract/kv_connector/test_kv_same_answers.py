@@ -23,7 +23,6 @@ from common.observing.clock import MonotonicClock
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
-from engine.prefix_disk.block_file import HEADER_BYTES
 from engine.prefix_disk.block_folder import BlockFolder
 from engine.prefix_disk.disk_threads import DiskThreads
 from engine.step_loop import StepLoop, start_step_thread
@@ -110,7 +109,7 @@ class Node:
             runner.host_cache = self.kv.host
             folder = BlockFolder(disk, runner.layout.fingerprint, self.kv.host)
             self.disk = DiskThreads(folder)
-            index = DiskIndex(1 << 30, HEADER_BYTES + folder.block_bytes)
+            index = DiskIndex(1 << 30, folder.file_bytes)
         self.scheduler = scheduler = Scheduler(
             limits=LIMITS,
             num_blocks=num_blocks,

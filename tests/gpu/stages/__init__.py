@@ -22,8 +22,7 @@ UNASKED = frozenset(
     {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_steps",
      "runner_quantised"}
 )  # fmt: skip
-"""Stages that run only when they are named; those of the runner and the lane need a node's
-environment."""
+"""Stages that run only when they are named."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "ceilings": ceilings,

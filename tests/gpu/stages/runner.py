@@ -6,7 +6,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ LARGE = {
     "num_key_value_heads": QWEN3_8B.num_kv_heads, "head_dim": QWEN3_8B.head_dim,
     "vocab_size": QWEN3_8B.vocab_size,
 }  # fmt: skip
+_DRAFTS: dict[str, Any] = {"speculative_method": "suffix", "num_speculative_tokens": 3}
 _BY_TEMPERATURE: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}]
 _OF_ALL_KINDS = [
     *_BY_TEMPERATURE, {"temperature": 0.8, "top_k": 50, "logprobs": 2},
@@ -70,6 +72,7 @@ def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> Non
     for place in range(len(others) + 1):
         batch = [*others[:place], mine, *others[place:]]
         assert np.array_equal(logits_of(runner, *batch)[place], whole), f"among others, {place}"
+    check_drafts(runner, prompt, table)
     told: list[int] = []
     runner.execute(batch_of([scheduled(prompt[:699], 0, table, is_sampled=False)]), told.append)
     assert told == list(range(4)), told
@@ -89,10 +92,51 @@ def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> Non
     print(f"warm-up {time.monotonic() - begun:.1f} s: {found['runner_step_costs']}", flush=True)
 
 
+def check_drafts(runner: ModelRunner, prompt: Sequence[int], table: Sequence[int]) -> None:
+    """The logits of the prompt's last four tokens: one by one, and three as drafts, by graphs.
+
+    The tokens before are in the cache.
+    """
+    from engine.core.runner_contract import SampleInput, ScheduledSequence
+    from tests.support.models.running import GREEDY, logits_of, scheduled
+
+    count, drafted = _DRAFTS["num_speculative_tokens"], SampleInput(GREEDY, 0, [], [])
+    start = len(prompt) - count - 1
+    alone = [
+        logits_of(runner, scheduled([token], start + place, table))[0]
+        for place, token in enumerate(prompt[start:])
+    ]
+    verified = ScheduledSequence(0, prompt[start:], start, table, drafted, num_drafts=count)
+    other = scheduled(prompt[:1], 0, [0])  # with rows of padding
+    for batch in ([verified], [other, verified], [verified, other]):
+        with watched_graphs() as rows_each:
+            found = logits_of(runner, *batch)
+        first = batch.index(verified)
+        assert rows_each == [count + 1], f"graphs of {rows_each} rows a sequence"
+        assert np.array_equal(found[first : first + count + 1], alone), "other logits as drafts"
+
+
+@contextmanager
+def watched_graphs() -> Iterator[list[int]]:
+    """Give the number of rows a sequence of each graph that is launched."""
+    from engine.runner.gpu.steps.decode_step import DecodeSteps
+    from engine.runner.gpu.steps.step_rows import StepRows
+
+    rows_each: list[int] = []
+    plain_launch = DecodeSteps.launch
+
+    def launch(steps: DecodeSteps, rows: StepRows) -> None:
+        rows_each.append(rows.rows_each)
+        plain_launch(steps, rows)
+
+    with patch.object(DecodeSteps, "launch", launch):
+        yield rows_each
+
+
 def check_going_on(runner: ModelRunner, lengths: Sequence[int], num_tokens: int) -> None:
     """Rows of any kind that end in the middle: the same tokens, begun ahead or not.
 
-    So they are on a node that verifies drafts between the steps that are begun.
+    So they are on a node that verifies drafts between the steps that are begun, by graphs.
     """
     from engine.core import step_after
 
@@ -105,13 +149,14 @@ def check_going_on(runner: ModelRunner, lengths: Sequence[int], num_tokens: int)
         assert len(times) > 2 * num_tokens / 3
         drafting, begun = _drafting(1.0, 8.0), []
         for _ in range(2):  # the second time, drafts are what was drawn the first time
-            with patch.object(step_after, "STEPS_WITHOUT_DRAFTS", 1):
+            with patch.object(step_after, "STEPS_WITHOUT_DRAFTS", 1), watched_graphs() as rows_each:
                 drafted, times = _decoded(
                     runner, prompts, num_tokens, goes_on=True, ways=ways, speculation=drafting
                 )
             assert drafted == alone, "other tokens when steps are begun ahead between drafts"
             begun.append(len(times))
         assert 0 < begun[1] < begun[0], begun
+        assert max(rows_each) > 1, "no step that verifies drafts was a graph"
 
 
 def _drafting(one_row: float, many_rows: float) -> Speculation:
@@ -120,7 +165,7 @@ def _drafting(one_row: float, many_rows: float) -> Speculation:
     from engine.core.runner_contract import StepCosts
     from engine.core.speculation.speculation import make_speculation
 
-    config = SpeculationConfig(speculative_method="suffix", num_speculative_tokens=3)
+    config = SpeculationConfig(**_DRAFTS)
     speculation = make_speculation(config, StepCosts((1, 64), (one_row, many_rows)))
     assert speculation is not None
     return speculation
@@ -157,6 +202,22 @@ def _time_steps(runner: ModelRunner, found: Findings) -> None:
         )  # fmt: skip
         found[f"runner_step_{count}_ms"] = median_ms(runner, batch, 20)
         print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
+    num_drafts = _DRAFTS["num_speculative_tokens"]
+    for count in (1, 8, 32, 64):
+        per_seq = CONTEXT // BLOCK_SIZE + 1
+        drafted = [
+            ScheduledSequence(
+                0, history[: num_drafts + 1], CONTEXT - num_drafts - 1,
+                range(place * per_seq, (place + 1) * per_seq),
+                SampleInput(greedy, 0, history[: CONTEXT - num_drafts], []), num_drafts=num_drafts,
+            )
+            for place in range(count)
+        ]  # fmt: skip
+        found[f"runner_verified_{count}_ms"] = median_ms(runner, drafted, 20)
+        print(
+            f"{count} sequences of {num_drafts} drafts: {found[f'runner_verified_{count}_ms']} ms",
+            flush=True,
+        )
     for count in (1, 8, 32, 64, 128):
         prompts = np.random.default_rng(count).integers(0, 1000, (count, CONTEXT - 30)).tolist()
         for label, goes_on, ways, speculation in (
@@ -252,11 +313,11 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
 
 
 def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> ModelRunner:
-    """Return a runner with random weights of this shape, quantised if they are to be.
+    """Return a runner of a node that drafts, with random weights, quantised if they are to be.
 
     It keeps its memory until the process ends: of the large ones a card has room for two.
     """
-    from common.settings.config import EngineConfig, ModelConfig
+    from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
     from engine.runner.start.load import load_model_runner
 
     config = {
@@ -275,4 +336,5 @@ def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> M
                 kv_cache_memory=24 << 30 if shape is LARGE else 1 << 28,
                 max_num_batched_tokens=4096, block_size=BLOCK_SIZE,
             ),
+            speculation=SpeculationConfig(**_DRAFTS),
         )  # fmt: skip

@@ -34,7 +34,8 @@ ATTACKS = {
     "long": {_SHORTEST: LONG[_SHORTEST]},
     "all that are long": LONG,
 }
-"""Each long one takes its router's child to a limit, as all do in the tests of trials."""
+"""Each long one takes its router's child to a limit, as all do in the tests of trials with all
+examples."""
 LARGE = (
     *("a sequence", "a long literal", "an enum of long texts", "many first items"),
     *("optional texts", "parts of a text", "one of many"),

@@ -2,8 +2,7 @@
 
 A role spends more of its start on imports than on everything else. A *template* makes them once,
 and its forks have them (`templates`). The core of gRPC reads the environment when it is loaded,
-which nodes and routers set up differently, so each kind has a template. A role that logs JSON sets
-it up differently again, and loads gRPC and kernels itself.
+which nodes and routers set up differently, so each kind has a template.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from common.nodes import Role
-from tests.support.templates import KERNELS, NODES, ROUTERS
+from tests.support.templates import KERNELS, NODES, ROUTERS, Template
 
 FORKS = multiprocessing.get_context("forkserver")
 """Makes processes of no template, from one that ends with this process."""
@@ -35,24 +35,16 @@ _SET_DEATH_SIGNAL = 1
 _start_lock = threading.Lock()
 
 
-class ForkedServe:
-    """The calls of `subprocess.Popen` that tests make, for a forked role."""
+class Forked:
+    """The calls of `subprocess.Popen` that tests make, for a process that is forked."""
 
-    def __init__(
-        self, arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path
-    ) -> None:
-        self._process = FORKS.Process(
-            target=_serve, args=(arguments, log_path, dict(environ), cwd), daemon=True
-        )
-        self._start(arguments)
+    def __init__(self, template: Template, target: Callable[..., None], *args: Any) -> None:
+        """Call `target` in a fork of `template`."""
+        self._process = FORKS.Process(target=target, args=args, daemon=True)
+        self._start(template)
 
-    def _start(self, arguments: Sequence[str]) -> None:
-        """Fork it from its template."""
-        if "json" in arguments:
-            self._process.start()
-            return
-        is_router = arguments[arguments.index("--role") + 1] == Role.ROUTER.value
-        connect = (ROUTERS if is_router else NODES).connect_to_new_process
+    def _start(self, template: Template) -> None:
+        connect = template.connect_to_new_process
         # `multiprocessing` knows one server of forks.
         with _start_lock, mock.patch.object(forkserver, "connect_to_new_process", connect):
             self._process.start()
@@ -71,7 +63,7 @@ class ForkedServe:
         self._process.join(timeout)
         code = self.poll()
         if code is None:
-            raise subprocess.TimeoutExpired("pdserve serve", timeout or 0.0)
+            raise subprocess.TimeoutExpired(str(self._process.name), timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -87,16 +79,39 @@ class ForkedServe:
         self.send_signal(signal.SIGKILL)
 
 
-def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path) -> None:
-    """Become the role. It ends with the process that forked it, which ends with the tests."""
-    assert ("grpc" in sys.modules) is ("json" not in arguments), "that is not its template"
+def become(output: int, environ: Mapping[str, str]) -> None:
+    """Make this fork what a new process would be, which writes to a file descriptor.
+
+    It ends with the process that forked it, which ends with the tests.
+    """
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
-    with log_path.open("ab") as log:
-        for number in (1, 2):
-            os.dup2(log.fileno(), number)
+    for number in (1, 2):
+        os.dup2(output, number)
     os.environ.clear()
     os.environ.update(environ)
+
+
+class ForkedServe(Forked):
+    """A role in a fork of its template."""
+
+    def __init__(
+        self, arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path
+    ) -> None:
+        super().__init__(_template(arguments), _serve, arguments, log_path, dict(environ), cwd)
+
+
+def _template(arguments: Sequence[str]) -> Template:
+    """Return what a role is forked from."""
+    is_router = arguments[arguments.index("--role") + 1] == Role.ROUTER.value
+    return ROUTERS if is_router else NODES
+
+
+def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path) -> None:
+    """Become the role."""
+    assert "grpc" in sys.modules, "that is no template"
+    with log_path.open("ab") as log:
+        become(log.fileno(), environ)
     os.chdir(cwd)
     if kernels := sys.modules.get(KERNELS):
         kernels.set_up_threads()

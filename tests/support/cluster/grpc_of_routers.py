@@ -3,4 +3,5 @@
 from common.nodes import Role
 from protos.grpc_core import set_up_grpc
 
-set_up_grpc(Role.ROUTER, "text")
+# Silent, as for a log in JSON: those that log for people are forked from here, too.
+set_up_grpc(Role.ROUTER, "json")

@@ -20,7 +20,7 @@ import numpy as np
 
 Scales = list[list[float]]
 _BITS_OF = {"F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "I8": 8, "I32": 32, "I64": 64}
-_CODES = {"F32": "<f", "F16": "<e", "I8": "<b", "F8_E4M3": "<B", "I64": "<q"}
+_CODES = {"F32": "f", "F16": "e", "I8": "b", "F8_E4M3": "B", "I64": "q"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,16 @@ class Tensor:
 
     def raw(self) -> bytes:
         if self.dtype == "BF16":
-            return b"".join(struct.pack("<f", number)[2:] for number in self.numbers)
+            wide = _packed_numbers("f", self.numbers)
+            return b"".join(wide[at + 2 : at + 4] for at in range(0, len(wide), 4))
         if self.dtype == "I32":
-            return b"".join(struct.pack("<I", int(number) % (1 << 32)) for number in self.numbers)
-        code = _CODES[self.dtype]
+            return _packed_numbers("I", [int(number) % (1 << 32) for number in self.numbers])
         kind = float if self.dtype in ("F32", "F16") else int
-        return b"".join(struct.pack(code, kind(number)) for number in self.numbers)
+        return _packed_numbers(_CODES[self.dtype], [kind(number) for number in self.numbers])
+
+
+def _packed_numbers(code: str, numbers: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def matrix(dtype: str, rows: Sequence[Sequence[float]]) -> Tensor:
@@ -69,7 +73,7 @@ def nearest(dtype: str, value: float) -> float:
     """Return a number of this type near `value`."""
     if dtype == "BF16":
         return float(struct.unpack("<f", b"\0\0" + struct.pack("<f", value)[2:])[0])
-    code = _CODES[dtype]
+    code = f"<{_CODES[dtype]}"
     return float(struct.unpack(code, struct.pack(code, value))[0])
 
 
@@ -100,13 +104,9 @@ class Integers:
     group: list[int]
 
     def values(self) -> np.ndarray:
-        made = np.empty((len(self.numbers), len(self.group)), np.float32)
-        for output, row in enumerate(self.numbers):
-            for place, number in enumerate(row):
-                group = self.group[place]
-                step = number - self.zeros[output][group]
-                made[output, place] = np.float32(self.scales[output][group] * step)
-        return made
+        steps = np.array(self.numbers) - np.array(self.zeros)[:, self.group]
+        made: np.ndarray = np.array(self.scales)[:, self.group] * steps
+        return made.astype(np.float32)
 
 
 def in_integers(
@@ -114,24 +114,25 @@ def in_integers(
     scale_dtype: str, seed: int,
 ) -> Integers:  # fmt: skip
     """Quantise a weight: zeros are anything, scales of a type; groups in an order of their own."""
-    outputs, inputs = weight.shape
+    _, inputs = weight.shape
     size = inputs if group_size == -1 else group_size
     draw = np.random.RandomState(seed)
     group = [place // size for place in range(inputs)]
     if not is_ordered:
         group = [group[place] for place in draw.permutation(inputs)]
     largest, half = (1 << bits) - 1, 1 << (bits - 1)
+    places = [[i for i in range(inputs) if group[i] == index] for index in range(inputs // size)]
     numbers, zeros, scales = [], [], []
-    for output in range(outputs):
+    for weights in weight.tolist():
         row_zeros, row_scales = [], []
-        for index in range(inputs // size):
-            members = [abs(weight[output, i]) for i in range(inputs) if group[i] == index]
-            row_scales.append(nearest(scale_dtype, float(max(members)) / (half - 1)))
+        for members in places:
+            largest_weight = max(abs(weights[i]) for i in members)
+            row_scales.append(nearest(scale_dtype, largest_weight / (half - 1)))
             row_zeros.append(half if is_symmetric else int(draw.randint(0, largest + 1)))
         row = []
         for place in range(inputs):
             scale, zero = row_scales[group[place]], row_zeros[group[place]]
-            row.append(min(max(round(float(weight[output, place]) / scale) + zero, 0), largest))
+            row.append(min(max(round(weights[place] / scale) + zero, 0), largest))
         numbers.append(row)
         zeros.append(row_zeros)
         scales.append(row_scales)

@@ -67,7 +67,7 @@ def node_config(role: Role = Role.MIXED, *, method: str = "none", **server: Any)
 
 @asynccontextmanager
 async def running_node(
-    config: Config, runner: HashRunner | None = None
+    config: Config, runner: HashRunner | None = None, *, kv_secret: bytes = b""
 ) -> AsyncIterator[RunningNode]:
     """Start a node, wait for its lease, stop it behind the block."""
     store, stop = MemoryStore(MonotonicClock()), asyncio.Event()
@@ -84,6 +84,7 @@ async def running_node(
         make_flow=flow_maker(config),
         store=store,
         clock=MonotonicClock(),
+        kv_secret=kv_secret,
     )
     serving = asyncio.create_task(EngineNode(config, parts).run(stop))
     try:

@@ -126,7 +126,7 @@ SCHEDULING: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize(
-    ("scheduling", "num_nodes"), [*product(SCHEDULING, SHAPES)][:: everyday(3, of=1)], ids=str
+    ("scheduling", "num_nodes"), [*product(SCHEDULING, SHAPES)][:: everyday(5, of=1)], ids=str
 )
 def test_runs_of_equal_steps_give_what_each_step_by_itself_gives(
     num_nodes: dict[Role, int], scheduling: str

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.whole_files import is_told, takes_whole_files
-from tests.unit.tree import ROOT
+from tests.support.whole_files import takes_whole_files
+from tests.unit.tests.written_runs import notes, run
 
-NOTED = """
-import os, pathlib
-def note(what):
-    with pathlib.Path(os.environ["NOTES"]).open("a") as notes:
-        print(os.getpid(), what, file=notes)
-"""
 FIXTURE = """
 import pytest
 from noted import note
@@ -40,8 +32,6 @@ def test_it(number):
     assert number <= {most}
 """
 FILES = {
-    "pytest.ini": "[pytest]\naddopts = -p tests.support.whole_files -p no:cacheprovider\n",
-    "noted.py": NOTED,
     "tests/equality/__init__.py": "",
     "tests/equality/conftest.py": FIXTURE.format(scope="package", name="equality"),
     "tests/equality/test_a.py": TWO_TESTS.format(name="a", most=2),
@@ -68,22 +58,6 @@ OF_EQUALITY = [
 ]
 
 
-def run(
-    files: dict[str, str], folder: Path, num_processes: int
-) -> subprocess.CompletedProcess[str]:
-    """Write files into a folder, and run their tests in processes that take whole files."""
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    environ = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
-    path = os.pathsep.join((str(ROOT), str(folder)))
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "tests", f"-n{num_processes}", "--dist=loadfile"],
-        env=environ | {"PYTHONPATH": path, "NOTES": str(folder / "notes")},
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
 def test_each_file_is_imported_once_and_its_fixtures_end_with_it(tmp_path: Path) -> None:
     ran = run(FILES, tmp_path, num_processes=2)
     assert ran.returncode == 1, ran.stdout + ran.stderr
@@ -94,16 +68,14 @@ def test_each_file_is_imported_once_and_its_fixtures_end_with_it(tmp_path: Path)
     for line in (tmp_path / "notes").read_text().splitlines():
         process, _, what = line.partition(" ")
         of_processes[process].append(what)
-    (first,) = (notes for notes in of_processes.values() if "import a" in notes)
+    (first,) = (noted for noted in of_processes.values() if "import a" in noted)
     assert [what for what in first if not what.endswith((" c", " c 1", " c 2"))] == OF_EQUALITY
-    assert sum(notes.count("import c") for notes in of_processes.values()) == 1
+    assert sum(noted.count("import c") for noted in of_processes.values()) == 1
 
 
 def run_a_file_without_tests(folder: Path, at_end: str) -> subprocess.CompletedProcess[str]:
     """Run two folders of tests; the last file of the first has none, and its fixture ends thus."""
     files = {
-        "pytest.ini": FILES["pytest.ini"],
-        "noted.py": NOTED,
         "tests/one/__init__.py": "",
         "tests/one/conftest.py": FIXTURE.format(scope="package", name="one") + f"    {at_end}\n",
         "tests/one/test_a.py": TWO_TESTS.format(name="a", most=2),
@@ -116,76 +88,14 @@ def run_a_file_without_tests(folder: Path, at_end: str) -> subprocess.CompletedP
 def test_fixtures_of_a_folder_end_where_its_last_file_has_no_tests(tmp_path: Path) -> None:
     ran = run_a_file_without_tests(tmp_path, at_end="pass")
     assert "4 passed in" in ran.stdout, ran.stdout + ran.stderr
-    notes = [line.partition(" ")[2] for line in (tmp_path / "notes").read_text().splitlines()]
-    assert notes.index("end one") < notes.index("run b 1")
+    noted = notes(tmp_path)
+    assert noted.index("end one") < noted.index("run b 1")
 
 
 def test_a_fixture_that_fails_to_end_after_a_file_without_tests_is_an_error(tmp_path: Path) -> None:
     ran = run_a_file_without_tests(tmp_path, at_end="assert 0")
     assert "4 passed, 1 error in" in ran.stdout, ran.stdout + ran.stderr
     assert "ERROR tests/one/test_empty.py" in ran.stdout
-
-
-TOLD = """
-import os
-from noted import note
-def pytest_runtest_logstart():
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        note("told of a start")
-def pytest_runtest_logreport(report):
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        note(f"told {report.when} {report.nodeid.partition('::')[2]}")
-"""
-SLOW_TO_BEGIN = """
-import time, pytest
-@pytest.fixture
-def slow():
-    time.sleep(0.02)
-def test_slow(slow):
-    pass
-def test_brief():
-    pass
-"""
-
-
-def test_of_tests_that_pass_only_what_is_printed_is_told(tmp_path: Path) -> None:
-    files = {
-        "pytest.ini": FILES["pytest.ini"],
-        "noted.py": NOTED,
-        "conftest.py": TOLD,
-        "tests/test_a.py": SLOW_TO_BEGIN,
-    }
-    ran = run(files, tmp_path, num_processes=1)
-    assert "2 passed in" in ran.stdout, ran.stdout + ran.stderr
-    told = [line.partition(" ")[2] for line in (tmp_path / "notes").read_text().splitlines()]
-    assert {"told setup test_slow", "told call test_slow", "told call test_brief"} <= set(told)
-    assert "told of a start" not in told
-
-
-def report(**fields: Any) -> dict[str, Any]:
-    brief = {"when": "setup", "outcome": "passed", "duration": 0.001, "sections": []}
-    return {"data": brief | fields}
-
-
-@pytest.mark.parametrize(
-    ("name", "event", "told"),
-    [
-        ("logstart", {}, False),
-        ("logfinish", {}, False),
-        ("testreport", report(), False),
-        ("testreport", report(when="teardown"), False),
-        ("testreport", report(when="call"), True),
-        ("testreport", report(outcome="failed"), True),
-        ("testreport", report(outcome="skipped"), True),
-        ("testreport", report(when="teardown", outcome="failed"), True),
-        ("testreport", report(duration=0.005), True),
-        ("testreport", report(sections=[("Captured log setup", "late")]), True),
-        ("runtest_protocol_complete", {}, True),
-        ("warning_recorded", {}, True),
-    ],
-)
-def test_what_is_told(name: str, event: dict[str, Any], told: bool) -> None:
-    assert is_told(name, event) is told
 
 
 @pytest.mark.parametrize(

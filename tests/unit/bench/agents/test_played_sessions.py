@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,7 +16,9 @@ from bench.agents.__main__ import WAYS, compared, regimes
 from bench.agents.figures import Played, computed_ratio, figures, last_turn, ratio
 from bench.agents.playing import Asked, play, play_by_turns
 from bench.agents.sessions import Session, Shape, make_lone_prompts, make_sessions
+from bench.agents.tiers import counted
 from bench.running_cluster import Answer, RunningCluster
+from common.errors import ConfigError
 from common.observing.latency import RequestTiming
 from node.flow.pulls.pull_cost import PullCost
 
@@ -76,7 +81,7 @@ async def test_figures_count_tokens_and_times() -> None:
     assert found["computed_tokens"] == 12 * 16
     assert found["prompt_tokens"] == sum(one.num_prompt_tokens for one in asked)
     assert found["ttft_ms_p50"] == found["ttft_ms_p99"] == 500.0
-    assert found["ttft_ms_p50_by_turn"] == [500.0] * 4
+    assert found["ttft_ms_p50_by_turn"] == found["ttft_ms_p99_by_turn"] == [500.0] * 4
     assert [one.turn for one in last_turn(asked)] == [3] * 3
     assert (found["took_s"], found["cpu_s"]) == (8.2, 5.0)
 
@@ -205,3 +210,38 @@ async def test_what_fails_half_way_ends_the_play() -> None:
             is_named=False,
             halfway=halfway,
         )
+
+
+def test_hits_are_divided_as_the_nodes_tell() -> None:
+    asked = [
+        Asked(turn=turn, num_prompt_tokens=100, num_cached_tokens=cached, ttft_s=1.0, took_s=1.0)
+        for turn, cached in enumerate((0, 80))
+    ]
+    samples = {
+        'pdserve_prefix_blocks_found_total{tier="pool"}': 3.0,
+        'pdserve_prefix_blocks_found_total{tier="disk"}': 1.0,
+        'pdserve_prefix_blocks_sent_total{tier="host"}': 7.0,
+        "pdserve_prefix_pulled_tokens_total": 64.0,
+    }
+    played = Played(tuple(asked), found=counted(samples) + counted(samples))
+    assert played.hit_rates() == {"pool": 0.3, "host": 0.0, "disk": 0.1}
+    assert figures(played)["pulled_tokens"] == 128
+    assert Played(tuple(asked)).hit_rates() == {"pool": 0.0, "host": 0.0, "disk": 0.0}
+    assert Played(found=Counter({"host": 1})) + played == replace(
+        played, found=Counter({"pool": 6, "disk": 2, "host": 1, "pulled_tokens": 128})
+    )
+
+
+def test_a_trace_is_the_only_regime() -> None:
+    trace = "bench/traces/mooncake_conversation.jsonl"
+    (name, regime) = next(iter(regimes(trace=trace).items()))
+    assert (name, len(regimes(trace=trace)), len(regime.sessions(1))) == ("trace", 1, 60)
+    assert len(next(iter(regimes(trace=trace, is_quick=True).values())).sessions(1)) == 4
+
+
+def test_a_trace_of_long_prompts_alone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    row = {"timestamp": 0, "input_length": 1 << 20, "output_length": 1, "hash_ids": [1] * 2048}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match="has no prompt that is short enough"):
+        regimes(trace=str(path))

@@ -6,6 +6,8 @@ import statistics
 from dataclasses import replace
 
 from bench.agents.sessions import Shape, make_lone_prompts, make_sessions
+from bench.agents.traced import make_traced
+from simulator.trace_file import TraceRequest
 
 SHAPE = Shape(num_sessions=40, num_systems=2)
 
@@ -69,3 +71,26 @@ def test_lone_prompts_share_nothing_and_have_the_lengths_of_a_trace() -> None:
     assert 300 < lengths[500] < 440
     assert lengths[950] == lengths[-1] == 5 * 367
     assert 10 <= statistics.median(turn.num_answer_tokens for turn in turns) <= 16
+
+
+def test_requests_of_a_trace_share_what_their_names_share() -> None:
+    requests = [
+        TraceRequest(10.0, 1400, 90, (1, 2, 3)),
+        TraceRequest(10.5, 1536, 4, (1, 2, 4)),
+        TraceRequest(11.0, 8 * 3001, 4, tuple(range(50))),
+        TraceRequest(12.0, 80, 1, (2,)),
+        TraceRequest(12.5, 88, 1),
+        TraceRequest(13.0, 88, 1),
+    ]
+    sessions = make_traced(requests, 4)
+    turns = [session.turns[0] for session in sessions]
+    first, second, third, lone = (turn.new_tokens for turn in turns)
+    assert [len(one) for one in (first, second, third, lone)] == [175, 192, 10, 11]
+    assert first[:128] == second[:128]
+    assert first[128:] != second[128:175]
+    assert third == first[64:74]
+    assert [turn.think_s for turn in turns] == [0.0, 4.0, 16.0, 20.0]
+    assert [turn.num_answer_tokens for turn in turns] == [11, 1, 1, 1]
+    assert len({session.name for session in sessions}) == 4
+    assert make_traced(requests, 9)[4].turns[0].new_tokens != lone
+    assert make_traced([], 9) == []

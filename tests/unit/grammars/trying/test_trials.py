@@ -27,6 +27,7 @@ from grammars.trying.trial import ROUTER_LIMITS, TrialLimits
 from grammars.trying.trials import GrammarTrials
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.processes import is_alive
+from tests.support.examples import everyday
 from tests.support.grammars.hostile_grammars import CRASHING, LONG
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.observing.process_tasks import children_of
@@ -124,7 +125,7 @@ def test_a_crash_is_the_clients(name: str, trials: GrammarTrials) -> None:
 
 
 @pytest.mark.covers("G13")
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", list(LONG)[-everyday(1, of=len(LONG)) :])
 def test_a_limit_is_the_clients_and_the_others_do_not_wait(
     name: str, trials: GrammarTrials
 ) -> None:

@@ -20,6 +20,7 @@ from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk, split_chunks
 from kv_transfer.shared.limits import DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.wire.frames import Data
+from tests.support.examples import everyday
 from tests.support.kv.pool_shapes import kv_pool
 
 NUM_BLOCKS = 40
@@ -58,7 +59,7 @@ def is_view_of(pool: Bytes, part: memoryview) -> bool:
     return np.shares_memory(pool, np.frombuffer(part, np.uint8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=everyday(50, of=150), deadline=None)
 @given(
     # 96 bytes are no row for the kernel; the others are on both sides of what is gathered.
     st.sampled_from([96, 4 << 10, 64 << 10, 256 << 10]),

@@ -107,6 +107,18 @@ def test_every_process_of_up_has_keys_and_its_router_is_open_without_a_key(
     assert {node.config.security.keys for node in nodes} == {"keys/node"}
 
 
+def test_files_are_encrypted_with_a_key_that_there_is() -> None:
+    files = ["--prefix-host-memory=1GiB", "--prefix-disk=x", "--prefix-disk-size=1GiB"]
+    wanted = ["serve", *files, "--prefix-disk-encryption"]
+    (said,) = problems(*wanted)
+    assert said.startswith("prefix_disk_encryption is True: wanted kv_key or keys too")
+    for given in (["--kv-key=k"], ["--keys=k", "--redis-url", SAFE_REDIS[0]]):
+        assert problems(*wanted, *given) == []
+    assert problems("up", *files, "--prefix-disk-encryption") == []
+    (said,) = problems("serve", "--prefix-disk-encryption", "--kv-key=k")
+    assert said.startswith("prefix_disk_encryption is True: wanted false, because there are no")
+
+
 def test_what_up_starts_passes_the_rules_of_serve() -> None:
     parsed, unknown = build_parser().parse_known_args(["up", "--host", "0.0.0.0", "--api-key", "x"])
     base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config

@@ -446,3 +446,10 @@ def test_the_kv_port_has_a_network_of_its_own() -> None:
     ):
         assert decode.connector.endpoint.startswith("tcp://localhost:")
         assert lane_taken(prefill, decode) == "shm"
+
+
+def test_the_secret_of_the_kv_key_is_there_for_files(tmp_path: Path) -> None:
+    keys = new_curve_keys()
+    write_curve_keys(tmp_path / "key", keys)
+    assert KVPlane(config(Role.DECODE, "zmq")).secret == b""
+    assert KVPlane(config(Role.DECODE, "zmq", key=str(tmp_path / "key"))).secret == keys.secret

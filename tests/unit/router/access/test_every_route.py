@@ -213,7 +213,7 @@ async def test_every_route_in_the_application(world: World, caller: str) -> None
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_every_route_through_a_socket(world: World, caller: str) -> None:
     async with asking_a_socket(world) as ask:
-        await check_all(world, caller, ask, one_in=everyday(6, of=1))
+        await check_all(world, caller, ask, one_in=everyday(10, of=1))
     assert bool(world.drained) == (caller == "admin")
     assert bool(world.edge.generator.calls) == (caller == "admin")
 

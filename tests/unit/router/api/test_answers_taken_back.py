@@ -9,9 +9,12 @@ import pytest
 
 from common.request import FinishReason
 from router.tools.formats import HERMES
+from tests.support.examples import everyday
 from tests.support.http.http_edge import Edge, events, make_edge, says
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
+STRIDE = everyday(27, of=9)
+"""Characters between two cuts of an answer."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
@@ -35,7 +38,7 @@ Body = dict[str, Any]
 
 def cut(text: str) -> list[str]:
     """`text`, and what `max_tokens` may leave of it: in a name, in arguments, in an escape."""
-    return [text[:at] for at in range(1, len(text), 9)]
+    return [text[:at] for at in range(1, len(text), STRIDE)]
 
 
 def every_answer() -> list[tuple[str, FinishReason]]:

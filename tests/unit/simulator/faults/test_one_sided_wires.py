@@ -124,6 +124,21 @@ def test_what_could_not_be_read_is_sent_again_on_another_lane() -> None:
     assert not pair.receiver.holds_slots
 
 
+def test_slots_that_were_given_back_hold_nothing_of_use() -> None:
+    """So a read that comes later is found, although nobody has the slots yet."""
+    pair = Pair("rdma_read")
+    pair.open()
+    pair.push(0)
+    pair.pass_time(100 * LATENCY_S)
+    assert pair.has_written(0)
+    sent = pair.memories[0].slots[0, list(SOURCES)]
+    for end in (pair.sender, pair.receiver):
+        assert not end.holds_slots
+        assert end.ring is not None
+        for one in sent:
+            assert not (end.ring.slots == one).all(axis=1).any()
+
+
 def test_slots_of_a_read_from_a_dead_node_come_back() -> None:
     pair = Pair("rdma_read")
     pair.open()

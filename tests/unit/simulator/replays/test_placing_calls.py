@@ -16,6 +16,7 @@ from router.core.known.pair_health import PairHealth
 from router.core.known.sessions import KnownSessions
 from router.core.policies import POLICIES
 from simulator.replays.replay import Replayed, replay_recording
+from tests.support.examples import everyday
 from tests.support.nodes.node_views import placing
 from tests.support.nodes.recorded_placing import ROUTER_ID, RecordedPlacing
 from tests.unit.tree import ROOT
@@ -53,7 +54,7 @@ def test_the_same_calls_choose_the_same_nodes(tmp_path: Path, policy: str, num_n
 
 def test_another_process_whose_sets_have_another_order_chooses_them_too(tmp_path: Path) -> None:
     path = recorded(tmp_path, num_nodes=WIDE)
-    for hash_seed in ("1", "2"):
+    for hash_seed in ("1", "2")[: everyday(1, of=2)]:
         found = subprocess.run(
             [sys.executable, "-m", "pdserve", "simulate", "--replay", str(path)],
             cwd=ROOT,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -16,8 +17,10 @@ from tests.soak.report import MORE_DESCRIPTORS, MORE_MIB, Held, held, more_held
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that runs until its input ends."""
-    command = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # one that has only begun holds next to nothing
         yield process
         process.kill()
 

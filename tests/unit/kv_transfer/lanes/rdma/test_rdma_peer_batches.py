@@ -12,7 +12,8 @@ import pytest
 
 from common.errors import HandoffFailed
 from kv_transfer.lanes.rdma import peer_batches
-from kv_transfer.lanes.rdma.peer_batches import MAX_BATCH_RANGES, MAX_SLEEP_S, PeerBatches
+from kv_transfer.lanes.rdma.batch_queue import MAX_BATCH_RANGES
+from kv_transfer.lanes.rdma.peer_batches import MAX_SLEEP_S, PeerBatches
 from kv_transfer.lanes.rdma.slabs import Ranges
 from kv_transfer.transport import Parts
 from tests.support.kv.fake_engine import FakeEngine

@@ -38,6 +38,10 @@ def test_four_bytes_of_a_lane_are_one_instruction(name: str, is_fine: bool) -> N
         body = assembly.split(f"\n{kernel}:", 1)[1].split(f".size\t{kernel}", 1)[0]
         assert len(re.findall(r"\tsdot\t", body)) == 32 * num_rows
         assert not re.search(r"\t[su]mull?\t", body)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_other_products_have_no_such_instruction(name: str) -> None:
     assert "sdot" not in compiled([name], (1,), "plain")[0]
 
 
