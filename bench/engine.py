@@ -42,7 +42,7 @@ from common.request import SamplingParams
 from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.sequences.seats import Seats
-from engine.core.step.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
@@ -164,7 +164,7 @@ class EngineUnderTest:
     def _first(self, prompt: list[int], table: range) -> int:
         """Compute a prompt; return the first token of its answer."""
         sample = SampleInput(_GREEDY, 0, prompt, [])
-        (drawn,) = self._runner.execute([ScheduledSequence(0, prompt, 0, table, sample)])
+        (drawn,) = self._runner.execute(batch_of([ScheduledSequence(0, prompt, 0, table, sample)]))
         assert drawn is not None
         return drawn.token_ids[0]
 

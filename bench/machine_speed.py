@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
-from engine.core.step.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch, batch_of
 from pdserve.profiling.served_times import Ask
 from simulator.profile import StepTimes
 
@@ -79,7 +79,7 @@ class SpeedHistory:
 class Runner(Protocol):
     """What is timed."""
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> object:
+    def execute(self, batch: StepBatch) -> object:
         """Run one step."""
 
 
@@ -128,7 +128,7 @@ class SpeedMeter:
 
     def _step_s(self, batch: list[ScheduledSequence]) -> float:
         began_s = self._cpu_s()
-        self._runner.execute(batch)
+        self._runner.execute(batch_of(batch))
         return self._cpu_s() - began_s
 
 

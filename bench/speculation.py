@@ -51,6 +51,7 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.drafter import NoDrafter
 from engine.core.speculation.speculation import Speculation, make_speculation
+from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
@@ -186,7 +187,7 @@ class Serving:
             replace(one, block_table=[block + self._first_block for block in one.block_table])
             for one in step.batch
         ]
-        results = self._runner.execute(batch)
+        results = self._runner.execute(batch_of(batch))
         outputs = self._scheduler.apply(step, results)
         if not has_prompts:
             self.measured.verified(batch, results)

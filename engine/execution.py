@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
 from common.observing.clock import Clock
-from engine.core.runner_contract import OnLayer, Runner, RunnerResult, ScheduledSequence
-
-Batch = Sequence[ScheduledSequence]
+from engine.core.runner_contract import OnLayer, RunnerResult
+from engine.core.step.runner import Runner
+from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
 
 
 class Execution(Protocol):
@@ -29,7 +28,7 @@ class Execution(Protocol):
     plans_ahead: bool
     """Whether the next step is planned while one runs."""
 
-    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+    def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         """Begin a step."""
 
     def wait_until_queued(self) -> None:
@@ -53,17 +52,17 @@ class ExecutionHere:
     def __init__(self, runner: Runner, clock: Clock) -> None:
         self._runner = runner
         self._clock = clock
-        self._batch: Batch = ()
+        self._batch = EMPTY_BATCH
         self._on_layer: OnLayer | None = None
 
-    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+    def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         self._batch, self._on_layer = batch, on_layer
 
     def wait_until_queued(self) -> None:
         """Return at once: the step has not begun."""
 
     def wait(self) -> tuple[RunnerResult, float]:
-        batch, self._batch = self._batch, ()
+        batch, self._batch = self._batch, EMPTY_BATCH
         began_s = self._clock.now_s()
         results = self._runner.execute(batch, self._on_layer)
         return results, self._clock.now_s() - began_s
@@ -74,7 +73,7 @@ class ExecutionHere:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    batch: Batch
+    batch: StepBatch
     reports_layers: bool
 
 
@@ -109,7 +108,7 @@ class ExecutionThread:
         self._end: _End | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+    def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_execute_all,

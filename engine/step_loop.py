@@ -24,10 +24,10 @@ from common.observing.clock import Clock
 from engine.core.runner_contract import (
     DeviceLost,
     OnLayer,
-    Runner,
     RunnerResult,
     SequencesFailed,
 )
+from engine.core.step.runner import Runner
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.preemption_log import PreemptionLog

@@ -16,7 +16,6 @@ from operator import sub
 from engine.core.runner_contract import OnLayer, RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
-from engine.execution import Batch
 from simulator.drawing import drawn, not_last, num_left
 from simulator.profile import StepTimes
 from simulator.profiles.shared_cores import PacedStep, SharedCores
@@ -92,9 +91,8 @@ class ModelledExecution:
         """Copy blocks from or to the host in the next step."""
         self._num_copied += num_blocks
 
-    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+    def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         """Begin a step."""
-        assert isinstance(batch, StepBatch), "a scheduler plans batches"
         self._batch, self._began_s = batch, self._timeline.now_s()
         self._num_left, self._num_recorded, self._until_end = num_left(batch), 0, 0
         self.num_runs += 1

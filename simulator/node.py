@@ -12,8 +12,9 @@ from common.kv.kv_layout import KVLayout
 from common.request import RequestOutput
 from common.settings.config import Config
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
-from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
+from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult
 from engine.core.scheduler import Scheduler
+from engine.core.step.step_batch import StepBatch
 from engine.step_loop import StepLoop
 from node.control.block_reports import News, tiers_of
 from node.flow.flow_limits import FlowLimits
@@ -171,7 +172,7 @@ class SimulatedNode:
 
     def execute(
         self,
-        batch: Sequence[ScheduledSequence],
+        batch: StepBatch,
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
     ) -> RunnerResult:

@@ -182,7 +182,7 @@ class ModelRunner:
 
     def execute(
         self,
-        batch: Sequence[ScheduledSequence],
+        batch: StepBatch,
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
     ) -> RunnerResult:
@@ -198,8 +198,6 @@ class ModelRunner:
         """
         if not batch:
             return RunnerResult()
-        if not isinstance(batch, StepBatch):
-            batch = batch_of(batch)
         flat = flatten(batch, self._limits)
         pending = None
         if self.grammars is not None:
@@ -328,8 +326,8 @@ class ModelRunner:
             for params in kinds:
                 sample = SampleInput(params, 0, [0] * length, [])
                 many = ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)
-                self.execute([many])
-                self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
+                self.execute(batch_of([many]))
+                self.execute(batch_of([ScheduledSequence(0, [0], length - 1, table, sample)]))
         self._step_costs = measure_step_costs(
             self.execute, self._limits, self._widest, has_proposals=self._mtp is not None
         )

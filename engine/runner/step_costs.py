@@ -10,6 +10,7 @@ from itertools import accumulate
 from common.kv.blocks import blocks_for
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, StepCosts
+from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.flat_batch import BatchLimits
 
 _NARROW = (1, 2, 3, 4, 6, 8)
@@ -32,7 +33,7 @@ _POSITION = 31
 _DRAFTS = 3
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 
-Execute = Callable[[Sequence[ScheduledSequence]], object]
+Execute = Callable[[StepBatch], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +164,5 @@ class _Measuring:
             0, [0] * num_tokens, self._start, self._blocks, _GREEDY, num_drafts=num_tokens - 1,
             num_proposals=num_proposals,
         )  # fmt: skip
-        self._execute([one] * num_seqs)
+        self._execute(batch_of([one] * num_seqs))
         return self._clock() - before_s

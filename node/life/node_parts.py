@@ -16,8 +16,8 @@ from common.kv.memory_plan import MemoryPlan
 from common.observing.clock import Clock
 from common.observing.tracing import NO_TRACING, Tracing
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.runner_contract import Runner
 from engine.core.scheduler import Scheduler
+from engine.core.step.runner import Runner
 from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.contract import KVConnector, OnEvent
 from node.flow.landing_place import NewLeaseToken

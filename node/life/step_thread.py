@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from common.observing.clock import Clock
-from engine.core.runner_contract import Runner
+from engine.core.step.runner import Runner
 from engine.step_loop import StepLoop, start_step_thread
 from node.flow.inbox import Inbox
 from node.flow.messages import Effect, Message

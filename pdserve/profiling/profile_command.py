@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from common.measured_profile import (
 )
 from common.settings.config import Config
 from common.version import VERSION
-from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import StepBatch
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
@@ -62,7 +62,7 @@ class ProfiledRunner(Protocol):
     @property
     def attention_backend(self) -> str: ...
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> object:
+    def execute(self, batch: StepBatch) -> object:
         """Run one step."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from common.kv.blocks import blocks_for
 from common.measured_profile import ChunkTime, DecodeTime, VerifiedTime
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import StepBatch, batch_of
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 1024, 4096, 16_384, 65_536)
@@ -20,7 +21,7 @@ VERIFIED = (1, 4, 16, 64)
 MOST_REPEATS = 5
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 
-Execute = Callable[[Sequence[ScheduledSequence]], object]
+Execute = Callable[[StepBatch], object]
 Point = TypeVar("Point", bound=Hashable)
 
 
@@ -174,5 +175,5 @@ class StepTimer:
 
     def _step_s(self, sequences: list[ScheduledSequence]) -> float:
         began_at_s = self._clock()
-        self._execute(sequences)
+        self._execute(batch_of(sequences))
         return self._clock() - began_at_s

@@ -17,6 +17,7 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
+from simulator.faults.fault_events import begin
 from simulator.faults.history import BREAKING, CHANGES, AskedRequest, Fault, FaultKind, History
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kv.wires import KVWires
@@ -98,7 +99,7 @@ class FaultyCluster:
             at_s = request.asked.at_s
             self.timeline.at(at_s, partial(self._arrive, request))
         for fault in self.history.faults:
-            self.timeline.at(fault.at_s, partial(self._break, fault))
+            self.timeline.at(fault.at_s, partial(begin, self, fault))
         self.timeline.at(LOOK_S, self._look)
         self._is_over = False
         self.timeline.run(until=lambda: self._is_over)
@@ -196,28 +197,24 @@ class FaultyCluster:
             return fault.at_s + self.history.shape.drain_s + LAST_GRACE_S + fault.span_s
         return fault.at_s + fault.span_s
 
-    def _on_left(self, node: FaultyNode, is_empty: bool) -> None:
+    def _on_left(self, me: Incarnation, is_empty: bool) -> None:
         """End the process of a node that leaves in order, and start it again where that is due."""
+        node = self.lives[me]
         if not is_empty and self.timeline.now_s() < self._first_broken_s:
-            raise Violation(f"{node.me} drains, is not empty in time, and nothing is in its way")
+            raise Violation(f"{me} drains, is not empty in time, and nothing is in its way")
         if is_empty:
             checks.check_left(node)
         name = self._name_of(node)
         self.stop_node(name, is_known=True, reason=ENDED_BY_NODE)
         if node.restarts_in_s:
-            again = partial(self.start_node, name, node.me.node_id)
+            again = partial(self.start_node, name, me.node_id)
             self.timeline.after(node.restarts_in_s, again)
 
-    def _on_replaced(self, node: FaultyNode) -> None:
-        self.stop_node(self._name_of(node), is_known=True)
+    def _on_replaced(self, me: Incarnation) -> None:
+        self.stop_node(self._name_of(self.lives[me]), is_known=True)
 
     def _name_of(self, node: FaultyNode) -> str:
         return next(name for name, one in self.nodes.items() if one is node)
-
-    def _break(self, fault: Fault) -> None:
-        from simulator.faults.fault_events import begin
-
-        begin(self, fault)
 
     def _arrive(self, request: _Request) -> None:
         asked = request.asked

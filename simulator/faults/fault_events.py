@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from common.nodes import Role
 from simulator.faults.history import STORE, Fault, FaultKind
-from simulator.faults.hosts import ProcessClock
+from simulator.faults.hosts import Paths, ProcessClock
+from simulator.faults.kv.wires import KVWires
+from simulator.faults.leases import Leases
+from simulator.faults.node.disk import Disk
+from simulator.faults.node.faulty_node import FaultyNode
+from simulator.faults.router import FaultyRouter
+from simulator.timeline import Timeline
 
-if TYPE_CHECKING:
-    from simulator.faults.cluster import FaultyCluster
+
+class Breakable(Protocol):
+    """What faults break: the processes of a cluster, their paths, the store and the disks."""
+
+    timeline: Timeline
+    paths: Paths
+    leases: Leases
+    wires: KVWires
+    disk: Disk
+    nodes: dict[str, FaultyNode]
+    routers: dict[str, FaultyRouter]
+    router_stood_s: float
+
+    def start_node(self, name: str, node_id: str) -> None:
+        """Start a node, in another life than before."""
+
+    def stop_node(self, name: str, *, is_known: bool) -> None:
+        """End a node's process; its host says so if `is_known`."""
+
+    def start_router(self, name: str) -> None:
+        """Start a router, in another life than before."""
+
+    def stop_router(self, name: str, *, is_known: bool) -> None:
+        """End a router's process."""
+
+    def flush(self) -> None:
+        """Let what waits go on: a path is open again."""
 
 
-def begin(cluster: FaultyCluster, fault: Fault) -> None:
+def begin(cluster: Breakable, fault: Fault) -> None:
     """Begin a fault. One that meets a process which is dead already does nothing."""
     match fault.kind:
         case FaultKind.CRASH if fault.target in cluster.routers:
@@ -40,7 +71,7 @@ def begin(cluster: FaultyCluster, fault: Fault) -> None:
             pass
 
 
-def _crash_router(cluster: FaultyCluster, fault: Fault) -> None:
+def _crash_router(cluster: Breakable, fault: Fault) -> None:
     name = fault.target
     if cluster.routers[name].clock.is_alive:
         cluster.stop_router(name, is_known=fault.how != "silent")
@@ -48,7 +79,7 @@ def _crash_router(cluster: FaultyCluster, fault: Fault) -> None:
             cluster.timeline.after(fault.span_s, partial(cluster.start_router, name))
 
 
-def _crash_node(cluster: FaultyCluster, fault: Fault) -> None:
+def _crash_node(cluster: Breakable, fault: Fault) -> None:
     node = cluster.nodes[fault.target]
     cluster.stop_node(fault.target, is_known=fault.how != "silent")
     if fault.span_s:
@@ -56,14 +87,14 @@ def _crash_node(cluster: FaultyCluster, fault: Fault) -> None:
         cluster.timeline.after(fault.span_s, partial(cluster.start_node, fault.target, name))
 
 
-def _clock_of(cluster: FaultyCluster, name: str) -> ProcessClock | None:
+def _clock_of(cluster: Breakable, name: str) -> ProcessClock | None:
     if name in cluster.routers:
         return cluster.routers[name].clock
     node = cluster.nodes.get(name)
     return None if node is None else node.clock
 
 
-def _freeze(cluster: FaultyCluster, fault: Fault) -> None:
+def _freeze(cluster: Breakable, fault: Fault) -> None:
     clock = _clock_of(cluster, fault.target)
     if clock is not None and clock.is_running:
         clock.freeze()
@@ -72,13 +103,13 @@ def _freeze(cluster: FaultyCluster, fault: Fault) -> None:
             cluster.router_stood_s += fault.span_s
 
 
-def _host_of(cluster: FaultyCluster, name: str) -> str:
+def _host_of(cluster: Breakable, name: str) -> str:
     """Return the name under which the process reaches others: it may have started under another."""
     node = cluster.nodes.get(name)
     return name if node is None else node.me.node_id
 
 
-def _cut(cluster: FaultyCluster, fault: Fault) -> None:
+def _cut(cluster: Breakable, fault: Fault) -> None:
     first, second = _host_of(cluster, fault.target), _host_of(cluster, fault.other)
     ways = []
     if fault.how in ("both", "to"):
@@ -96,7 +127,7 @@ def _cut(cluster: FaultyCluster, fault: Fault) -> None:
     cluster.timeline.after(fault.span_s, mend)
 
 
-def _break(cluster: FaultyCluster, fault: Fault) -> None:
+def _break(cluster: Breakable, fault: Fault) -> None:
     arrives = fault.kind is FaultKind.REPEAT
     first, second = fault.target, fault.other
     if second in cluster.routers:
@@ -110,7 +141,7 @@ def _break(cluster: FaultyCluster, fault: Fault) -> None:
             link.on_break(arrives=arrives)
 
 
-def _jump(cluster: FaultyCluster, fault: Fault) -> None:
+def _jump(cluster: Breakable, fault: Fault) -> None:
     if fault.target == STORE:
         cluster.leases.ahead_s += fault.span_s
         return
@@ -123,7 +154,7 @@ def _jump(cluster: FaultyCluster, fault: Fault) -> None:
         clock.run(node.wake)
 
 
-def _change(cluster: FaultyCluster, fault: Fault) -> None:
+def _change(cluster: Breakable, fault: Fault) -> None:
     """Ask a router for a change, as an administrator does."""
     node, router = cluster.nodes[fault.target], cluster.routers[fault.other]
     if fault.kind is FaultKind.ROLE:
@@ -134,13 +165,13 @@ def _change(cluster: FaultyCluster, fault: Fault) -> None:
     router.clock.run(change)
 
 
-def _trouble_disk(cluster: FaultyCluster, fault: Fault) -> None:
+def _trouble_disk(cluster: Breakable, fault: Fault) -> None:
     trouble = cluster.disk.trouble
     trouble[fault.target] = fault.how
     cluster.timeline.after(fault.span_s, partial(trouble.pop, fault.target, ""))
 
 
-def _lose_store(cluster: FaultyCluster, fault: Fault) -> None:
+def _lose_store(cluster: Breakable, fault: Fault) -> None:
     cluster.leases.is_away = True
 
     def back() -> None:

@@ -19,7 +19,6 @@ from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, backoff_s
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.node.faulty_node import FaultyNode
 from simulator.node import NodeSaid
 from simulator.timeline import Timeline
 
@@ -51,13 +50,31 @@ class LinkListener(Protocol):
         """Take the end of a stream that was heard; it is opened again."""
 
 
+class LinkedNode(Protocol):
+    """The node of a link, in one life."""
+
+    me: Incarnation
+    clock: ProcessClock
+    is_death_known: bool
+    """Whether its host says that it is dead."""
+    streams: dict[Incarnation, NodeLink]
+    """The open streams by router, as far as this end knows."""
+
+    def put(self, message: Message) -> None:
+        """Take a message."""
+
+    def all_cached(self) -> NodeSaid:
+        """Return the first message of a stream."""
+        ...
+
+
 class NodeLink:
     """What a router keeps for a node: a stream, opened again whenever it ends."""
 
     def __init__(
         self,
         router: LinkListener,
-        node: FaultyNode,
+        node: LinkedNode,
         timeline: Timeline,
         paths: Paths,
         latency_s: float,

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.core.step.step_batch import batch_of
+
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, computed, on_card  # isort: skip
 
@@ -96,7 +98,7 @@ LEFT = replace(WAYS[1], top_p=1 - 1e-13, presence_penalty=0.5, logprobs=1)
 def filled(tmp_path: Path) -> ModelRunner:
     """A runner that has computed all but the prompt's last token."""
     runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen2"]))
-    runner.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)])
+    runner.execute(batch_of([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)]))
     return runner
 
 
@@ -115,10 +117,10 @@ def test_tokens_drawn_on_the_card_are_those_of_the_host(
 ) -> None:
     """The same logits, whichever draws: with a temperature of 1, which both hold exactly."""
     batches = [behind_prompts(*(replace(one, seed=seed) for one in ways)) for seed in range(2)]
-    on_device = [filled.execute(batch) for batch in batches]
+    on_device = [filled.execute(batch_of(batch)) for batch in batches]
     filled._row_draw = host_draw(filled)
     for batch, drawn in zip(batches, on_device, strict=True):
-        for found, expected in zip(drawn, filled.execute(batch), strict=True):
+        for found, expected in zip(drawn, filled.execute(batch_of(batch)), strict=True):
             assert found is not None
             assert expected is not None
             assert found.token_ids == expected.token_ids
@@ -137,14 +139,14 @@ def require_close(found: Sequence[TokenLogprobs], expected: Sequence[TokenLogpro
 def test_penalised_draws_and_log_probabilities_are_those_of_any_step(filled: ModelRunner) -> None:
     """A prompt's chunk or its last row, alone or among others: the same to the last bit."""
     ways = [WAYS[3], replace(WAYS[0], logprobs=3, frequency_penalty=0.7), LEFT]
-    alone = [filled.execute(behind_prompts(one))[0] for one in ways]
+    alone = [filled.execute(batch_of(behind_prompts(one)))[0] for one in ways]
     assert all(one is not None and one.logprobs for one in alone)
-    assert filled.execute(behind_prompts(WAYS[2], *ways))[1:] == alone
+    assert filled.execute(batch_of(behind_prompts(WAYS[2], *ways)))[1:] == alone
     whole = [
         ScheduledSequence(0, PROMPT[start:], start, TABLE, SampleInput(one, 0, PROMPT, []))
         for start, one in zip((0, 17, 38), ways, strict=True)
     ]
-    assert [filled.execute([one])[0] for one in whole] == alone
+    assert [filled.execute(batch_of([one]))[0] for one in whole] == alone
 
 
 def test_only_rows_that_the_host_draws_are_read(
@@ -162,12 +164,12 @@ def test_only_rows_that_the_host_draws_are_read(
         copy(to, source, size, stream)
 
     monkeypatch.setattr(device, "copy", counted)
-    filled.execute(behind_prompts(*WAYS))
+    filled.execute(batch_of(behind_prompts(*WAYS)))
     assert reads == []
-    filled.execute(behind_prompts(LEFT, WAYS[2], LEFT, LEFT))
+    filled.execute(batch_of(behind_prompts(LEFT, WAYS[2], LEFT, LEFT)))
     assert reads == [3 * 4 * filled.vocab_size]
     reads.clear()
-    found = filled.execute(behind_prompts(*MASKED))
+    found = filled.execute(batch_of(behind_prompts(*MASKED)))
     assert reads == []
     tokens = [one.token_ids[0] for one in found if one is not None]
     assert {*tokens[:2]} <= {*SOME.allowed_token_ids}
@@ -184,7 +186,7 @@ def test_a_row_without_an_allowed_token_is_told(filled: ModelRunner) -> None:
         for one in params
     ]
     with pytest.raises(SequencesFailed, match="no token is left") as caught:
-        filled.execute([*step, *behind_prompts(GREEDY)])
+        filled.execute(batch_of([*step, *behind_prompts(GREEDY)]))
     assert sorted(caught.value.errors) == [0, 1, 2]
 
 
@@ -193,7 +195,7 @@ def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:
     not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
     decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
     with pytest.raises(SequencesFailed, match="not finite") as caught:
-        filled.execute(behind_prompts(*WAYS[:3]))
+        filled.execute(batch_of(behind_prompts(*WAYS[:3])))
     assert sorted(caught.value.errors) == [0, 1, 2]
 
 
@@ -216,7 +218,7 @@ def test_drafts_are_verified_as_one_by_one(
     """
     folder = write_checkpoint(tmp_path, FAMILIES["qwen2"])
     runner = on_card(folder, max_num_seqs=1, num_drafts=num_drafts)
-    runner.execute([scheduled(PROMPT[:30], 0, TABLE, is_sampled=False)])
+    runner.execute(batch_of([scheduled(PROMPT[:30], 0, TABLE, is_sampled=False)]))
     prompt = PROMPT[:31]
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
@@ -226,7 +228,7 @@ def test_drafts_are_verified_as_one_by_one(
         last = [*prompt, *tokens][-1:]
         one = ScheduledSequence(0, last, 30 + count, TABLE, sample)
         alone += list(logits_of(runner, one))
-        [found] = runner.execute([one])
+        [found] = runner.execute(batch_of([one]))
         assert found is not None
         tokens += found.token_ids
         logprobs += found.logprobs
@@ -234,7 +236,7 @@ def test_drafts_are_verified_as_one_by_one(
     sample = SampleInput(params, 0, prompt, [])
     verified = ScheduledSequence(0, drafted, 30, TABLE, sample, num_drafts=3)
     assert np.array_equal(logits_of(runner, verified)[:3], alone)
-    [found] = runner.execute([verified])
+    [found] = runner.execute(batch_of([verified]))
     assert found is not None
     assert list(found.token_ids) == tokens
     assert list(found.logprobs) == logprobs
@@ -254,7 +256,7 @@ def test_blocks_go_out_and_come_back(
     folder = write_checkpoint(tmp_path, FAMILIES["qwen3"])
     ours, theirs = on_card(folder), on_card(folder)
     told: list[int] = []
-    ours.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)], told.append)
+    ours.execute(batch_of([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)]), told.append)
     assert told == [0, 1]
     moved = [2, 8, 0]
     move_blocks(ours.card_pool, theirs.card_pool, ours.layout, TABLE, moved)
@@ -273,7 +275,7 @@ def test_memory_that_draws_hold_on_the_card_is_part_of_the_plan(filled: ModelRun
 def test_blocks_that_wait_in_host_memory_come_back(tmp_path: Path) -> None:
     """As swapped blocks do, beside the steps."""
     runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]))
-    runner.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)])
+    runner.execute(batch_of([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)]))
     [before] = logits_of(runner, scheduled(PROMPT[39:], 39, TABLE))
     host, places, moved = np.zeros(runner.layout.pool_shape(5), np.uint8), [4, 0, 2], [2, 8, 0]
     for block_ids, is_out in ((TABLE, True), (moved, False)):

@@ -12,6 +12,7 @@ import pytest
 from common.request import SamplingParams
 from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.checkpoint import Checkpoint
@@ -49,14 +50,14 @@ def greedy_tokens(runner: ModelRunner, prompt: list[int], count: int) -> list[in
         chunk = ScheduledSequence(
             0, prompt[start:end], start, table, None, next_token_id=prompt[end]
         )
-        assert runner.execute([chunk]) == [None]
+        assert runner.execute(batch_of([chunk])) == [None]
         start = end
     known = prompt[start:]
     drawn: list[int] = []
     while len(drawn) < count:
         sample = SampleInput(GREEDY, len(drawn), prompt, drawn)
         sequence = ScheduledSequence(0, known, start, table, sample)
-        [result] = runner.execute([sequence])
+        [result] = runner.execute(batch_of([sequence]))
         assert result is not None
         start, known = start + len(known), list(result.token_ids)
         drawn = drawn + known

@@ -71,10 +71,7 @@ def assemble_runner(
     shape = _step_shape(engine, share)
     to_load = ModelToLoad(files, arithmetic, cache, max_len, shape, share.packed_folder)
     loaded = back_end.load(to_load)
-    limits = BatchLimits(
-        max_tokens=share.max_chunk_tokens, max_len=max_len, num_blocks=cache.num_blocks,
-        block_size=engine.block_size, vocab_size=files.spec.vocab_size,
-    )  # fmt: skip
+    limits = _limits(cache, max_len, files, share)
     make = partial(ModelRunner, back_end, files)
     widest = DecodeShape(engine.max_num_seqs, 1 + share.num_drafts)
     peak_bytes = 0
@@ -106,6 +103,16 @@ def _cache_size(
         max_chunk_tokens=share.max_chunk_tokens,
         host_space=share.host_space,
         host_memory=share.host_memory,
+    )
+
+
+def _limits(cache: Cache, max_len: int, files: ModelFiles, share: NodeShare) -> BatchLimits:
+    return BatchLimits(
+        max_tokens=share.max_chunk_tokens,
+        max_len=max_len,
+        num_blocks=cache.num_blocks,
+        block_size=cache.layout.block_size,
+        vocab_size=files.spec.vocab_size,
     )
 
 

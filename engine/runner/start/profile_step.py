@@ -15,6 +15,7 @@ import numpy as np
 from common.kv.blocks import blocks_for
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
+from engine.core.step.step_batch import batch_of
 from engine.runner.back_end import StepShape
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch
@@ -124,4 +125,4 @@ def _sequence(
 def _execute(runner: ModelRunner, batch: Sequence[ScheduledSequence]) -> None:
     # Weights whose logits are not finite are reported when they meet a request.
     with contextlib.suppress(SequencesFailed):
-        runner.execute(batch)
+        runner.execute(batch_of(batch))

@@ -2,7 +2,8 @@
 
 wires    connections between nodes, which break
 end      one node's connector: its machines, and what they ask for
-moving   what the parts that move bytes share; pieces that landed are compared with those sent
+moving   what the parts that move bytes share, and what they see of their end; pieces that
+         landed are compared with those sent
 copies   bytes that follow their header, or that the receiver copies out of the sender's memory
 ring     blocks that pass through a ring, of which other nodes read by RDMA
 written  blocks that the sender writes by RDMA

@@ -7,24 +7,18 @@ after its process has died. A checksum is modelled by comparing with what was se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kv_transfer.receiving.effects import Write
 from kv_transfer.sending.effects import SendChunk
 from kv_transfer.shared.block_arrays import run_lengths
 from kv_transfer.shared.lanes import PULLING_LANES
 from simulator.faults.contents import Numbers
-from simulator.faults.kv.moving import data_of
-from simulator.faults.kv.wires import Parcel
-
-if TYPE_CHECKING:
-    from simulator.faults.kv.end import KVEnd
+from simulator.faults.kv.moving import MovingEnd, Parcel, data_of
 
 
 class CopiedBlocks:
     """Both ends, in one node."""
 
-    def __init__(self, end: KVEnd) -> None:
+    def __init__(self, end: MovingEnd) -> None:
         self._end = end
 
     def send(self, effect: SendChunk, lane: str) -> None:
@@ -41,7 +35,7 @@ class CopiedBlocks:
         values = self._end.memory.read(chunk.layer, blocks)
         self._end.send(effect.peer, Parcel(data, blocks, values))
 
-    def write(self, write: Write, parcel: Parcel, source: KVEnd) -> None:
+    def write(self, write: Write, parcel: Parcel, source: MovingEnd) -> None:
         """Copy and verify what has arrived."""
         end = self._end
         if not end.receiver.may_write(write):
@@ -69,6 +63,6 @@ class CopiedBlocks:
         self._end.put(write.data.layer, write.target_blocks.tolist(), values)
         return True
 
-    def _record(self, write: Write, parcel: Parcel, source: KVEnd, values: Numbers) -> None:
+    def _record(self, write: Write, parcel: Parcel, source: MovingEnd, values: Numbers) -> None:
         damaged = self._end.damaged_in(write, parcel, source, values)
         self._end.record(write, parcel, damaged)

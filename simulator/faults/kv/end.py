@@ -48,9 +48,9 @@ from kv_transfer.wire import frames
 from simulator.faults.contents import KVMemory, Numbers
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.copies import CopiedBlocks
-from simulator.faults.kv.moving import SentPieces, data_of
+from simulator.faults.kv.moving import MovingEnd, Parcel, SentPieces, data_of
 from simulator.faults.kv.ring import RingOfSlots
-from simulator.faults.kv.wires import INLINE_LANE, KVSocket, KVWires, Parcel
+from simulator.faults.kv.wires import INLINE_LANE, KVSocket, KVWires
 from simulator.faults.kv.written import WrittenBlocks
 
 LEAST_WAIT_S = 1e-4
@@ -94,7 +94,7 @@ class KVEnd:
             me, layout, limits, num_blocks=pool.num_blocks, blocks_per_slab=slab
         )
         self._copied = CopiedBlocks(self)
-        self.written = WrittenBlocks(self, pool.num_blocks, slab)
+        self._written = WrittenBlocks(self, pool.num_blocks, slab)
         self.ring: RingOfSlots | None = None
         if wires.lane == "rdma_read":
             num_slots = limits.ring_slots(layout) // _RING_SHARE
@@ -161,7 +161,7 @@ class KVEnd:
 
     # Events.
 
-    def on_parcel(self, session: bytes, parcel: Parcel, source: KVEnd) -> None:
+    def on_parcel(self, session: bytes, parcel: Parcel, source: MovingEnd) -> None:
         """Take a frame of another node."""
         frame, sizes = parcel.frame, []
         if isinstance(frame, frames.Data):
@@ -213,6 +213,17 @@ class KVEnd:
                 raise InternalError(f"{self.me} lets block {block} be written that it may reuse")
         self.memory.put(layer, blocks, values)
 
+    def end_of(self, me: Incarnation) -> MovingEnd:
+        """Return the connector of another process, which may be dead."""
+        return self.wires.end_of(me)
+
+    def put_written(self, effect: SendChunk, addresses: Sequence[int], values: Numbers) -> bool:
+        """Take what another node writes; return False where its address was removed.
+
+        Raises `InternalError` where the blocks are not held for this lease.
+        """
+        return self._written.put(effect, addresses, values)
+
     def bytes_of(self, parcel: Parcel, layer: int) -> Numbers:
         """Return the bytes that follow a header of this node, as they are when they arrive."""
         assert parcel.values is not None, "DATA has values"
@@ -228,7 +239,7 @@ class KVEnd:
         return self.ring.slots[list(slots)]
 
     def damaged_in(
-        self, write: Write, parcel: Parcel, source: KVEnd, values: Numbers
+        self, write: Write, parcel: Parcel, source: MovingEnd, values: Numbers
     ) -> frozenset[int]:
         """Return the ordinals of blocks that are not what was sent.
 
@@ -284,7 +295,7 @@ class KVEnd:
                 case TakeLane(peer, lane, reply) if peer in self._connections:
                     self._connections[peer].lane = lane
                     if lane in ONE_SIDED_LANES:
-                        self.written.accept(peer, reply)
+                        self._written.accept(peer, reply)
                 case OpenLane(session, offers):
                     self._open_lane(session, offers)
                 case CloseLane(session, lane):
@@ -292,7 +303,7 @@ class KVEnd:
                 case MoveSlab():
                     self._move(effect)
                 case Fence(_, slab):
-                    self.written.fence(slab)
+                    self._written.fence(slab)
                     self.perform(self.receiver.on_fenced(self.clock.now_s()))
                 case _:
                     pass
@@ -316,7 +327,7 @@ class KVEnd:
 
     def _offers(self, peer: Peer) -> dict[str, bytes]:
         lane = self.wires.lane
-        is_withheld = lane in ONE_SIDED_LANES and not self.written.may_offer(peer)
+        is_withheld = lane in ONE_SIDED_LANES and not self._written.may_offer(peer)
         return dict.fromkeys((INLINE_LANE,) if is_withheld else (lane, INLINE_LANE), b"")
 
     def _open_lane(self, session: bytes, offers: Iterable[str]) -> None:
@@ -326,12 +337,12 @@ class KVEnd:
             refused = self.wires.lane
         lane = min((one for one in offers if one != refused), key=LANES_BY_SPEED.index)
         self._close_unused(session, self._uses.open(session, lane))
-        reply = self.written.reply() if lane in ONE_SIDED_LANES else b""
+        reply = self._written.reply() if lane in ONE_SIDED_LANES else b""
         self.perform(self.receiver.on_lane(session, lane, reply))
 
     def _move(self, move: MoveSlab) -> None:
         """Let a slab be written under a further address."""
-        reply = self.written.move(move.slab)
+        reply = self._written.move(move.slab)
         self.perform(self.receiver.on_moved(move.lane, reply, self.clock.now_s()))
 
     def _disconnect(self, peer: Peer) -> None:
@@ -339,14 +350,14 @@ class KVEnd:
         if self.ring is not None:
             self.ring.frames.drop(peer, self._open)
         if connection is not None:
-            self.written.forget(peer)
+            self._written.forget(peer)
             self.wires.close(connection)
 
     def _send_in_order(self, peer: Peer, frame: frames.Frame) -> None:
         """Send a frame, where the peer is written to after all writes before it."""
         connection = self._connections.get(peer)
         if connection is not None and connection.lane in ONE_SIDED_LANES:
-            self.written.send_after(peer, Parcel(frame))
+            self._written.send_after(peer, Parcel(frame))
         else:
             self.send(peer, Parcel(frame))
 
@@ -363,7 +374,7 @@ class KVEnd:
         elif not self.sender.is_sending(effect.lease_token):
             self.send_without_bytes(effect)
         elif lane in ONE_SIDED_LANES:
-            self.written.send(effect)
+            self._written.send(effect)
         else:
             self._copied.send(effect, lane)
 
@@ -372,7 +383,7 @@ class KVEnd:
         if lane and self.ring is not None:
             self.ring.drop(session)
 
-    def _write(self, write: Write, parcel: Parcel, source: KVEnd) -> None:
+    def _write(self, write: Write, parcel: Parcel, source: MovingEnd) -> None:
         self._uses.begin_copy(write.session)
         if write.lane in ONE_SIDED_LANES:
             if self.receiver.may_write(write):
@@ -403,7 +414,7 @@ class KVEnd:
     def _tick(self) -> None:
         self._tick_at_s = float("inf")
         now_s = self.clock.now_s()
-        for peer in self.written.take_offered_again():
+        for peer in self._written.take_offered_again():
             if peer in self._connections:
                 self.lose_link(peer)
         self.perform(self.receiver.on_tick(now_s))

@@ -12,14 +12,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from common.ids import Incarnation
 from simulator.faults.contents import Numbers
-from simulator.faults.hosts import Paths
+from simulator.faults.hosts import Paths, ProcessClock
 from simulator.timeline import Timeline
-
-if TYPE_CHECKING:
-    from simulator.faults.kv.end import KVEnd
 
 GIVEN_UP_S = (0.02, 0.3, 3.0, 10.0)
 """After one of these a card says that a read or a write has failed which does not go on."""
@@ -30,13 +28,20 @@ _LATENCIES = (0.3, 1.0, 1.0, 5.0)
 """How long one of its parts takes."""
 
 
+class MemoryOwner(Protocol):
+    """A process whose memory network cards reach."""
+
+    me: Incarnation
+    clock: ProcessClock
+
+
 @dataclass(eq=False, slots=True)
 class Flight:
     """A read or a write that `owner` began: bytes of `holder` for `target`."""
 
-    owner: KVEnd
-    holder: KVEnd
-    target: KVEnd
+    owner: MemoryOwner
+    holder: MemoryOwner
+    target: MemoryOwner
     take: Callable[[], Numbers]
     put: Callable[[Numbers], bool]
     on_done: Callable[[bool], object]
@@ -60,9 +65,9 @@ class Flights:
 
     def begin(
         self,
-        owner: KVEnd,
-        holder: KVEnd,
-        target: KVEnd,
+        owner: MemoryOwner,
+        holder: MemoryOwner,
+        target: MemoryOwner,
         *,
         take: Callable[[], Numbers],
         put: Callable[[Numbers], bool],
@@ -121,7 +126,7 @@ class Flights:
             self._under_way.remove(flight)
             self._give_up_later(flight)
 
-    def _is_open(self, holder: KVEnd, target: KVEnd) -> bool:
+    def _is_open(self, holder: MemoryOwner, target: MemoryOwner) -> bool:
         """Return whether the two reach each other: what arrives is acknowledged."""
         ends = holder.me.node_id, target.me.node_id
         return self._paths.is_open(*ends) and self._paths.is_open(*reversed(ends))

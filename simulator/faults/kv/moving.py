@@ -1,17 +1,102 @@
-"""What the parts that move bytes share: their frames, and pieces that landed against those sent."""
+"""What the parts that move bytes share: their end, their frames, and pieces that landed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
 
 from common.errors import InternalError
-from kv_transfer.receiving.effects import Write
-from kv_transfer.sending.effects import SendChunk
+from common.ids import Incarnation
+from kv_transfer.receiving.effects import ReceiverEffect, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.sending.effects import SendChunk, SenderEffect
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from simulator.faults.contents import KVMemory, Numbers
+from simulator.faults.hosts import ProcessClock
+from simulator.faults.kv.flights import Flights
 
 _SUM_BYTES = 16
 """The sums of one block: those of its keys and of its values."""
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A frame on its way. DATA with bytes has the blocks that they are in, or, with `is_in_ring`,
+    the slots; and what these held when it was sent."""
+
+    frame: frames.Frame
+    blocks: Sequence[int] = ()
+    values: Numbers | None = None
+    is_in_ring: bool = False
+
+
+class MovingEnd(Protocol):
+    """What the parts that move bytes see of a node's connector, their own or another one's."""
+
+    me: Incarnation
+    clock: ProcessClock
+    flights: Flights
+    memory: KVMemory
+    sender: Sender
+    receiver: Receiver
+    batch_bytes: int
+    """The most bytes that are moved in one batch."""
+
+    def send(self, peer: Peer, parcel: Parcel) -> None:
+        """Send a frame on the connection to `peer`, if there is one."""
+
+    def send_without_bytes(self, effect: SendChunk) -> None:
+        """Send the header of a chunk whose transfer is over; DATA is numbered."""
+
+    def lose_link(self, peer: Peer) -> None:
+        """Close a connection whose lane has failed, or that is to have another lane."""
+
+    def perform(self, effects: Iterable[SenderEffect | ReceiverEffect]) -> None:
+        """Do what a machine asks for, in order."""
+
+    def end_write(self, write: Write, effects: Iterable[ReceiverEffect]) -> None:
+        """Do what the receiver asks for at the end of a write; it may be the last of a session."""
+
+    def bytes_in(self, num_blocks: int) -> int:
+        """Return the size of blocks in one layer."""
+        ...
+
+    def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
+        """Write blocks. Raises `InternalError` where they may have been used again."""
+
+    def record(self, write: Write, parcel: Parcel, damaged: frozenset[int]) -> None:
+        """Tell the receiver that a write is in the pool."""
+
+    def end_of(self, me: Incarnation) -> MovingEnd:
+        """Return the connector of another process, which may be dead."""
+        ...
+
+    def put_written(self, effect: SendChunk, addresses: Sequence[int], values: Numbers) -> bool:
+        """Take what another node writes; return False where its address was removed.
+
+        Raises `InternalError` where the blocks are not held for this lease.
+        """
+        ...
+
+    def bytes_of(self, parcel: Parcel, layer: int) -> Numbers:
+        """Return the bytes that follow a header of this node, as they are when they arrive."""
+        ...
+
+    def slots_at(self, slots: Sequence[int]) -> Numbers:
+        """Return what slots of the ring hold."""
+        ...
+
+    def damaged_in(
+        self, write: Write, parcel: Parcel, source: MovingEnd, values: Numbers
+    ) -> frozenset[int]:
+        """Return the ordinals of blocks that are not what was sent.
+
+        Raises `InternalError` where the sender has changed what it still sends.
+        """
+        ...
 
 
 def data_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +29,8 @@ from kv_transfer.shared.limits import receiving_slots
 from kv_transfer.shared.ring_slots import Slots
 from simulator.faults.contents import Numbers
 from simulator.faults.kv.batches import Batches, OnDone
-from simulator.faults.kv.moving import data_of
-from simulator.faults.kv.wires import Parcel
+from simulator.faults.kv.moving import MovingEnd, Parcel, data_of
 from simulator.faults.kv.written import REST_S
-
-if TYPE_CHECKING:
-    from simulator.faults.kv.end import KVEnd
 
 _BY_READS = PULLING_LANES & RING_ONLY_LANES
 
@@ -52,7 +48,7 @@ class _Arriving:
 
     write: Write
     parcel: Parcel
-    source: KVEnd
+    source: MovingEnd
 
 
 class _ChangingSlots(Slots):
@@ -73,7 +69,7 @@ class _ChangingSlots(Slots):
 class RingOfSlots:
     """Both ends, in one node. Slots are for a block in one layer."""
 
-    def __init__(self, end: KVEnd, num_slots: int, block_size: int) -> None:
+    def __init__(self, end: MovingEnd, num_slots: int, block_size: int) -> None:
         self._end = end
         num_receiving = receiving_slots(num_slots)
         self.slots: Numbers = np.zeros((num_slots, block_size), np.uint64)
@@ -153,7 +149,7 @@ class RingOfSlots:
         """Return whether no read from a node has failed lately."""
         return self._end.clock.now_s() >= self._rests_until_s.get(sender, 0.0)
 
-    def write(self, write: Write, parcel: Parcel, source: KVEnd) -> None:
+    def write(self, write: Write, parcel: Parcel, source: MovingEnd) -> None:
         """Have what has arrived, or can be read, in slots, and then in the pool."""
         is_read = write.lane in _BY_READS
         values = None if is_read else source.bytes_of(parcel, write.data.layer)
@@ -189,7 +185,9 @@ class RingOfSlots:
         batches.add(read, num_ranges=slots.size, num_bytes=self._end.bytes_in(slots.size))
         batches.tell_after(copied)
 
-    def _reader(self, session: bytes, source: KVEnd) -> tuple[RingSource[Write], Batches[Write]]:
+    def _reader(
+        self, session: bytes, source: MovingEnd
+    ) -> tuple[RingSource[Write], Batches[Write]]:
         found = self._readers.get(session)
         if found is None:
             reads: RingSource[Write] = RingSource()

@@ -8,35 +8,30 @@ its way is lost, and the receiver takes what follows for a session of its own. N
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from common.ids import Incarnation
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
-from simulator.faults.contents import Numbers
 from simulator.faults.hosts import Paths
 from simulator.faults.kv.flights import Flights
+from simulator.faults.kv.moving import MovingEnd, Parcel
 from simulator.timeline import Timeline
-
-if TYPE_CHECKING:
-    from simulator.faults.kv.end import KVEnd
 
 INLINE_LANE = "zmq"
 
 
-@dataclass(slots=True, eq=False)
-class Parcel:
-    """A frame on its way. DATA with bytes has the blocks that they are in, or, with `is_in_ring`,
-    the slots; and what these held when it was sent."""
+class ConnectedEnd(MovingEnd, Protocol):
+    """What listens at an address, and connects to others."""
 
-    frame: frames.Frame
-    blocks: Sequence[int] = ()
-    values: Numbers | None = None
-    is_in_ring: bool = False
+    def on_parcel(self, session: bytes, parcel: Parcel, source: MovingEnd) -> None:
+        """Take a frame of another node."""
+
+    def on_answer(self, connection: KVSocket, session: bytes, frame: frames.Frame) -> None:
+        """Take a frame back; one of a connection that was closed is dropped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +39,7 @@ class KVSocket:
     """One socket of a sender. `session` is another one after each break."""
 
     peer: Peer
-    source: KVEnd
+    source: ConnectedEnd
     session: bytes
     there: deque[tuple[bytes, Parcel]] = field(default_factory=deque)
     back: deque[tuple[bytes, frames.Frame]] = field(default_factory=deque)
@@ -72,20 +67,20 @@ class KVWires:
         self._paths = paths
         self._latency_s = latency_s
         self._sessions = count(1)
-        self.ends: dict[str, KVEnd] = {}
-        self._end_of: dict[Incarnation, KVEnd] = {}
+        self.ends: dict[str, ConnectedEnd] = {}
+        self._end_of: dict[Incarnation, ConnectedEnd] = {}
         self._connections: list[KVSocket] = []
 
-    def join(self, end: KVEnd) -> None:
+    def join(self, end: ConnectedEnd) -> None:
         """Have a node listen at its address."""
         self.ends[end.me.node_id] = self._end_of[end.me] = end
         self.flush()
 
-    def end_of(self, me: Incarnation) -> KVEnd:
+    def end_of(self, me: Incarnation) -> ConnectedEnd:
         """Return the connector of a process, which may be dead."""
         return self._end_of[me]
 
-    def leave(self, end: KVEnd) -> None:
+    def leave(self, end: ConnectedEnd) -> None:
         """Break everything of a node that is dead."""
         if self.ends.get(end.me.node_id) is end:
             del self.ends[end.me.node_id]
@@ -113,7 +108,7 @@ class KVWires:
                 self._timeline.after(self._latency_s, partial(self._arrive_back, one))
         self.flights.flush()
 
-    def connect(self, source: KVEnd, peer: Peer) -> KVSocket:
+    def connect(self, source: ConnectedEnd, peer: Peer) -> KVSocket:
         """Return a new connection."""
         connection = KVSocket(peer, source, self._new_session())
         self._connections.append(connection)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from common.errors import HandoffFailed, InternalError
 from kv_transfer.sending.effects import SendChunk
@@ -16,11 +15,7 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import ONE_SIDED_LANES
 from simulator.faults.contents import Numbers
 from simulator.faults.kv.batches import Batches, OnDone
-from simulator.faults.kv.moving import data_of
-from simulator.faults.kv.wires import Parcel
-
-if TYPE_CHECKING:
-    from simulator.faults.kv.end import KVEnd
+from simulator.faults.kv.moving import MovingEnd, Parcel, data_of
 
 REST_S = 1.0
 """How long a peer is not written to after a write has failed: less than really, for histories are
@@ -30,7 +25,7 @@ short."""
 class WrittenBlocks:
     """Both ends, in one node."""
 
-    def __init__(self, end: KVEnd, num_blocks: int, blocks_per_slab: int) -> None:
+    def __init__(self, end: MovingEnd, num_blocks: int, blocks_per_slab: int) -> None:
         self._end = end
         self._blocks_per_slab = blocks_per_slab
         num_slabs = -(-num_blocks // blocks_per_slab)
@@ -85,12 +80,12 @@ class WrittenBlocks:
 
     def _begin(self, effect: SendChunk, addresses: Sequence[int], on_done: OnDone) -> None:
         end, layer = self._end, effect.chunk.layer
-        target = end.wires.end_of(effect.peer.incarnation)
+        target = end.end_of(effect.peer.incarnation)
         blocks: list[int] = effect.chunk.source_blocks.tolist()
         end.flights.begin(
             *(end, end, target),
             take=lambda: end.memory.read(layer, blocks),
-            put=partial(target.written.put, effect, addresses),
+            put=partial(target.put_written, effect, addresses),
             on_done=on_done,
         )
 

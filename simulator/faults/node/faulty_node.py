@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
@@ -34,11 +33,9 @@ from simulator.faults.node.disk import Disk, NodeDisk
 from simulator.faults.node.life import LifeStore, NodeLife
 from simulator.faults.node.steps import TOKEN_S, ComputedExecution
 from simulator.faults.shape import MODEL, Shape, config_of
+from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import ModelledFacts
-
-if TYPE_CHECKING:
-    from simulator.faults.streams import NodeLink
 
 _PIECES_PER_WINDOW = 12
 _BLOCKS_PER_SLAB = 6

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from common.errors import InternalError, PdserveError
+from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
 from common.request import FinishReason, RequestOutput
 from node.control.drain import LAST_GRACE_S
 from node.control.role import NodeRole
-from node.flow.messages import Drain, RoleChanged
+from node.flow.messages import Drain, Message, RoleChanged
+from node.flow.node_flow import NodeFlow
 from node.life.lease_keeper import RENEWALS_PER_LEASE
 from placement.store import PlacementUnavailable
+from simulator.faults.hosts import ProcessClock
+from simulator.faults.kv.end import KVEnd
 from simulator.faults.leases import Leases
 from simulator.timeline import Timeline
 
-if TYPE_CHECKING:
-    from simulator.faults.node.faulty_node import FaultyNode
-
 T = TypeVar("T")
-OnLeft = Callable[["FaultyNode", bool], object]
+OnLeft = Callable[[Incarnation, bool], object]
 """Takes a node that leaves in order, and whether it is empty."""
 
 
@@ -37,7 +38,19 @@ class LifeStore:
     lease_s: float
     drain_s: float
     on_left: OnLeft
-    on_replaced: Callable[[FaultyNode], object]
+    on_replaced: Callable[[Incarnation], object]
+
+
+class LivingNode(Protocol):
+    """What the event loop of a node has of the rest of it."""
+
+    me: Incarnation
+    clock: ProcessClock
+    flow: NodeFlow
+    kv: KVEnd
+
+    def put(self, message: Message) -> None:
+        """Take a message."""
 
 
 class NodeLife:
@@ -45,7 +58,7 @@ class NodeLife:
 
     def __init__(
         self,
-        node: FaultyNode,
+        node: LivingNode,
         record: NodeRecord,
         role: Role,
         refused: Mapping[Role, str],
@@ -105,7 +118,7 @@ class NodeLife:
         if not self._has_left:
             self._has_left = True
             self._store.leases.leave(self._node.me)
-            self._store.on_left(self._node, is_empty)
+            self._store.on_left(self._node.me, is_empty)
 
     async def _announce(self) -> None:
         self._renew()
@@ -123,7 +136,7 @@ class NodeLife:
         except PlacementUnavailable:
             return
         if not is_newest:
-            store.on_replaced(node)
+            store.on_replaced(node.me)
 
 
 def _result(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from common.errors import InternalError
 from engine.core.runner_contract import DrawnTokens, OnLayer, RunnerResult
 from engine.core.step.step_batch import StepBatch
-from engine.execution import Batch
 from simulator.faults.contents import (
     NUM_LAYERS,
     KVMemory,
@@ -56,12 +55,11 @@ class ComputedExecution:
         """Whether a step is under way."""
         return self._batch is not None
 
-    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+    def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         """Begin a step. Its layers are written one after the other where somebody is told.
 
         Raises `InternalError` for a step of more tokens than the budget.
         """
-        assert isinstance(batch, StepBatch), "a scheduler plans batches"
         if int(batch.num_tokens.sum()) > self._most_tokens:
             raise InternalError("a step of more tokens than its budget has")
         self._batch, self._began_s = batch, self._clock.now_s()

@@ -49,6 +49,7 @@ def runner_bits(card: Any, found: Findings) -> None:
 
 
 def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> None:
+    from engine.core.step.step_batch import batch_of
     from tests.support.engine.moved_blocks import move_blocks
     from tests.support.models.running import host_draw, logits_of, scheduled
 
@@ -73,16 +74,16 @@ def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> Non
         assert np.array_equal(logits_of(runner, *batch)[place], whole), f"among others, {place}"
     check_drafts(runner, prompt, table)
     told: list[int] = []
-    runner.execute([scheduled(prompt[:699], 0, table, is_sampled=False)], told.append)
+    runner.execute(batch_of([scheduled(prompt[:699], 0, table, is_sampled=False)]), told.append)
     assert told == list(range(4)), told
     moved = list(range(11))
     move_blocks(runner.card_pool, other.card_pool, runner.layout, table, moved)
     [there] = logits_of(other, scheduled(prompt[699:], 699, moved))
     assert np.array_equal(there, whole), "another cache"
     steps = [_drawing(prompt, table, seed) for seed in range(16)]
-    on_card = [runner.execute([step]) for step in steps]
+    on_card = [runner.execute(batch_of([step])) for step in steps]
     runner._row_draw = host_draw(runner)
-    on_host = [runner.execute([step]) for step in steps]
+    on_host = [runner.execute(batch_of([step])) for step in steps]
     assert on_card == on_host, (on_card, on_host)
     check_going_on(other, [100 + 37 * place for place in range(12)], 150)
     begun = time.monotonic()
@@ -292,10 +293,13 @@ def median_ms(
     on_layer: Callable[[int], None] | None = None,
 ) -> float:  # fmt: skip
     """Return what `execute` takes."""
+    from engine.core.step.step_batch import batch_of
+
     taken = []
     for _ in range(repeats):
+        step = batch_of(batch)
         begun = time.monotonic()
-        runner.execute(batch, on_layer)
+        runner.execute(step, on_layer)
         taken.append(time.monotonic() - begun)
     return round(1e3 * statistics.median(taken), 3)
 

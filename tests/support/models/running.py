@@ -11,6 +11,7 @@ import numpy as np
 from common.request import SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.drawing.draws import HostDraw
 from engine.runner.drawing.sampler import SampledRows, Sampler
@@ -92,7 +93,7 @@ def logits_of(runner: ModelRunner, *batch: ScheduledSequence) -> list[np.ndarray
     recording._sampler = cast(Sampler, recorder)
     row_draw, runner._row_draw = runner._row_draw, recording
     try:
-        runner.execute(batch)
+        runner.execute(batch_of(batch))
     finally:
         runner._row_draw = row_draw
     return recorder.logits

@@ -16,6 +16,7 @@ from engine.core.runner_contract import (
     RunnerResult,
     ScheduledSequence,
 )
+from engine.core.step.step_batch import batch_of
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from tests.support.clocks.manual_clock import ManualClock
 
@@ -63,13 +64,13 @@ def test_results_layers_and_errors_come_from_wait(kind: Any) -> None:
         told.append((layer, threading.current_thread()))
 
     for on_this in (on_layer, None):
-        execution.begin([ENTRY, ENTRY], on_this)
+        execution.begin(batch_of([ENTRY, ENTRY]), on_this)
         execution.wait_until_queued()
         assert execution.wait() == ([DrawnTokens((2,))], 2.0)
     me = threading.current_thread()
     assert told == [(0, me), (1, me)]
     runner.error = RuntimeError("boom")
-    execution.begin([ENTRY], on_layer)
+    execution.begin(batch_of([ENTRY]), on_layer)
     with pytest.raises(RuntimeError, match="boom"):
         execution.wait()
     assert [layer for layer, _ in told] == [0, 1, 0, 1]
@@ -87,12 +88,12 @@ def test_a_layer_that_cannot_be_sent_fails_its_step_and_no_other(kind: Any) -> N
         told.append(layer)
         raise ValueError("no such lease")
 
-    execution.begin([ENTRY], on_layer)
+    execution.begin(batch_of([ENTRY]), on_layer)
     execution.wait_until_queued()
     with pytest.raises(ValueError, match="no such lease"):
         execution.wait()
     assert told == [0]
-    execution.begin([ENTRY, ENTRY], None)
+    execution.begin(batch_of([ENTRY, ENTRY]), None)
     execution.wait_until_queued()
     assert execution.wait()[0] == [DrawnTokens((2,))]
     execution.close()
@@ -103,7 +104,7 @@ def test_waiting_until_it_is_queued_tells_of_layers_before_and_ends_before_the_s
     runner.may_go_on = threading.Semaphore(0)
     execution = ExecutionThread(runner, runner.clock)
     told: list[int] = []
-    execution.begin([ENTRY], told.append)
+    execution.begin(batch_of([ENTRY]), told.append)
     execution.wait_until_queued()
     assert told == [0]
     runner.may_go_on.release()
@@ -118,7 +119,7 @@ def test_a_step_that_fails_before_it_is_queued_is_not_waited_for_any_longer() ->
             raise RuntimeError("boom")
 
     execution = ExecutionThread(Failing(ManualClock()), ManualClock())
-    execution.begin([ENTRY], None)
+    execution.begin(batch_of([ENTRY]), None)
     execution.wait_until_queued()
     with pytest.raises(RuntimeError, match="boom"):
         execution.wait()
@@ -129,7 +130,7 @@ def test_all_steps_run_on_one_other_thread_which_ends_with_close_and_can_begin_a
     runner = Runner(ManualClock())
     execution = ExecutionThread(runner, runner.clock)
     for _ in range(3):
-        execution.begin([ENTRY], None)
+        execution.begin(batch_of([ENTRY]), None)
         execution.wait()
     (thread,) = set(runner.threads)
     assert thread is not threading.current_thread()
@@ -137,7 +138,7 @@ def test_all_steps_run_on_one_other_thread_which_ends_with_close_and_can_begin_a
     execution.close()
     thread.join(WAIT_S)
     assert not thread.is_alive()
-    execution.begin([ENTRY], None)
+    execution.begin(batch_of([ENTRY]), None)
     assert execution.wait()[0]
     execution.close()
 
@@ -145,7 +146,7 @@ def test_all_steps_run_on_one_other_thread_which_ends_with_close_and_can_begin_a
 def test_a_thread_whose_execution_is_forgotten_ends() -> None:
     runner = Runner(ManualClock())
     execution = ExecutionThread(runner, runner.clock)
-    execution.begin([ENTRY], None)
+    execution.begin(batch_of([ENTRY]), None)
     execution.wait()
     del execution  # the last reference: nothing waits for the garbage collector
     until = time.monotonic() + WAIT_S
@@ -157,7 +158,7 @@ def test_an_exit_within_a_step_reaches_the_waiting_thread() -> None:
     runner = Runner(ManualClock())
     runner.error = SystemExit(3)
     execution = ExecutionThread(runner, runner.clock)
-    execution.begin([ENTRY], None)
+    execution.begin(batch_of([ENTRY]), None)
     with pytest.raises(SystemExit):
         execution.wait()
     execution.close()

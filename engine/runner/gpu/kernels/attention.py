@@ -25,6 +25,14 @@ from engine.runner.gpu.kernels.slots import load_slots
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
 
 
+# One block of keys: the softmax is online. `top` is the largest score up to here. A block with a
+# larger one makes everything that was added before too large by the same factor, so sums are
+# multiplied by `fade` = 2^(old top - new top), which is 1 where the top stays. The weights are
+# rounded to the queries' type before they are added: the sum of weights then has exactly what the
+# values were multiplied with. A product with a column of ones adds them in the matrix unit, in the
+# order in which it adds the weighted values, whatever the tile is. A key that does not count has
+# the score LOWEST, and its weight is set to 0: before the first key that counts, LOWEST is the top
+# itself, and 2^0 would be 1.
 @triton.jit
 def _advance(query, other_query, key, value, ones, is_key, scale, top, weight_sum, total, other,
              HAS_SCALES: tl.constexpr):  # fmt: skip
@@ -143,6 +151,13 @@ def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces
         tl.store(piece_blocks + (first + piece) * parts + part, block)
 
 
+# Pieces of decodes. Sequences of very different lengths are one list of equal pieces, and each
+# program takes as many as every other one: none waits for the longest sequence. A piece belongs to
+# one KV head, whose keys are read once for all query heads of the group and all rows of the
+# sequence (its drafts): they are the rows of the tile. Rows of a sequence end at positions of their
+# own, so a row's `limit` cuts off keys that later rows see. A program's loop goes over blocks and
+# not over pieces, because a loop inside a loop would be emptied and filled again at every piece;
+# the first block of a piece clears the sums, and the last one stores them.
 @triton.jit
 def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
                   piece_sequences, piece_starts, piece_lasts, piece_blocks, totals, tops, scale,
@@ -216,6 +231,10 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
             tl.store(tops + target * 2 + 1, tl.max(weight_sum, 1), mask=is_row)
 
 
+# Merging is the same online softmax once more, over pieces: the sum of two parts is both, each
+# times 2^(its own top - the larger top). A row merges the pieces up to its own position and no
+# others, in ascending order, so what a sequence with drafts has in later pieces does not enter.
+# The division by the sum of weights comes last and once.
 @triton.jit
 def merge_pieces(totals, tops, last_positions, first_pieces, out, ROWS: tl.constexpr,
                  HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr,
@@ -248,6 +267,11 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, ROWS: tl.const
         tl.store(out + target + lanes, (total / weight_sum).to(out.dtype.element_ty))
 
 
+# Chunks of prompts. There are enough rows to fill the card, so a program keeps its rows and walks
+# all their keys: nothing is stored between pieces. It still computes each piece from nothing and
+# merges it as `merge_pieces` does, instead of going on with the sums of the piece before: that is
+# one merge in PIECE keys, and the reason why a row has the same bits in a chunk as in a decode. A
+# tile's keys end with its own last row; rows before that are cut off by their `limit`.
 @triton.jit
 def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_sequences, tile_rows,
                  first_rows, num_rows, last_positions, out, scale, table_width,

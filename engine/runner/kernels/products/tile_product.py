@@ -35,6 +35,13 @@ That is 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
 _FLOAT_BYTES = 4
 
 
+# One step of the inner index: a row of `b` is loaded into `num_vectors` registers, and each row of
+# `a` contributes one number, which is spread over a register and multiplied with all of them. So
+# rows + vectors loads serve rows x vectors multiply-adds, and the sums, which stay in registers for
+# the whole loop, are the limit of the tile. Every sum is a chain of its own, in the order of the
+# index: another number of rows or vectors in the tile changes no bit of it. The loads of `a` are
+# kept in their places and the loop is not unrolled; LLVM would otherwise load ahead until
+# registers are spilled.
 def _emit_loop(
     builder: Any, row_ats: list[Any], b: Any, b_stride: Any, depth: Any, begun: list[list[Any]]
 ) -> list[list[Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.counting_device import CountingDevice
 from tests.support.engine.mirrored_cache import mirrored_caches
@@ -41,7 +42,7 @@ class Counted:
     def execute(self, batch: Sequence[ScheduledSequence]) -> None:
         self.device.clear()
         self.in_layers = 0
-        self.runner.execute(batch)
+        self.runner.execute(batch_of(batch))
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     folder = write_checkpoint(tmp_path, CONFIGS["qwen3"] | {"num_hidden_layers": NUM_LAYERS})
     one = Counted(folder, monkeypatch)
     for prompt, table in zip(PROMPTS, TABLES, strict=True):
-        one.runner.execute([scheduled(prompt[:-8], 0, table, is_sampled=False)])
+        one.runner.execute(batch_of([scheduled(prompt[:-8], 0, table, is_sampled=False)]))
     return one
 
 

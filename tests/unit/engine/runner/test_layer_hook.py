@@ -12,6 +12,7 @@ import pytest
 
 from common.kv.blocks import blocks_for
 from engine.core.runner_contract import SequencesFailed
+from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.mirrored_cache import mirrored_caches
@@ -65,7 +66,7 @@ def check_pushed(node: PrefillNode, lease_token: int, prompt: Sequence[int]) -> 
 def unchunked(runner: ModelRunner, prompt: Sequence[int]) -> np.ndarray:
     """Keys and values of a prompt computed in one step, `[layers, 2, heads, positions, dim]`."""
     table = list(range(runner.num_blocks - blocks_for(len(prompt), BLOCK_SIZE), runner.num_blocks))
-    runner.execute([step(prompt, 0, table)])
+    runner.execute(batch_of([step(prompt, 0, table)]))
     parts = [computed_bytes(runner)[:, :, block] for block in table]
     return positions_of(runner, parts)[..., : len(prompt), :]
 
@@ -163,13 +164,13 @@ def test_a_failing_neighbour_does_not_change_when_layers_are_told_of(
     told: list[int] = []
     good, bad = scheduled([3, 4], 0, [1]), scheduled([5], 16, [50, 51])
     with pytest.raises(SequencesFailed) as caught:
-        runner.execute([good, bad], told.append)
+        runner.execute(batch_of([good, bad]), told.append)
     assert list(caught.value.errors) == [1]
     assert told == list(range(runner.layout.num_layers))
     told.clear()
-    runner.execute([good], told.append)
+    runner.execute(batch_of([good]), told.append)
     assert told == list(range(runner.layout.num_layers))
-    assert runner.execute([], told.append) == []
+    assert runner.execute(batch_of([]), told.append) == []
     assert len(told) == runner.layout.num_layers
 
 
@@ -179,11 +180,11 @@ def test_the_hook_changes_no_token(
 ) -> None:
     runner = make_runner(folders, kind, monkeypatch)
     prompt, table = prompt_of(40), [5, 3, 8]
-    runner.execute([chunk(prompt, 0, 33, table)])
-    wanted = only(runner.execute([step(prompt, 33, table, num_proposals=3)]))
-    runner.execute([chunk(prompt, 0, 33, table)], lambda layer: None)
+    runner.execute(batch_of([chunk(prompt, 0, 33, table)]))
+    wanted = only(runner.execute(batch_of([step(prompt, 33, table, num_proposals=3)])))
+    runner.execute(batch_of([chunk(prompt, 0, 33, table)]), lambda layer: None)
     last = [step(prompt, 33, table, num_proposals=3)]
-    assert only(runner.execute(last, lambda layer: None)) == wanted
+    assert only(runner.execute(batch_of(last), lambda layer: None)) == wanted
 
 
 class LateCopy:
@@ -213,14 +214,14 @@ def test_a_step_ends_when_all_that_it_computed_was_copied_and_told_of(
         seen.append((layer, runner.kv_bytes[layer, :, [1, 2]].tobytes()))
 
     prompt = prompt_of(20)
-    runner.execute([step(prompt, 0, [1, 2])], on_layer)
+    runner.execute(batch_of([step(prompt, 0, [1, 2])]), on_layer)
     now = computed_bytes(runner)
     layers = range(runner.layout.num_layers)
     assert seen == [(layer, now[layer, :, [1, 2]].tobytes()) for layer in layers]
     computed_bytes(runner)[:, :, 50] = 0xFF
     seen.clear()
     with pytest.raises(SequencesFailed):
-        runner.execute([step(prompt, 0, [1, 2]), scheduled([5], 16, [50, 51])], on_layer)
+        runner.execute(batch_of([step(prompt, 0, [1, 2]), scheduled([5], 16, [50, 51])]), on_layer)
     assert [layer for layer, _ in seen] == list(layers)
 
 
@@ -233,4 +234,4 @@ def test_an_error_in_the_hook_ends_the_step(
         raise ValueError(f"at layer {layer}")
 
     with pytest.raises(ValueError, match="at layer 0"):
-        runner.execute([scheduled([3, 4], 0, [1])], fail)
+        runner.execute(batch_of([scheduled([3, 4], 0, [1])]), fail)

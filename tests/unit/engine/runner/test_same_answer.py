@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
@@ -86,8 +87,8 @@ def test_unsampled_sequences_have_no_entry(runner: ModelRunner) -> None:
         scheduled([6, 7], 0, [1]),
         scheduled([8], 0, [2], is_sampled=False),
     ]
-    first, second, third = runner.execute(batch)
+    first, second, third = runner.execute(batch_of(batch))
     assert first is None
-    assert second == runner.execute([batch[1]])[0]
+    assert second == runner.execute(batch_of([batch[1]]))[0]
     assert third is None
-    assert runner.execute([]) == []
+    assert runner.execute(batch_of([])) == []

@@ -16,6 +16,7 @@ import sys
 from common.settings.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.start.load import load_model_runner
 
 backend = sys.argv[2]
@@ -30,7 +31,7 @@ runner = load_model_runner(
 runner.swap_out([0, 1], [0, 1])
 runner.swap_in([0, 1], [0, 1])
 way = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9, logprobs=1)
-runner.execute([ScheduledSequence(0, [1, 2], 0, [0], SampleInput(way, 0, [1, 2], []))])
+runner.execute(batch_of([ScheduledSequence(0, [1, 2], 0, [0], SampleInput(way, 0, [1, 2], []))]))
 assert "triton" not in sys.modules
 print(called, "paddle" in sys.modules, bool(runner.kv_bytes.any()))
 """

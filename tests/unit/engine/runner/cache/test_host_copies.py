@@ -12,6 +12,7 @@ import pytest
 from common.errors import ConfigError, InternalError
 from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
+from engine.core.step.step_batch import batch_of
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.start.load import load_model_runner
@@ -124,11 +125,11 @@ def test_a_sequence_goes_on_after_it_was_away(tmp_path: Path) -> None:
     """At other blocks of the cache, and with the drafting layer's keys and values too."""
     prompt = prompt_of(40)
     runner = load_with_mtp(write_inside(tmp_path, "deepseek"), host_space=1 << 20)
-    runner.execute([chunk(prompt, 0, 39, [4, 5, 2])])
+    runner.execute(batch_of([chunk(prompt, 0, 39, [4, 5, 2])]))
     runner.swap_out([4, 5, 2], [1, 0, 7])
-    wanted = only(runner.execute([step(prompt, 39, [4, 5, 2], num_proposals=3)]))
+    wanted = only(runner.execute(batch_of([step(prompt, 39, [4, 5, 2], num_proposals=3)])))
     runner.kv_bytes.fill(0xFF)
     runner.swap_in([1, 0, 7], [9, 3, 8])
-    found = only(runner.execute([step(prompt, 39, [9, 3, 8], num_proposals=3)]))
+    found = only(runner.execute(batch_of([step(prompt, 39, [9, 3, 8], num_proposals=3)])))
     assert found == wanted
     assert len(ids(found)) == 1

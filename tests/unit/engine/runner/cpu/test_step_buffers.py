@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import InternalError
 from engine.core.runner_contract import DrawnTokens
+from engine.core.step.step_batch import batch_of
 from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.kernels.attention import STATE_LANES
@@ -92,7 +93,7 @@ def test_every_step_uses_the_same_memory(tmp_path: Path) -> None:
     decoder.begin = noting_begin  # type: ignore[method-assign]
     count = len(buffers_of(runner).buffers)
     for end in (64, 3, 40):
-        runner.execute([scheduled(([*PROMPT, *OTHER])[:end], 0, range(4))])
+        runner.execute(batch_of([scheduled(([*PROMPT, *OTHER])[:end], 0, range(4))]))
     assert len(seen) == 1
     assert len(buffers_of(runner).buffers) == count
 
@@ -111,7 +112,7 @@ def serve(runner: ModelRunner, *, is_poisoned: bool) -> list[DrawnTokens | None]
     ):
         if is_poisoned:
             poison(runner)
-        results += runner.execute(batch)
+        results += runner.execute(batch_of(batch))
     return results
 
 
@@ -130,4 +131,4 @@ def test_a_step_beyond_the_buffers_is_refused_by_them(tmp_path: Path) -> None:
     runner = load_with_mtp(folder, max_num_seqs=2)
     batch = [step(PROMPT, 0, [i, i + 1, i + 2], num_proposals=1) for i in (0, 3, 6)]
     with pytest.raises(InternalError, match="a step buffer of 3 rows"):
-        runner.execute(batch)
+        runner.execute(batch_of(batch))

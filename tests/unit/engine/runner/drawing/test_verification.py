@@ -13,6 +13,7 @@ import pytest
 
 from common.request import SamplingParams, TokenLogprobs
 from engine.core.runner_contract import DrawnTokens, SampleInput, SequencesFailed
+from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
 from tests.support.models.draws import sample_one
 from tests.support.models.mtp_running import ids, only, slots, step
@@ -55,7 +56,7 @@ def _undisturbed(
     drawn: list[tuple[int, TokenLogprobs | None]] = []
     for _ in range(NUM_TOKENS):
         one = step(known, computed, TABLE, num_prompt=len(PROMPT), params=params)
-        result = only(runner.execute([one]))
+        result = only(runner.execute(batch_of([one])))
         assert len(result.token_ids) == 1
         computed = len(known)
         known += ids(result)
@@ -99,7 +100,7 @@ def test_any_drafts_give_the_same_tokens(
         one = step(known, computed, TABLE, drafts, num_prompt=len(PROMPT), params=params)
         neighbours = [step(prompt_of(5), 0, [30], [1, 2]), step(prompt_of(9), 0, [31])]
         batch = [*neighbours[: choose.randint(0, 2)], one]
-        result = runner.execute(batch)[-1]
+        result = runner.execute(batch_of(batch))[-1]
         assert result is not None
         assert len(result.token_ids) == right + 1
         computed = len(known) + right
@@ -119,12 +120,12 @@ def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
         step(prompt_of(4), 0, [30, 31, 32], [0] * 30),
         step(PROMPT, 0, [40, 41, 42, 43, 44, 45, 46, 47], wanted[: NUM_TOKENS - 1]),
     ]
-    first, second, third = runner.execute(batch)
+    first, second, third = runner.execute(batch_of(batch))
     assert first is not None
     assert second is not None
     assert third is not None
     assert ids(first)[:31] == wanted[:31]
-    assert ids(second)[0] == ids(only(runner.execute([step(prompt_of(4), 0, [30])])))[0]
+    assert ids(second)[0] == ids(only(runner.execute(batch_of([step(prompt_of(4), 0, [30])]))))[0]
     assert ids(third) == wanted
 
 
@@ -159,13 +160,13 @@ def test_each_place_is_drawn_with_its_own_output_index() -> None:
 
 def test_a_checkpoints_end_is_drawn_from_the_least_length_on(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, CONFIGS["qwen3"])
-    (likeliest,) = ids(only(load(folder).execute([step(PROMPT, 0, TABLE)])))
+    (likeliest,) = ids(only(load(folder).execute(batch_of([step(PROMPT, 0, TABLE)]))))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [likeliest]}))
     runner = load(folder)
     for min_tokens in (0, 1):
         params = SamplingParams(max_tokens=9, min_tokens=min_tokens, temperature=0.0)
         one = step(PROMPT, 0, TABLE, num_prompt=len(PROMPT), params=params)
-        assert (ids(only(runner.execute([one]))) == [likeliest]) == (min_tokens == 0)
+        assert (ids(only(runner.execute(batch_of([one])))) == [likeliest]) == (min_tokens == 0)
 
 
 def test_only_rows_that_are_needed_must_be_finite() -> None:
@@ -182,13 +183,13 @@ def test_only_rows_that_are_needed_must_be_finite() -> None:
 
 def test_a_sequence_with_bad_logits_spares_its_neighbours_drafts(runner: ModelRunner) -> None:
     good = step(PROMPT, 0, TABLE)
-    token = ids(only(runner.execute([good])))[0]
+    token = ids(only(runner.execute(batch_of([good]))))[0]
     drafted = step(PROMPT, 0, TABLE, [token, token])
-    [wanted] = runner.execute([drafted])
+    [wanted] = runner.execute(batch_of([drafted]))
     runner.kv_bytes[:, :, 50] = 0xFF
     bad = replace(step(prompt_of(20), 16, [50, 51], [1, 2]), sequence_id=7)
     with pytest.raises(SequencesFailed) as caught:
-        runner.execute([bad, drafted])
+        runner.execute(batch_of([bad, drafted]))
     assert list(caught.value.errors) == [0]
     assert caught.value.results[0] is None
     found = caught.value.results[1]

@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import CheckpointError
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.core.step.step_batch import batch_of
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
@@ -151,7 +152,7 @@ def test_of_several_layers_the_first_drafts(
         ]
     assert caplog.messages == ["2 MTP layers: the first of them drafts every token"]
     first, second = (
-        only(runner.execute([step(prompt_of(20), 0, [3, 1], num_proposals=3)]))
+        only(runner.execute(batch_of([step(prompt_of(20), 0, [3, 1], num_proposals=3)])))
         for runner in runners
     )
     assert first == second
@@ -180,4 +181,4 @@ def test_other_methods_leave_the_layer_alone(tmp_path: Path, method: str) -> Non
         speculation=SpeculationConfig(speculative_method=method),
     )
     assert runner.layout.num_layers == 2
-    assert only(runner.execute([step(prompt_of(9), 0, [3])])).draft_token_ids == ()
+    assert only(runner.execute(batch_of([step(prompt_of(9), 0, [3])]))).draft_token_ids == ()

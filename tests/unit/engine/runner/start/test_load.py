@@ -14,6 +14,7 @@ import pytest
 from common.errors import ConfigError, InternalError
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence, SequencesFailed
+from engine.core.step.step_batch import batch_of
 from engine.runner.gpu import back_end as gpu_back_end
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.model_runner import ModelRunner
@@ -145,9 +146,9 @@ def test_more_drafts_than_a_sequence_has_room_for(folder: Path) -> None:
 def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
     engine = EngineConfig(block_size=16, kv_cache_memory=2 << 20, max_num_batched_tokens=64)
     runner = load_model_runner(ModelConfig(model=str(folder)), engine, max_chunk_tokens=70)
-    runner.execute([scheduled([1] * 70, 0, list(range(5)))])
+    runner.execute(batch_of([scheduled([1] * 70, 0, list(range(5)))]))
     with pytest.raises(InternalError, match="a step of 71 tokens: wanted at most 70"):
-        runner.execute([scheduled([1] * 71, 0, list(range(5)))])
+        runner.execute(batch_of([scheduled([1] * 71, 0, list(range(5)))]))
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_sizes_that_the_cpu_kernels_cannot_take(
         runner = load(folder, attention_backend="auto")
     assert runner.attention_backend == "paddle"
     assert "intermediate_size is 100" in caplog.text
-    assert len(runner.execute([scheduled([5], 0, [0])])) == 1
+    assert len(runner.execute(batch_of([scheduled([5], 0, [0])]))) == 1
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_a_plan_outside_the_limits_touches_nothing(
     runner = load(folder, max_num_batched_tokens=64)
     before = runner.kv_bytes.copy()
     with pytest.raises(InternalError, match=words):
-        runner.execute([sequence])
+        runner.execute(batch_of([sequence]))
     np.testing.assert_array_equal(runner.kv_bytes, before)
 
 
@@ -218,11 +219,13 @@ def test_bad_logits_name_the_batch_entries_and_spare_the_others(folder: Path) ->
     runner.kv_bytes[:, :, 50] = 0xFF  # NaN in what this sequence did compute, as it says
     batch = [scheduled([4], 0, [0], is_sampled=False), *good[:66], bad, *good[66:]]
     with pytest.raises(SequencesFailed) as caught:
-        runner.execute(batch)
+        runner.execute(batch_of(batch))
     assert list(caught.value.errors) == [67]
     assert caught.value.results[0] is None
     assert caught.value.results[67] is None
-    assert [*caught.value.results[1:67], *caught.value.results[68:]] == runner.execute(good)
+    assert [*caught.value.results[1:67], *caught.value.results[68:]] == runner.execute(
+        batch_of(good)
+    )
 
 
 def test_a_gpu_back_end_without_a_card_says_what_is_missing(folder: Path) -> None:

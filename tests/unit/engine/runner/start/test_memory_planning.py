@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
-from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from common.kv.token_budget import get_max_chunk_tokens, tokens_per_seq
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
-from engine.core.runner_contract import ScheduledSequence
-from engine.core.step.step_batch import batch_of
+from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.back_end import StepShape
 from engine.runner.cache.contract import HostMemory
 from engine.runner.flat_batch import BatchLimits
@@ -269,7 +267,7 @@ class PeakOfSteps:
         self.largest_step = 0
         self.most_sequences = 0
 
-    def execute(self, batch: Sequence[ScheduledSequence], *others: Any) -> object:
+    def execute(self, batch: StepBatch, *others: Any) -> object:
         self.most_sequences = max(self.most_sequences, len(batch))
         self.largest_step = max(self.largest_step, sum(len(one.token_ids) for one in batch))
         before, _ = tracemalloc.get_traced_memory()

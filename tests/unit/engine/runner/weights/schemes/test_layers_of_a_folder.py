@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.core.step.step_batch import batch_of
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from tests.support.models.hub_formats import (
@@ -197,6 +198,8 @@ def test_a_drafting_layer_may_be_quantised_too(tmp_path: Path) -> None:
     for folder in (packed, wide):
         _check(folder, values)
         runner = load_with_mtp(folder)
-        drawn.append(only(runner.execute([step(prompt_of(12), 0, range(9), num_proposals=3)])))
+        drawn.append(
+            only(runner.execute(batch_of([step(prompt_of(12), 0, range(9), num_proposals=3)])))
+        )
     assert len(drawn[0].draft_token_ids) == 3
     assert drawn[0] == drawn[1]
