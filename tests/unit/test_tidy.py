@@ -42,7 +42,7 @@ TEXT_SUFFIXES = frozenset(
 )
 # Names that say nothing about what is inside.
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|stuff)$")
-# There a block of KV has no name: weights are in groups, or in tiles (docs/glossary.md).
+# Nothing there is about blocks of KV, and nothing else is a block (docs/glossary.md).
 WITHOUT_BLOCKS = ("engine/runner/weights/", "engine/runner/kernels/products/")
 # llvmlite's own names.
 LLVM_BLOCKS = frozenset({"block", "append_basic_block"})

@@ -71,7 +71,7 @@ def rows_in_format(
             # What is not finite is reported with the logits.
             with np.errstate(over="ignore", invalid="ignore"):
                 return steps.astype(np.float32) * widened(scales)
-        return _grouped(format_name, steps.astype(np.int8), scales)
+        return _with_scales(format_name, steps.astype(np.int8), scales)
 
     return in_parts(shape, rows)
 
@@ -81,7 +81,7 @@ def _are_halves(scales: np.ndarray) -> bool:
         return bool((scales.astype(np.float16).astype(np.float32) == scales).all())
 
 
-def _grouped(format_name: str, steps: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def _with_scales(format_name: str, steps: np.ndarray, scales: np.ndarray) -> np.ndarray:
     num_outputs, num_inputs = steps.shape
     in_groups = steps.reshape(num_outputs, -1, _FORMAT_GROUP)
     repeated = np.repeat(scales, num_inputs // scales.shape[1] // _FORMAT_GROUP, axis=1)
