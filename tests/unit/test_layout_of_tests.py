@@ -68,7 +68,6 @@ TOUCHING = {
     "tests/unit/node/life/test_step_thread.py": 2,
     "tests/unit/pdserve/configuration/test_command_line.py": 1,
     "tests/unit/router/access/test_arriving_bodies.py": 1,
-    "tests/unit/router/api/test_answer.py": 1,
     "tests/unit/router/dispatch/test_placement_recorder.py": 4,
     "tests/unit/router/http/test_described_endpoints.py": 2,
     "tests/unit/router/http/test_router_drain.py": 1,
