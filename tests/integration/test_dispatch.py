@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 from jsonschema import Draft202012Validator
-from redis.asyncio import Redis
 
 from common.errors import (
     DeadlineExceeded,
@@ -412,7 +411,7 @@ async def test_an_emptied_redis_disturbs_no_answer(cluster: Cluster) -> None:
     router = await cluster.router()
     answer = start(router)
     request = await asked(d)
-    async with Redis.from_url(cluster.url) as client:
+    async with cluster.redis() as client:
         await client.flushall()
     d.push(tokens(request.id, 0, 10))
     d.push(tokens(request.id, 1, 11, finish_reason=FinishReason.STOP))
@@ -430,7 +429,7 @@ async def test_closing_a_router_ends_its_requests_and_leaves_nothing(cluster: Cl
         await answer
     assert set(d.aborted) == {request.id}
     await cluster.store.leave(d.incarnation)
-    async with Redis.from_url(cluster.url) as client:
+    async with cluster.redis() as client:
         assert await client.keys("*") == []
     with pytest.raises(Overloaded, match="shutting down"):
         await start(router)
