@@ -54,7 +54,7 @@ class ReceivingEnd:
         self._workers = parts.workers
         self._ring = parts.ring
         slabs = (lane.blocks_per_slab for lane in self._one_sided.values())
-        self._machine = Receiver(
+        self.machine = Receiver(
             parts.incarnation,
             parts.layout,
             parts.limits,
@@ -72,15 +72,15 @@ class ReceivingEnd:
 
     @property
     def num_landings(self) -> int:
-        return self._machine.num_landings
+        return self.machine.num_landings
 
     @property
     def num_sessions(self) -> int:
-        return self._machine.num_sessions
+        return self.machine.num_sessions
 
     @property
     def num_quarantined_blocks(self) -> int:
-        return self._machine.num_quarantined_blocks
+        return self.machine.num_quarantined_blocks
 
     @property
     def checksum_failures(self) -> dict[str, int]:
@@ -94,11 +94,11 @@ class ReceivingEnd:
         with self._lock:
             if self._is_closed:
                 raise ValueError("the KV connector is closed")
-            self._machine.on_expect(ticket, sender_deadline_s, self._clock.now_s())
+            self.machine.on_expect(ticket, sender_deadline_s, self._clock.now_s())
 
     def revoke(self, lease_token: int) -> None:
         with self._lock:
-            self._effects.extend(self._machine.on_revoke(lease_token))
+            self._effects.extend(self.machine.on_revoke(lease_token))
 
     # -- events of the network --------------------------------------------------------------------
 
@@ -108,25 +108,25 @@ class ReceivingEnd:
         with self._lock:
             try:
                 frame = frames.decode_message(parts)
-                effects = self._machine.on_frame(session, frame, sizes, now_s)
+                effects = self.machine.on_frame(session, frame, sizes, now_s)
             except PeerProtocolError as error:
-                effects = self._machine.on_malformed(session, error)
+                effects = self.machine.on_malformed(session, error)
         for effect in effects:
             if isinstance(effect, Write):
                 # Counted before the acknowledgement after it is sent.
                 self._count(effect, now_s)
-                self._write(effect, parts[1:])
+                self.write(effect, parts[1:])
             else:
                 self._effects.append(effect)
 
     def tick(self) -> None:
         with self._lock:
-            self._machine.on_files(is_short=self._transport.is_short_of_files)
-            self._effects.extend(self._machine.on_tick(self._clock.now_s()))
+            self.machine.on_files(is_short=self._transport.is_short_of_files)
+            self._effects.extend(self.machine.on_tick(self._clock.now_s()))
 
     def next_deadline_s(self) -> float | None:
         with self._lock:
-            return self._machine.next_deadline_s()
+            return self.machine.next_deadline_s()
 
     def refuse(self) -> None:
         """Accept no more landings; open ones may still be written."""
@@ -136,7 +136,7 @@ class ReceivingEnd:
     def close(self) -> None:
         """Close the machine, when no lane and no worker can write the pool any more."""
         with self._lock:
-            self._effects.extend(self._machine.on_close())
+            self._effects.extend(self.machine.on_close())
 
     # -- effects ---------------------------------------------------------------------------------
 
@@ -160,16 +160,16 @@ class ReceivingEnd:
         self.bytes_received += num_bytes
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 
-    def _write(self, write: Write, parts: Parts) -> None:
+    def write(self, write: Write, parts: Parts) -> None:
         """Have the pieces copied into the pool if the lane copies, and verified there."""
         self._uses.begin_copy(write.session)
         late = self._copying_late.get(write.lane)
         if self._ring is not None and write.lane not in CARD_LANES:
             self._ask_for_slots(self._ring, late, write, parts)
         elif late is not None:
-            self._begin_copy(late, write, parts)
+            self.begin_copy(late, write, parts)
         else:
-            self._workers.run(lambda: self._copy(write, parts))
+            self._workers.run(lambda: self.copy(write, parts))
 
     def _ask_for_slots(
         self, ring: CardRing, late: LateCopyingLane | None, write: Write, parts: Parts
@@ -183,19 +183,20 @@ class ReceivingEnd:
 
         def on_slots(slots: Blocks) -> None:
             if late is not None:
-                self._begin_copy(late, write, parts, (ring, slots))
+                self.begin_copy(late, write, parts, (ring, slots))
             else:
-                self._workers.run(lambda: self._copy(write, parts, (ring, slots)))
+                self._workers.run(lambda: self.copy(write, parts, (ring, slots)))
 
         ring.receiving.ask(count, on_slots)
 
     def _may_write(self, write: Write) -> bool:
         with self._lock:
-            return self._machine.may_write(write)
+            return self.machine.may_write(write)
 
-    def _begin_copy(
+    def begin_copy(
         self, lane: LateCopyingLane, write: Write, parts: Parts, through: _Through | None = None
     ) -> None:
+        """Have the lane copy late, into slots of a ring if they are given, unless it is revoked."""
         if not self._may_write(write):
             self._on_unwritten(write, None, through)
             return
@@ -221,7 +222,7 @@ class ReceivingEnd:
                 else:
                     self._on_unread(write, copied.error, through)
 
-    def _copy(self, write: Write, parts: Parts, through: _Through | None = None) -> Finish:
+    def copy(self, write: Write, parts: Parts, through: _Through | None = None) -> Finish:
         """Copy and verify, into slots of a ring if they are given; runs on any thread."""
         lane = self._copying.get(write.lane)
         if not self._may_write(write):
@@ -273,7 +274,7 @@ class ReceivingEnd:
 
     def _on_written(self, write: Write, sums: BlockSums | None) -> None:
         with self._lock:
-            self._effects.extend(self._machine.on_written(write, sums))
+            self._effects.extend(self.machine.on_written(write, sums))
         self._on_copy_ended(write.session)
 
     def _on_unwritten(
@@ -283,9 +284,9 @@ class ReceivingEnd:
         through: _Through | None = None,
     ) -> None:
         with self._lock:
-            self._effects.extend(self._machine.on_unwritten(write))
+            self._effects.extend(self.machine.on_unwritten(write))
             if error is not None:
-                self._effects.extend(self._machine.on_malformed(write.session, error))
+                self._effects.extend(self.machine.on_malformed(write.session, error))
         self._on_copy_ended(write.session)
         if through is not None:
             ring, slots = through
@@ -294,20 +295,20 @@ class ReceivingEnd:
     def _on_unread(self, write: Write, error: HandoffFailed, through: _Through) -> None:
         """Record bytes that the lane could not get into slots, and can get there no more."""
         with self._lock:
-            self._effects.extend(self._machine.on_unread(write, error))
+            self._effects.extend(self.machine.on_unread(write, error))
         self._on_copy_ended(write.session)
         ring, slots = through
         ring.receiving.give_back(slots)
 
     def _on_failed(self, write: Write, error: HandoffFailed) -> None:
         with self._lock:
-            self._effects.extend(self._machine.on_copy_failed(write, error))
+            self._effects.extend(self.machine.on_copy_failed(write, error))
         self._on_copy_ended(write.session)
 
     def _on_corrupt(self, write: Write, damaged: frozenset[int], detail: str) -> None:
         self._checksum_failures[write.lane] += 1
         with self._lock:
-            self._effects.extend(self._machine.on_corrupt(write, damaged, detail))
+            self._effects.extend(self.machine.on_corrupt(write, damaged, detail))
         self._on_copy_ended(write.session)
 
     def _on_copy_ended(self, session: bytes) -> None:
@@ -328,14 +329,14 @@ class ReceivingEnd:
                 break
         self._close_unused(session, self._uses.open(session, chosen))
         with self._lock:
-            self._effects.extend(self._machine.on_lane(session, chosen, reply, offers))
+            self._effects.extend(self.machine.on_lane(session, chosen, reply, offers))
 
     def _move_slab(self, name: str, slab: int) -> None:
         lane_reply = self._one_sided[name].move(slab)
         with self._lock:
-            self._effects.extend(self._machine.on_moved(name, lane_reply, self._clock.now_s()))
+            self._effects.extend(self.machine.on_moved(name, lane_reply, self._clock.now_s()))
 
     def _fence(self, name: str, slab: int) -> None:
         self._one_sided[name].fence(slab)
         with self._lock:
-            self._effects.extend(self._machine.on_fenced(self._clock.now_s()))
+            self._effects.extend(self.machine.on_fenced(self._clock.now_s()))

@@ -82,7 +82,7 @@ class SendingEnd:
         self._clock = parts.clock
         self._effects = parts.effects
         self._workers = parts.workers
-        self._calls = QueuedCalls(self.machine)
+        self.calls = QueuedCalls(self.machine)
         # For what `open` checks; not held while the machine works.
         self._lock = threading.Lock()
         self._is_closed = False
@@ -122,12 +122,12 @@ class SendingEnd:
                 raise ValueError(f"lease {token:#x} is open already")
             self._open.add(token)
             self._metrics.on_open(token, Peer(ticket.kv_endpoint, ticket.decode_node), now_s)
-            self._calls.add(partial(self.machine.on_open, ticket, deadline_s, now_s, priority))
+            self.calls.add(partial(self.machine.on_open, ticket, deadline_s, now_s, priority))
 
     def call(self, event: Callable[[*Args], list[SenderEffect]], *args: *Args) -> None:
         """Queue a call of `machine`, and wake its thread; after `close` everything has ended."""
         if not self._is_closed:
-            self._calls.add(partial(event, *args))
+            self.calls.add(partial(event, *args))
             self._transport.wake()
 
     def push(
@@ -135,13 +135,13 @@ class SendingEnd:
     ) -> None:
         """Queue a push, like `call`."""
         if not self._is_closed:
-            self._calls.add_push(lease_token, layer, ordinals, source_blocks)
+            self.calls.add_push(lease_token, layer, ordinals, source_blocks)
             self._transport.wake()
 
     def take_calls(self) -> None:
         """Make the queued calls."""
-        while self._calls:
-            self._effects.extend(self._calls.take_next())
+        while self.calls:
+            self._effects.extend(self.calls.take_next())
 
     def on_ended(self, lease_token: int) -> None:
         """Forget a transfer whose end is being reported."""
@@ -195,9 +195,9 @@ class SendingEnd:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        while self._calls:
+        while self.calls:
             try:
-                self._effects.extend(self._calls.take_next())
+                self._effects.extend(self.calls.take_next())
             except Exception:  # What is open ends in any case.
                 logger.exception("a call of the KV connector failed while it was closed")
         self._effects.extend(self.machine.on_close(self._clock.now_s()))
@@ -219,7 +219,7 @@ class SendingEnd:
             case SendToPeer(peer, frame, is_behind_writes):
                 self._send_in_order(peer, [memoryview(frames.encode(frame))], is_behind_writes)
             case SendChunk():
-                self._send_chunk(effect)
+                self.send_chunk(effect)
             case _:
                 assert_never(effect)
 
@@ -280,7 +280,7 @@ class SendingEnd:
                 self._metrics.on_lane(peer, name)
                 self._fallbacks.note(peer, name)
 
-    def _send_chunk(self, effect: SendChunk) -> None:
+    def send_chunk(self, effect: SendChunk) -> None:
         """Queue a chunk on its connection: a worker reads and hashes it, then it is sent."""
         lane = self._lane_to.get(effect.peer)
         if lane is None:
@@ -358,7 +358,7 @@ class SendingEnd:
             self._frames.give_back(frame)
             self._send_without_bytes(lane, effect)
             return
-        sums = self._sums_with_frame(effect, payload.sums)
+        sums = self.sums_with_frame(effect, payload.sums)
         num_bytes = len(effect.chunk) * self._block_bytes[effect.chunk.layer]
         self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
@@ -382,7 +382,7 @@ class SendingEnd:
         header = _header(effect, Payload(), NO_SUMS)
         self._send_in_order(effect.peer, [header], is_behind_writes=True)
 
-    def _sums_with_frame(self, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
+    def sums_with_frame(self, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
         """Return the sums to send with the chunk; with `commit` they go to the commit's digest."""
         if effect.verify != "commit":
             return sums if effect.verify == "block" else NO_SUMS

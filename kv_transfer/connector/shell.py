@@ -83,7 +83,10 @@ LOG_INTERVAL_S = 10.0
 
 
 class TransportConnector:
-    """A `KVConnector` for any transport and lanes."""
+    """A `KVConnector` for any transport and lanes.
+
+    `sending` and `receiving` are its two ends, and `is_closing` tells that it was asked to close.
+    """
 
     def __init__(
         self,
@@ -109,9 +112,9 @@ class TransportConnector:
         making the connector fails.
         """
         self._on_event = on_event
-        self._transport = transport
+        self.transport = transport
         self._clock = clock
-        self._is_closing = False
+        self.is_closing = False
         self._dropped = dict.fromkeys(DropReason, 0)
         self._logged_at_s: dict[DropReason, float] = {}
         self._lanes = {lane.name: lane for lane in lanes}
@@ -139,8 +142,8 @@ class TransportConnector:
                 ring=self._ring,
             )
             self._effects = parts.effects
-            self._sending = SendingEnd(parts)
-            self._receiving = ReceivingEnd(parts)
+            self.sending = SendingEnd(parts)
+            self.receiving = ReceivingEnd(parts)
             for lane in parts.one_sided.values():
                 lane.attach(transport.wake)
             for late in parts.copying_late.values():
@@ -153,39 +156,39 @@ class TransportConnector:
     @property
     def endpoint(self) -> str:
         """The address that senders connect to; it goes into tickets."""
-        return self._transport.endpoint
+        return self.transport.endpoint
 
     # -- the contract ----------------------------------------------------------------------------
 
     def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
         self._refuse_when_closing()
-        self._receiving.expect(ticket, sender_deadline_s)
-        self._transport.wake()
+        self.receiving.expect(ticket, sender_deadline_s)
+        self.transport.wake()
 
     def revoke(self, lease_token: int) -> None:
-        self._receiving.revoke(lease_token)
-        self._transport.wake()
+        self.receiving.revoke(lease_token)
+        self.transport.wake()
 
     def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         self._refuse_when_closing()
-        self._sending.open(ticket, deadline_s, priority)
-        self._transport.wake()
+        self.sending.open(ticket, deadline_s, priority)
+        self.transport.wake()
 
     def push(
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        self._sending.push(lease_token, layer, ordinals, source_blocks)
+        self.sending.push(lease_token, layer, ordinals, source_blocks)
 
     def commit(self, lease_token: int, commit: Commit) -> None:
         self._metrics.on_commit(lease_token, self._clock.now_s())
-        self._sending.call(self._sending.machine.on_commit, lease_token, commit)
+        self.sending.call(self.sending.machine.on_commit, lease_token, commit)
 
     def abort(self, lease_token: int) -> None:
-        self._sending.call(self._sending.machine.on_abort, lease_token)
+        self.sending.call(self.sending.machine.on_abort, lease_token)
 
     def close(self) -> None:
-        self._is_closing = True
-        self._transport.wake()
+        self.is_closing = True
+        self.transport.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_WITHIN_S)
             if self._thread.is_alive():
@@ -195,7 +198,7 @@ class TransportConnector:
 
     def statistics(self) -> ConnectorStatistics:
         """Return a snapshot of all counters, for metrics and tests; waits for no lock."""
-        sending, receiving = self._sending, self._receiving
+        sending, receiving = self.sending, self.receiving
         return ConnectorStatistics(
             bytes_sent=sending.bytes_sent,
             bytes_received=receiving.bytes_received,
@@ -229,22 +232,22 @@ class TransportConnector:
         return self._ring
 
     def _refuse_when_closing(self) -> None:
-        if self._is_closing:
+        if self.is_closing:
             raise ValueError("the KV connector is closed")
 
     # -- the connector's thread ------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self._is_closing:
+            while not self.is_closing:
                 self._workers.turn += 1
                 self._perform_all()
-                self._transport.wait(self._timeout_s())
+                self.transport.wait(self._timeout_s())
                 self._perform_all()  # Mostly a push or a commit woke this thread: it does not wait.
                 self._take_arrivals()
-                self._sending.take_written()
-                self._receiving.tick()
-                self._sending.tick()
+                self.sending.take_written()
+                self.receiving.tick()
+                self.sending.tick()
         except BaseException as error:  # A thread that ends by `SystemExit` says nothing itself.
             logger.exception("the KV connector's thread failed, with all that is open")
             self._tell(ConnectorFailed(error))
@@ -253,9 +256,9 @@ class TransportConnector:
 
     def _finish(self) -> None:
         """Emit outstanding events and release the network, even if a part of it fails."""
-        self._receiving.refuse()
+        self.receiving.refuse()
         with _logging_errors():
-            self._sending.close()
+            self.sending.close()
         self._perform_what_can_be()
         with _logging_errors():
             self._workers.close()
@@ -268,34 +271,34 @@ class TransportConnector:
                 self._ring.close()
         with _logging_errors():
             # `close` of the lanes waited for these: an ABORT after the last write reports the end.
-            self._sending.take_written()
+            self.sending.take_written()
         with _logging_errors():
-            self._receiving.close()
+            self.receiving.close()
         self._perform_what_can_be()
-        self._transport.close()
+        self.transport.close()
 
     def _timeout_s(self) -> float:
         now_s = self._clock.now_s()
-        ends = (self._sending.next_deadline_s(), self._receiving.next_deadline_s())
+        ends = (self.sending.next_deadline_s(), self.receiving.next_deadline_s())
         deadlines = [at_s for at_s in ends if at_s is not None]
         return min(max(0.0, min(deadlines, default=now_s + MAX_WAIT_S) - now_s), MAX_WAIT_S)
 
     def _take_arrivals(self) -> None:
         for _ in range(MAX_ARRIVALS_PER_TURN):
-            arrival = self._transport.receive_nowait()
+            arrival = self.transport.receive_nowait()
             match arrival:
                 case None:
                     break
                 case LinkLost(peer):
-                    self._sending.on_link_lost(peer)
+                    self.sending.on_link_lost(peer)
                 case NoConnection(peer, error):
-                    self._sending.on_no_connection(peer, error)
+                    self.sending.on_no_connection(peer, error)
                 case NobodyListens(peer):
-                    self._sending.on_refused(peer)
+                    self.sending.on_refused(peer)
                 case FromPeer(peer, parts):
-                    self._sending.on_answer(peer, parts)
+                    self.sending.on_answer(peer, parts)
                 case FromSession(session, parts):
-                    self._receiving.on_message(session, parts)
+                    self.receiving.on_message(session, parts)
                 case _:
                     assert_never(arrival)
             self._perform_all()
@@ -307,9 +310,9 @@ class TransportConnector:
             # Between two effects, so that an abort stops chunks that are queued, and so that what
             # has ended elsewhere goes on before more of that kind is begun: a frame is sent while
             # the next ones of its window are prepared.
-            self._sending.take_calls()
+            self.sending.take_calls()
             self._workers.finish()
-            self._receiving.take_copied()
+            self.receiving.take_copied()
             if not self._effects:
                 return
             self._perform(self._effects.popleft())
@@ -323,11 +326,11 @@ class TransportConnector:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Connect() | Disconnect() | SayHello() | TakeLane() | SendToPeer() | SendChunk():
-                self._sending.perform(effect)
+                self.sending.perform(effect)
             case PeerSilent() | PeerAnswers():
-                self._sending.report(effect)
+                self.sending.report(effect)
             case SendBack() | OpenLane() | CloseLane() | MoveSlab() | Fence():
-                self._receiving.perform(effect)
+                self.receiving.perform(effect)
             case Emit(event):
                 self._emit(event)
             case Dropped(reason, detail):
@@ -341,7 +344,7 @@ class TransportConnector:
         match event:
             case TransferEnded(token, error):
                 timing = self._metrics.on_ended(token, error, self._clock.now_s())
-                self._sending.on_ended(token)
+                self.sending.on_ended(token)
                 event = replace(event, timing=timing)
             case Landed(token):
                 self._metrics.on_landed(token, self._clock.now_s())

@@ -200,7 +200,7 @@ def half_of_each(
 
 def wait_begun(decode: Node, ticket: Ticket) -> None:
     """Wait for a sender's BEGIN: where two send, a lost packet does not say whose it was."""
-    landing = decode.connector._receiving._machine.landings.get(ticket.lease_token)
+    landing = decode.connector.receiving.machine.landings.get(ticket.lease_token)
     assert landing is not None
     wait_until(lambda: landing.session is not None, "the landing began")
 

@@ -136,11 +136,12 @@ def test_a_peer_that_has_answered_is_not_looked_up_again(
     """Not when its link was closed because it was idle; a name server may be away then."""
     asked = fake_names(monkeypatch, {"d.example": "127.0.0.1"})
     prefill, decode = zmq_cluster.node("p"), named(zmq_cluster, "d", "d.example")
-    sending = prefill.connector._sending
+    sending = prefill.connector.sending
     for _ in range(3):
         hand_over(zmq_cluster, prefill, decode)
         (peer,) = sending.machine.in_flight_bytes
-        sending._calls.add(partial(sending.machine.on_link_lost, peer, sending._clock.now_s()))
+        now_s = zmq_cluster.clock.now_s()
+        sending.calls.add(partial(sending.machine.on_link_lost, peer, now_s))
         prefill.look_at_the_time()
         wait_until(lambda: not sending.machine.in_flight_bytes)
     assert asked == ["d.example"]

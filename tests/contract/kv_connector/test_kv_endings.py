@@ -65,14 +65,14 @@ def test_a_transfer_that_was_given_up_stops_within_one_frame(
 ) -> None:
     """The window has space for more frames, which are queued already."""
     has_left, goes_on = threading.Event(), threading.Event()
-    send_chunk = SendingEnd._send_chunk
+    send_chunk = SendingEnd.send_chunk
 
     def hold_behind_the_first(self: SendingEnd, effect: SendChunk) -> None:
         send_chunk(self, effect)
         has_left.set()
         assert goes_on.wait(WAIT_S)
 
-    monkeypatch.setattr(SendingEnd, "_send_chunk", hold_behind_the_first)
+    monkeypatch.setattr(SendingEnd, "send_chunk", hold_behind_the_first)
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6])
     assert has_left.wait(WAIT_S)
@@ -82,7 +82,7 @@ def test_a_transfer_that_was_given_up_stops_within_one_frame(
     else:
         closing = threading.Thread(target=prefill.connector.close)
         closing.start()
-        prefill.connector._sending.close()  # As the connector's thread does it, only sooner.
+        prefill.connector.sending.close()  # As the connector's thread does it, only sooner.
         goes_on.set()
         closing.join(WAIT_S)
     error_of(prefill.wait_event())
@@ -115,7 +115,7 @@ def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
     def fail(self: SendingEnd, effect: SendChunk) -> None:
         raise error("a bug")
 
-    monkeypatch.setattr(SendingEnd, "_send_chunk", fail)
+    monkeypatch.setattr(SendingEnd, "send_chunk", fail)
     prefill, decode, ticket = begin(cluster)
     waiting = cluster.ticket(prefill, [1])
     prefill.connector.expect(waiting, sender_deadline_s=30)
@@ -175,14 +175,14 @@ def test_revoke_tells_the_sender_and_releases_the_blocks(
 def test_revoke_between_check_and_write(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that passed its checks is still dropped when the landing is revoked."""
     checked, revoked = threading.Event(), threading.Event()
-    write = ReceivingEnd._write
+    write = ReceivingEnd.write
 
     def hold(self: ReceivingEnd, *args: Any) -> None:
         checked.set()
         assert revoked.wait(20)
         write(self, *args)
 
-    monkeypatch.setattr(ReceivingEnd, "_write", hold)
+    monkeypatch.setattr(ReceivingEnd, "write", hold)
     with contextlib.closing(cluster_of(kind)) as cluster:
         prefill, decode, ticket = begin(cluster)
         untouched = decode.pool.copy()
@@ -413,7 +413,7 @@ def test_a_bad_checksum_never_lands(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """The keys' or the values' sum of one block is never what arrives, however often."""
-    sums_with_frame = SendingEnd._sums_with_frame
+    sums_with_frame = SendingEnd.sums_with_frame
 
     def lie(end: SendingEnd, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
         changed = pieces.unpacked_sums(sums, len(effect.chunk)).copy()
@@ -421,7 +421,7 @@ def test_a_bad_checksum_never_lands(
         return sums_with_frame(end, effect, changed.tobytes())
 
     prefill, decode = cluster.node("p", verify="block"), cluster.node("d")
-    monkeypatch.setattr(SendingEnd, "_sums_with_frame", lie)
+    monkeypatch.setattr(SendingEnd, "sums_with_frame", lie)
     ticket = cluster.ticket(decode, [1, 2, 3])
     send(prefill, decode, ticket, [4, 5, 6])
     assert "bad checksum" in str(decode.wait_failed())

@@ -73,7 +73,7 @@ def begin(cluster: Cluster, kind: FakeLateKind, **options: str) -> tuple[Node, N
 
 
 def ack_count(node: Node) -> int:
-    (session,) = node.connector._receiving._machine.sessions.all()
+    (session,) = node.connector.receiving.machine.sessions.all()
     return session.num_acknowledged
 
 
@@ -172,7 +172,7 @@ def test_a_connection_that_breaks_leaves_its_copies_to_their_end(
 ) -> None:
     """The landing continues on the next connection; it lands when the earlier copies are over."""
     prefill, decode, ticket = begin(cluster, kind)
-    (earlier,) = decode.connector._receiving._machine.sessions.all()
+    (earlier,) = decode.connector.receiving.machine.sessions.all()
     kind.network.cut(decode.connector.endpoint)
     wait_until(lambda: _is_replaced(decode, earlier.id))
     assert decode.events == []
@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_leaves_its_copies_to_their_end(
 
 
 def _is_replaced(decode: Node, session_id: bytes) -> bool:
-    sessions = decode.connector._receiving._machine.sessions.all()
+    sessions = decode.connector.receiving.machine.sessions.all()
     return [one.id for one in sessions] not in ([], [session_id])
 
 
@@ -195,14 +195,14 @@ def test_a_landing_that_is_revoked_before_its_copy_begins_is_released(
     """Its frame is acknowledged all the same: the sender's other transfers wait for the credit."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket, other = (cluster.ticket(decode, targets) for targets in (TARGETS, (7, 8, 9)))
-    begin_copy = ReceivingEnd._begin_copy
+    begin_copy = ReceivingEnd.begin_copy
 
     def revoke_first(end: ReceivingEnd, *args: Any) -> None:
         if decode.connector.statistics().landings_open == 2:
             decode.connector.revoke(ticket.lease_token)
         begin_copy(end, *args)
 
-    monkeypatch.setattr(ReceivingEnd, "_begin_copy", revoke_first)
+    monkeypatch.setattr(ReceivingEnd, "begin_copy", revoke_first)
     decode.connector.expect(other, sender_deadline_s=30)
     send(prefill, decode, ticket, SOURCES)
     assert decode.wait_event() == Released(ticket.lease_token)
@@ -232,7 +232,7 @@ def test_closing_waits_for_the_copies(cluster: Cluster, kind: FakeLateKind) -> N
     _, decode, ticket = begin(cluster, kind)
     closing = threading.Thread(target=decode.connector.close)
     closing.start()
-    wait_until(lambda: decode.connector._is_closing)
+    wait_until(lambda: decode.connector.is_closing)
     closing.join(0.05)
     assert closing.is_alive()
     assert decode.events == []

@@ -34,15 +34,15 @@ from tests.support.kv.kv_cluster import (
 def held(monkeypatch: pytest.MonkeyPatch, node: Node) -> Iterator[Callable[[], bool]]:
     """Hold the node's thread at its first chunk; yield what waits until it is there."""
     is_held, goes_on = threading.Event(), threading.Event()
-    send_chunk = SendingEnd._send_chunk
+    send_chunk = SendingEnd.send_chunk
 
     def hold(self: SendingEnd, effect: SendChunk) -> None:
-        if self is node.connector._sending:
+        if self is node.connector.sending:
             is_held.set()
             assert goes_on.wait(WAIT_S)
         send_chunk(self, effect)
 
-    monkeypatch.setattr(SendingEnd, "_send_chunk", hold)
+    monkeypatch.setattr(SendingEnd, "send_chunk", hold)
     try:
         yield lambda: is_held.wait(WAIT_S)
     finally:
@@ -76,7 +76,7 @@ def test_what_was_queued_during_a_wait_is_done_before_the_rest_of_the_turn(
 ) -> None:
     """A decode node waits for the last push and the commit; nothing waits for deadlines."""
     prefill, _, ticket = begin(cluster, targets=(1,))
-    connector, transport = prefill.connector, prefill.connector._transport
+    connector, transport = prefill.connector, prefill.connector.transport
     wait, receive = transport.wait, transport.receive_nowait
     is_queued, num_left = threading.Event(), list[int]()
 
@@ -88,7 +88,7 @@ def test_what_was_queued_during_a_wait_is_done_before_the_rest_of_the_turn(
 
     def recorded() -> Arrival | None:
         if is_queued.is_set():
-            num_left.append(len(connector._sending._calls))
+            num_left.append(len(connector.sending.calls))
         return receive()
 
     monkeypatch.setattr(transport, "receive_nowait", recorded)
@@ -130,7 +130,7 @@ def test_what_is_queued_when_the_connector_closes_ends_once(
         prefill.connector.commit(second.lease_token, commit_for(second))
         closing = threading.Thread(target=prefill.connector.close)
         closing.start()
-        wait_until(lambda: prefill.connector._is_closing)
+        wait_until(lambda: prefill.connector.is_closing)
     closing.join(WAIT_S)
     errors = {event.lease_token: error_of(event) for event in prefill.events}
     assert errors.keys() == {first.lease_token, second.lease_token}

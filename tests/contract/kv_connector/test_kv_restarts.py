@@ -27,7 +27,7 @@ def test_writes_to_a_decode_node_that_restarted_reach_neither_life() -> None:
         first.connector.close()
         network.release()
         second = cluster.node("d", epoch=2)
-        network.nodes[old.kv_endpoint] = second.connector._transport  # type: ignore[assignment]
+        network.nodes[old.kv_endpoint] = second.connector.transport  # type: ignore[assignment]
         before = first.pool.copy(), second.pool.copy()
         ticket = dataclasses.replace(cluster.ticket(second, [1, 2, 3]), kv_endpoint=old.kv_endpoint)
         fabric.release()

@@ -156,13 +156,13 @@ def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its frame was accepted, and then the blocks went to another landing."""
-    copy = ReceivingEnd._copy
+    copy = ReceivingEnd.copy
 
     def revoke_first(self: ReceivingEnd, *args: Any) -> Finish:
         self.revoke(ticket.lease_token)
         return copy(self, *args)
 
-    monkeypatch.setattr(ReceivingEnd, "_copy", revoke_first)
+    monkeypatch.setattr(ReceivingEnd, "copy", revoke_first)
     prefill, decode, ticket = begin(cluster)
     untouched = decode.pool.copy()
     prefill.push_all(ticket, [4, 5, 6])

@@ -71,4 +71,5 @@ def test_only_its_connectors_thread_uses_a_transport(
     assert all(isinstance(end, TransferEnded) and end.error is None for end in ends)
     zmq_cluster.close()
     for node in (*prefills, decode):
-        assert used_by[id(node.connector._transport)] == {node.connector._thread}
+        (thread,) = used_by[id(node.connector.transport)]
+        assert thread.name == "pdserve-kv"

@@ -75,7 +75,7 @@ class Node:
 
     def lease_ends_at_s(self, lease_token: int) -> float:
         """Return when an open landing ends unless its sender is heard."""
-        landing = self.connector._receiving._machine.landings.get(lease_token)
+        landing = self.connector.receiving.machine.landings.get(lease_token)
         assert landing is not None
         return landing.expires_at_s
 
@@ -133,7 +133,7 @@ class Cluster:
         self.kind = kind
         self.nodes: list[Node] = []
         # Both sides are in this process: where it stalls, neither is dead.
-        self._clock = StallFreeClock(MAX_WAIT_S)
+        self.clock = StallFreeClock(MAX_WAIT_S)
         self._tokens = itertools.count(101)
 
     @property
@@ -179,7 +179,7 @@ class Cluster:
             window_bytes=window_bytes,
             peer_timeout_s=peer_timeout_s,
             verify=verify,
-            clock=clock or self._clock,
+            clock=clock or self.clock,
             host=host,
         )
         connector = self.kind.connector(pool, options, on_event or take)
