@@ -28,14 +28,14 @@ class LocalRequestMiddleware:
     def __init__(
         self, app: ASGIApp, refused: RefusedRequests, allowed_origins: Collection[str] = ()
     ) -> None:
-        self._app = app
+        self.app = app
         self._refused = refused
         self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
         if problem is None:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         else:
             self._refused.on_refused(problem, scope)
             await Reply(send).send_error(problem, scope["path"])

@@ -34,11 +34,11 @@ class RequestIdMiddleware:
     """Answers with the `x-request-id` of the request, or a new one when it has no usable one."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request_id = _header(scope, REQUEST_ID)
         if not _GOOD_ID.fullmatch(request_id):
@@ -50,7 +50,7 @@ class RequestIdMiddleware:
                 message["headers"] = [*message["headers"], (REQUEST_ID, request_id)]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        await self.app(scope, receive, send_with_id)
 
 
 class PlainRequestMiddleware:
@@ -60,13 +60,13 @@ class PlainRequestMiddleware:
     """
 
     def __init__(self, app: ASGIApp, routes: RouteTable, refused: RefusedRequests) -> None:
-        self._app = app
+        self.app = app
         self._routes = routes
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         problem = path_problem(scope)
         route = self._routes.find(scope)
@@ -82,7 +82,7 @@ class PlainRequestMiddleware:
             await Reply(send).send_error(error, scope["path"])
             return
         put_route(scope, route)
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 class ApiKeyMiddleware:
@@ -100,7 +100,7 @@ class ApiKeyMiddleware:
         refused_logins: RefusedLogins,
         refused: RefusedRequests,
     ) -> None:
-        self._app = app
+        self.app = app
         self._book = book
         self._refused_logins = refused_logins
         self._refused = refused
@@ -108,7 +108,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         _note(state, self._book.key_when_open(_bearer(scope)))
@@ -136,13 +136,13 @@ class ApiKeyMiddleware:
     ) -> None:
         match matched_route(scope).access:
             case Access.PAGE:
-                await self._app(scope, receive, _with_status_401(send))
+                await self.app(scope, receive, _with_status_401(send))
                 return
             case Access.ANYBODY:
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
                 return
             case Access.METRICS if self._book.is_metrics_token(given):
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
                 return
         reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY
         self._refused_logins.on_refused(reason, scope)
@@ -179,7 +179,7 @@ class ApiKeyMiddleware:
 
     async def _serve(self, body: BodyReceiver, scope: Scope, send: Send) -> None:
         try:
-            await self._app(scope, body, send)
+            await self.app(scope, body, send)
         finally:
             body.end()
 

@@ -75,7 +75,7 @@ class RouteTable:
 
         Raises `TypeError` for a route that does not declare who may call it.
         """
-        self._routes = [(route, _declared(route, app)) for route in app.routes]
+        self.routes = [(route, _declared(route, app)) for route in app.routes]
         self._direct = {
             path: replace(self._found("POST", path), serve=serve) for path, serve in direct.items()
         }
@@ -94,14 +94,14 @@ class RouteTable:
         if scope["method"] == "HEAD":
             found = self.find({**scope, "method": "GET"})
             return replace(found, serve=_head_of(found.serve)) if found is not self._none else found
-        for route, declared in self._routes:
+        for route, declared in self.routes:
             if route.matches(scope)[0] is Match.FULL:
                 return declared
         return self._none
 
     def _found(self, method: str, path: str) -> MatchedRoute:
         scope: Scope = {"type": "http", "method": method, "path": path}
-        return next(found for route, found in self._routes if route.matches(scope)[0] is Match.FULL)
+        return next(found for route, found in self.routes if route.matches(scope)[0] is Match.FULL)
 
 
 def _head_of(serve: ASGIApp) -> ASGIApp:

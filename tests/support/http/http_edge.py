@@ -462,9 +462,9 @@ def declared_routes(edge: Edge) -> list[tuple[Route, Access]]:
     """Every route of the application, with who may call it."""
     app = edge.app
     while not isinstance(app, PlainRequestMiddleware):
-        app = app._app  # type: ignore[attr-defined]
+        app = app.app  # type: ignore[attr-defined]
     found = []
-    for route, declared in app._routes._routes:
+    for route, declared in app.routes.routes:
         assert isinstance(route, Route)
         found.append((route, declared.access))
     return found
