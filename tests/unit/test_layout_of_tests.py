@@ -61,7 +61,6 @@ TOUCHING = {
     "tests/unit/kv_transfer/lanes/rdma/test_rdma_lane.py": 2,
     "tests/unit/kv_transfer/sending/test_kv_many_links.py": 3,
     "tests/unit/kv_transfer/zmq/test_zmq_readiness.py": 1,
-    "tests/unit/kv_transfer/zmq/test_zmq_transport.py": 13,
     "tests/unit/node/flow/attempts/test_attempt_table.py": 2,
     "tests/unit/node/life/test_engine_node.py": 4,
     "tests/unit/node/life/test_make_scheduler.py": 1,
