@@ -97,7 +97,7 @@ def log_softmax(runner: ModelRunner, token_ids: tuple[int, ...]) -> np.ndarray:
     """A forward pass over all tokens at once; every row's logits, in float64."""
     table = range(-(-len(token_ids) // runner.layout.block_size))
     batch = batch_of([ScheduledSequence(0, list(token_ids), 0, table, None)])
-    hidden = runner.decoder.begin(flatten(batch, runner._limits))
+    hidden = runner.decoder.begin(flatten(batch, runner.limits))
     for index in range(runner.decoder.num_layers):
         runner.decoder.run_layer(index, hidden)
     rows = [
