@@ -35,13 +35,13 @@ NOBODY = Peer("tcp://127.0.0.1:1", Incarnation("nobody", 1))
 
 
 class NotedContext(zmq.Context[zmq.Socket[bytes]]):
-    """A context that notes each DEALER which is opened, with the threads there are for it."""
+    """A context that notes each DEALER which it opens."""
 
     opened: ClassVar[list[zmq.Socket[bytes]]]
 
-    def socket(self, kind: int, *arguments: Any, **options: Any) -> zmq.Socket[bytes]:
-        made = super().socket(kind, *arguments, **options)
-        if kind == zmq.DEALER:
+    def socket(self, socket_type: int, *arguments: Any, **options: Any) -> zmq.Socket[bytes]:
+        made = super().socket(socket_type, *arguments, **options)
+        if socket_type == zmq.DEALER:
             self.opened.append(made)
         return made
 
