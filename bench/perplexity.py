@@ -2,7 +2,7 @@
 
 The perplexity of a text, e to the mean of -ln p over its tokens, with the weights in each format
 (`bench.weight_folders`) under each combination of the settings in `SETTINGS`, which are those of a
-node. The flag of each chooses other values. Weights without blocks are computed in float32 only:
+node. The flag of each chooses other values. Weights without groups are computed in float32 only:
 int8 changes nothing there. Values of a format in float32 are computed once, for comparison.
 
 The text is divided into windows of `--context` tokens. Each is computed for itself, and its first
@@ -94,8 +94,8 @@ def combinations(
     found = []
     for values in product(weights, activation_dtypes, kv_cache_dtypes):
         one = Combination(*values)
-        has_blocks = one.weights not in WIDE and not one.weights.endswith(AS_F32)
-        if one.activation_dtype != exact["activation_dtype"] and not has_blocks:
+        has_groups = one.weights not in WIDE and not one.weights.endswith(AS_F32)
+        if one.activation_dtype != exact["activation_dtype"] and not has_groups:
             continue
         if one.kv_cache_dtype != exact["kv_cache_dtype"] and one.weights.endswith(AS_F32):
             continue
@@ -253,7 +253,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     chosen = [getattr(options, key) or values for key, values in SETTINGS.items()]
     wanted = combinations(options.weights or ALL_WEIGHTS, *chosen)
     if not wanted:
-        sys.exit("no weights with blocks: wanted activation_dtype float32")
+        sys.exit("no weights with groups: wanted activation_dtype float32")
     scores = measure(folder, wanted, texts, options.num_threads, options.keep)
     dtypes = dict.fromkeys(one.kv_cache_dtype for one in wanted)
     return {

@@ -3,7 +3,7 @@
 file        the model's own files
 f32         their values in float32
 f16, bf16   those, rounded
-q8_0, …     those, in blocks, as --quantization makes them: embedding and head in Q8_0
+q8_0, …     those, in groups, as --quantization makes them: embedding and head in Q8_0
 X_as_f32    the values of X in float32: what X is to be computed as
 """
 
@@ -30,10 +30,10 @@ from engine.runner.weights.tensor_source import TensorSource
 FILE = "file"
 AS_F32 = "_as_f32"
 WIDE = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
-BLOCKS = tuple(name.lower() for name in QUANTISERS)
+GROUPED = tuple(name.lower() for name in QUANTISERS)
 ALL_WEIGHTS = (
     *("f32", FILE),
-    *(name + suffix for name in ("f16", "bf16", *BLOCKS) for suffix in ("", AS_F32)),
+    *(name + suffix for name in ("f16", "bf16", *GROUPED) for suffix in ("", AS_F32)),
 )
 
 
@@ -59,7 +59,7 @@ def weight_folder(model: Path, name: str) -> Iterator[WeightFolder]:
             found = WeightFolder(model, "none", made / "packed")
         else:
             written = write_wide(_source(model, "none"), model, made / stored, WIDE.get(stored))
-            quantization = stored if stored in BLOCKS else "none"
+            quantization = stored if stored in GROUPED else "none"
             found = WeightFolder(written, quantization, made / "packed")
         if name != stored:
             source = _source(found.folder, found.quantization)

@@ -46,21 +46,31 @@ class Played:
 def figures(played: Played) -> dict[str, object]:
     """Return tokens, and times to the first token in milliseconds, over all turns and by turn."""
     asked = played.asked
-    num_turns = 1 + max(one.turn for one in asked)
-    by_turn = [[one.ttft_s for one in asked if one.turn == turn] for turn in range(num_turns)]
-    times_s = [one.ttft_s for one in asked]
     return {
         "num_answered": len(asked),
         "prompt_tokens": sum(one.num_prompt_tokens for one in asked),
         "computed_tokens": sum(one.num_computed for one in asked),
-        "ttft_ms_p50": _ms(statistics.median(times_s)),
-        "ttft_ms_p99": _ms(percentile(times_s, 99)),
-        "ttft_ms_p50_by_turn": [_ms(statistics.median(times)) for times in by_turn if times],
-        "ttft_ms_p99_by_turn": [_ms(percentile(times, 99)) for times in by_turn if times],
+        **first_tokens([(one.turn, one.ttft_s) for one in asked]),
         "hit_rate_by_tier": played.hit_rates(),
         "pulled_tokens": played.found[PULLED],
         "took_s": round(played.took_s, 1),
         "cpu_s": round(played.cpu_s, 1),
+    }
+
+
+def first_tokens(times: Sequence[tuple[int, float]]) -> dict[str, object]:
+    """Return the milliseconds to the first token, over all turns and by turn.
+
+    `times` are turns, each with its seconds.
+    """
+    turns = sorted({turn for turn, _ in times})
+    by_turn = [[time_s for at, time_s in times if at == turn] for turn in turns]
+    times_s = [time_s for _, time_s in times]
+    return {
+        "ttft_ms_p50": _ms(statistics.median(times_s)),
+        "ttft_ms_p99": _ms(percentile(times_s, 99)),
+        "ttft_ms_p50_by_turn": [_ms(statistics.median(one)) for one in by_turn],
+        "ttft_ms_p99_by_turn": [_ms(percentile(one, 99)) for one in by_turn],
     }
 
 

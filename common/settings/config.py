@@ -145,7 +145,7 @@ class ModelConfig(Section):
     activation_dtype: str = setting(
         "auto",
         "what products with quantised weights compute in",
-        note="auto: int8 in the CPU kernels, each row in blocks of 32, faster and less exact",
+        note="auto: int8 in the CPU kernels, each row in groups of 32, faster and less exact",
         one_of=("auto", "float32", "int8"),
     )
     load_format: str = setting(

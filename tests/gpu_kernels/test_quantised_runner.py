@@ -48,10 +48,10 @@ from tests.support.models.tiny_gguf import write_pair, write_wide
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
-"""Rows of whole blocks of 128 inputs."""
+"""Rows of whole strips of 128 inputs."""
 QWEN3 = CONFIGS["qwen3"] | WIDE
 FLOATS_CONFIG = QWEN3 | {"head_dim": 64}
-"""The outputs of query, key and value are whole blocks of 128 too."""
+"""The outputs of query, key and value are whole tiles of 128 too."""
 ERNIE = CONFIGS["ernie"] | WIDE
 """Heads whose rotary pairs are neighbours, and a head that is the embedding."""
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
@@ -185,7 +185,7 @@ def test_blocks_of_fp8_that_two_tensors_share_are_computed_in_bfloat16(
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
         runner = on_card(stored)
     assert forms_on(runner) == [Form.BF16, Form.FP8, Form.FP8, Form.FP8, Form.BF16]
-    assert "1 matrices: blocks of fp8 that two tensors or heads share" in caplog.text
+    assert "1 matrices: tiles of fp8 that two tensors or heads share" in caplog.text
     assert close(computed(runner, PROMPT, []), computed(load(wide, 64), PROMPT, []))
 
 
@@ -275,7 +275,7 @@ def test_kernels_of_all_layers_are_compiled_before_they_are_needed(
 
 
 def test_memory_holds_the_stored_bytes(tmp_path: Path, kind: str) -> None:
-    """Blocks of 32 weights have 18 bytes, and of 8 bits 34."""
+    """Groups of 32 weights have 18 bytes, and of 8 bits 34."""
     folder = write_checkpoint(tmp_path, QWEN3 | {"tie_word_embeddings": True})
     layer = weights_on(on_card(folder, kind.lower())).layers[0]
     for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):

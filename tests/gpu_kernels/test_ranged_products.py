@@ -11,9 +11,9 @@ import pytest
 from common.errors import ConfigError
 from engine.runner.gpu.repacking import repacked
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
-from engine.runner.gpu.weights import BLOCK_INPUTS, Form, Matrix
+from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from tests.gpu_kernels.interpreted import rounded, widened
 from tests.gpu_kernels.tiny_decoder import TinyDecoder
 from tests.gpu_kernels.uploaded import upload
@@ -53,8 +53,8 @@ def stored(
     """
     rng = np.random.default_rng(int(form))
     if form in (Form.Q4_0, Form.Q8_0):
-        return stored_blocks(device, form, outputs, inputs)
-    groups = inputs // BLOCK_INPUTS
+        return stored_groups(device, form, outputs, inputs)
+    groups = inputs // STRIP_INPUTS
     half = groups // 2
     if form is Form.FP8:
         codes = rng.integers(0, 256, (outputs, groups, 2, 64), dtype=np.uint8)
@@ -77,10 +77,10 @@ def stored(
     return matrix, values.reshape(outputs, inputs)
 
 
-def stored_blocks(
+def stored_groups(
     device: InterpretedDevice, form: Form, outputs: int, inputs: int
 ) -> tuple[Matrix, np.ndarray]:
-    """Return weights in blocks of a GGUF file, whose every four scales differ."""
+    """Return weights in groups of a GGUF file, whose every four scales differ."""
     rng = np.random.default_rng(int(form))
     size = 2 + 4 * form.bits
     blocks = rng.integers(0, 256, (outputs, inputs // 32, size), dtype=np.uint8)
@@ -95,14 +95,14 @@ def stored_blocks(
     matrix = Matrix(upload(device, words), outputs, inputs, form, upload(device, halves))
     assert matrix.weight_bytes == words.nbytes
     assert matrix.scale_bytes == halves.nbytes
-    values = dequantise(BlockTensor(form.name, (outputs, inputs), rows))
+    values = dequantise(GroupedTensor(form.name, (outputs, inputs), rows))
     return matrix, values.astype(np.float64)
 
 
 def rows_of(count: int, inputs: int) -> np.ndarray:
     """Return rows [count, inputs] whose last groups repeat the first ones but for a few bits."""
     bits = rounded(np.random.default_rng(5).standard_normal((count, inputs)).astype(np.float32))
-    grouped = mirrored(bits.reshape(count, inputs // BLOCK_INPUTS, BLOCK_INPUTS))
+    grouped = mirrored(bits.reshape(count, inputs // STRIP_INPUTS, STRIP_INPUTS))
     grouped[:, 0, ::64] ^= 1
     return bits
 

@@ -33,7 +33,7 @@ def spec(model: Path) -> ClusterSpec:
 def test_answers_of_a_cluster_are_those_of_the_same_weights(
     cluster_redis: RedisServer, cluster_folder: Path, tmp_path: Path
 ) -> None:
-    """With activations in float32: in int8, products of blocks differ from those of floats."""
+    """With activations in float32: in int8, products of groups differ from those of floats."""
     packed, wide = (make_tiny_model(tmp_path / name) for name in ("packed", "wide"))
     values = pack_folder(packed, tiny_config(), tiny_weights(7), Awq(32))
     save_file(values, wide / "model.safetensors")

@@ -66,7 +66,7 @@ def greedy_tokens(runner: ModelRunner, prompt: list[int], count: int) -> list[in
 
 def test_the_file_has_its_formats(qwen_folder: Path) -> None:
     checkpoint = Checkpoint(qwen_folder, read_decoder_spec(qwen_folder))
-    formats = Counter(checkpoint.blocks(name).format for name in checkpoint.names())
+    formats = Counter(checkpoint.grouped(name).format for name in checkpoint.names())
     assert formats == {"Q5_0": 133, "F32": 121, "Q8_0": 13, "Q4_K": 12, "Q6_K": 12}
     assert read_eos_token_ids(qwen_folder) == {151645}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from engine.runner.kernels.products.block_layout import CODES
+from engine.runner.kernels.products.group_layout import CODES
 from tests.support.models.byte_kernels import FASTEST, FEW
 
 # Kernels of draws and of copies are compiled by their import, so modules are imported late.
@@ -18,7 +18,7 @@ from tests.support.models.byte_kernels import FASTEST, FEW
 def compile_layers() -> None:
     """Compile a layer, and what multiplies float32 rows with every format."""
     from engine.runner.cpu import common_kernels
-    from engine.runner.kernels.products.block_product import few_rows_kernel, widening_kernel
+    from engine.runner.kernels.products.group_product import few_rows_kernel, widening_kernel
     from engine.runner.kernels.products.panel_product import float_kernel
 
     common_kernels.compile_layers()

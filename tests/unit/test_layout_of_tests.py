@@ -15,6 +15,16 @@ from tests.unit.tree import ROOT, name_of, parsed, python_files
 UNIT = ROOT / "tests/unit"
 OF_NAMED_TUPLES = frozenset({"_asdict", "_fields", "_make", "_replace"})
 NOT_THE_PRODUCT = ("tests/", "bench/", "tools/")
+MOST_FLAT = 15
+"""How many test modules lie flat in a folder whose package has rooms."""
+# These name modules of one room only of their package, and are about what is above it.
+ABOVE_ROOMS = {
+    "engine/core/test_scheduler_preemption.py": "the scheduler; it reads the status of sequences",
+    "engine/core/test_scheduler_ratio.py": "the scheduler; it reads the status of sequences",
+    "engine/core/test_scheduler_steps.py": "the scheduler; it reads the status of sequences",
+    "router/api/test_fields_on_every_endpoint.py": "the endpoints; it reads names of a limit",
+    "router/api/test_generation_endpoints.py": "the endpoints; it reads the seeds of choices",
+}
 # How often each of these touches private members of the product. The list only becomes shorter:
 # what a test must see, the code shows to everyone.
 TOUCHING = {
@@ -57,7 +67,6 @@ TOUCHING = {
     "tests/unit/node/life/test_step_thread.py": 2,
     "tests/unit/pdserve/configuration/test_command_line.py": 1,
     "tests/unit/router/access/test_arriving_bodies.py": 1,
-    "tests/unit/router/api/test_answer.py": 1,
     "tests/unit/router/dispatch/test_placement_recorder.py": 4,
     "tests/unit/router/http/test_described_endpoints.py": 2,
     "tests/unit/router/http/test_router_drain.py": 1,
@@ -82,16 +91,68 @@ def test_unit_tests_lie_in_the_folder_that_their_code_has() -> None:
     assert {folder.as_posix() for folder in folders if not (ROOT / folder).is_dir()} == set()
 
 
+def rooms_of(package: Path) -> set[str]:
+    return {path.parent.name for path in package.glob("*/*.py")}
+
+
+def folders_above_rooms() -> list[Path]:
+    """Return the packages that have rooms and tests in their folder."""
+    folders = {path.parent.relative_to(UNIT) for path in UNIT.rglob("test_*.py")} - {Path()}
+    return sorted(folder for folder in folders if rooms_of(ROOT / folder))
+
+
+def flat_tests(package: Path) -> list[Path]:
+    return sorted((UNIT / package).glob("test_*.py"))
+
+
+def test_few_tests_of_the_product_lie_above_rooms() -> None:
+    counts = {f"{one}/": len(flat_tests(one)) for one in folders_above_rooms()}
+    assert len(counts) > 10, "the folders were found"
+    product = {name: count for name, count in counts.items() if name not in NOT_THE_PRODUCT}
+    assert {name: count for name, count in product.items() if count > MOST_FLAT} == {}
+
+
+def test_a_test_that_is_named_after_a_module_lies_in_its_room() -> None:
+    found = {
+        name_of(path): name_of(module)
+        for package in folders_above_rooms()
+        for path in flat_tests(package)
+        if not (ROOT / package / (name := path.name.removeprefix("test_"))).exists()
+        for room in rooms_of(ROOT / package)
+        for module in (ROOT / package / room).rglob(name)
+        if UNIT not in module.parents
+    }
+    assert found == {}
+
+
+def parts_imported(path: Path, package: Path) -> set[str]:
+    """Return which modules and rooms of `package` a file names."""
+    prefix = package.as_posix().replace("/", ".") + "."
+    names = {name.removeprefix(prefix) for name in imported(path) if name.startswith(prefix)}
+    return {name.partition(".")[0] for name in names}
+
+
+def test_a_test_of_one_room_lies_in_it() -> None:
+    found = {
+        path.relative_to(UNIT).as_posix(): parts
+        for package in folders_above_rooms()
+        for path in flat_tests(package)
+        if len(parts := parts_imported(path, package)) == 1 and parts <= rooms_of(ROOT / package)
+    }
+    assert {name: parts for name, parts in found.items() if name not in ABOVE_ROOMS} == {}
+    assert ABOVE_ROOMS.keys() <= found.keys(), "these no longer need their exception"
+
+
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Return the dotted names that a file imports of tests, and of what it imports from them."""
-    names, text = set[str](), path.read_text()
-    for node in ast.walk(parsed(text)) if "tests" in text else ():
+    """Return the dotted names that a file imports: modules, and what it takes from them."""
+    names = set[str]()
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(name for name in names if name.startswith("tests."))
+    return frozenset(names)
 
 
 def test_no_two_modules_have_one_name() -> None:
@@ -112,6 +173,7 @@ def test_nothing_is_imported_from_a_test_module() -> None:
     found = {
         f"{name_of(path)}: {name}"
         for path in python_files()
+        if "tests." in path.read_text()
         for name in imported(path)
         if name in modules or name.rpartition(".")[0] in modules
     }
@@ -124,7 +186,7 @@ def test_helpers_of_one_folder_lie_beside_its_tests() -> None:
         f"{name_of(path)}: {name}"
         for path in files_of_tests()
         for name in imported(path)
-        if (module := home_of(name)) and UNIT in module.parents
+        if name.startswith("tests.unit.") and (module := home_of(name))
         if module.parent not in path.parents
     }
     assert found == set()

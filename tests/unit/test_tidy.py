@@ -42,6 +42,10 @@ TEXT_SUFFIXES = frozenset(
 )
 # Names that say nothing about what is inside.
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|stuff)$")
+# Nothing there is about blocks of KV, and nothing else is a block (docs/glossary.md).
+WITHOUT_BLOCKS = ("engine/runner/weights/", "engine/runner/kernels/products/")
+# llvmlite's own names.
+LLVM_BLOCKS = frozenset({"block", "append_basic_block"})
 # Built from parts, so that this file does not find itself.
 UNWANTED = re.compile(
     "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "/wo" + "rk/", "/ro" + "ot/", "/tmp" + "/"])
@@ -221,3 +225,26 @@ def test_proto_files_have_distinctive_names() -> None:
 )
 def test_what_counts_as_an_empty_name(name: str, is_empty: bool) -> None:
     assert bool(EMPTY_NAMES.search(name)) is is_empty
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Return what a source defines, imports and calls by name, without the names of llvmlite."""
+    return {
+        name
+        for node in ast.walk(tree)
+        if not (isinstance(node, ast.Attribute) and node.attr in LLVM_BLOCKS)
+        for field in ("id", "attr", "arg", "name", "asname")
+        if isinstance(name := getattr(node, field, None), str)
+    }
+
+
+def test_a_block_is_one_of_kv() -> None:
+    """Formats call a group or a tile a block in strings, and in comments that quote them."""
+    paths = [path for path in python_files() if name_of(path).startswith(WITHOUT_BLOCKS)]
+    found = {name_of(path): names_in(parsed(path.read_text())) | {path.stem} for path in paths}
+    assert "GROUP_SIZES" in found["engine/runner/weights/stored_tensor.py"]
+    blocks_in = {
+        path: sorted(name for name in names if "block" in name.lower())
+        for path, names in found.items()
+    }
+    assert {path: names for path, names in blocks_in.items() if names} == {}

@@ -28,7 +28,7 @@ from engine.runner.kernels.attention_plan import PART_ROWS
 from engine.runner.kernels.team import new_progress
 from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _SPEC = DecoderSpec(
@@ -156,9 +156,9 @@ class _Constant(TensorSource):
         *outputs, inputs = self._shapes[name]
         return "F32", (outputs[0] if outputs else 1, inputs)
 
-    def blocks(self, name: str) -> BlockTensor:
+    def grouped(self, name: str) -> GroupedTensor:
         stored, shape = self.format_and_shape(name)
-        return BlockTensor(stored, shape, np.full(shape, 0.1, np.float32).view(np.uint8))
+        return GroupedTensor(stored, shape, np.full(shape, 0.1, np.float32).view(np.uint8))
 
     def identity(self) -> str:
         return "constant"

@@ -51,7 +51,7 @@ class _Buffers:
         self.final = made.rows(shape.num_logits_rows, width)
         self.logits = made.rows(shape.num_logits_rows, spec.vocab_size)
         widest = max(width, attended, spec.intermediate_size)
-        # Two bytes per value: int8, with the scales and sums of its blocks.
+        # Two bytes per value: int8, with the scales and sums of its groups.
         self.quantised = made.rows(rows, widest // 2 if with_bytes else 0)
         self.parts = made.rows(PART_ROWS, spec.head_dim + STATE_LANES)
 

@@ -34,7 +34,7 @@ class NumbaMtp:
     Of rows without a draft after them only keys and values are needed, so nothing else is computed
     for them: a prefill chunk costs a fifth of a layer.
 
-    The layer's weights, and those of a draft head of its own, are in blocks of 8 bits
+    The layer's weights, and those of a draft head of its own, are in groups of 8 bits
     (`draft_source`).
     """
 
@@ -64,7 +64,7 @@ class NumbaMtp:
         if self._draft_ids is not None:
             made.append(DRAFT_HEAD)
         plans = [PackedPlan(name, (name,)) for name in made]
-        plans += layer_plans(self._spec, weights.block)
+        plans += layer_plans(self._spec, weights.layer_prefix)
         with KERNEL_LOCK:
             if packed_folder is None:
                 packed = pack_privately(files, plans, decoder.memory, with_bytes=decoder.with_bytes)
@@ -85,7 +85,9 @@ class NumbaMtp:
         )
         self._entry = tuple(entry)
         self._head = packed.get(DRAFT_HEAD, decoder.head)
-        self._layer = load_layer(files, weights.block, self._spec, packed, cache.layout.dtype)
+        self._layer = load_layer(
+            files, weights.layer_prefix, self._spec, packed, cache.layout.dtype
+        )
         self.use_cache(cache)
         buffers, shape = decoder.step_buffers, decoder.shape
         width = self._spec.hidden_size

@@ -24,7 +24,7 @@ import numpy as np
 from common.errors import CheckpointError
 from common.files.cache_folder import build_once, rebuild
 from engine.runner.cpu.weight_memory import WeightMemory
-from engine.runner.kernels.products import block_layout, packed
+from engine.runner.kernels.products import group_layout, packed
 from engine.runner.kernels.products.packed import (
     PackedWeight,
     pack_into,
@@ -34,14 +34,14 @@ from engine.runner.kernels.products.packed import (
 from engine.runner.weights import quantised_source, rope, stored_formats
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
-from engine.runner.weights.schemes import float8_scheme, integer_blocks, integer_schemes
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.schemes import float8_scheme, integer_formats, integer_schemes
+from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 HEADER_BYTES = mmap.PAGESIZE
 _CODE = (
-    *(stored_formats, block_layout, packed, quantised_source, rope),
-    *(float8_scheme, integer_blocks, integer_schemes),
+    *(stored_formats, group_layout, packed, quantised_source, rope),
+    *(float8_scheme, integer_formats, integer_schemes),
 )
 """What decides the bytes of a packed weight. Its sources are a part of every file's name."""
 _FILE_NAME = "weights.packed"
@@ -65,9 +65,9 @@ class PackedPlan:
     head_dim: int = 0
     is_fine: bool = False
 
-    def tensors(self, source: TensorSource) -> list[BlockTensor]:
+    def tensors(self, source: TensorSource) -> list[GroupedTensor]:
         """Return the stored rows in the order in which they are packed."""
-        tensors = [source.blocks(name) for name in self.names]
+        tensors = [source.grouped(name) for name in self.names]
         rotated = [self._reordered(tensor) for tensor in tensors[: self.num_rotated]]
         return rotated + tensors[self.num_rotated :]
 
@@ -75,9 +75,9 @@ class PackedPlan:
         """Return the format and (outputs, inputs) of each tensor, reading none."""
         return [source.format_and_shape(name) for name in self.names]
 
-    def _reordered(self, tensor: BlockTensor) -> BlockTensor:
+    def _reordered(self, tensor: GroupedTensor) -> GroupedTensor:
         rows = halves_first(tensor.rows, self.head_dim)
-        return BlockTensor(tensor.format, tensor.shape, rows)
+        return GroupedTensor(tensor.format, tensor.shape, rows)
 
 
 def layer_plans(spec: DecoderSpec, prefix: str) -> list[PackedPlan]:
@@ -127,7 +127,7 @@ def pack_privately(
 
 
 def _pack_tensors(
-    tensors: Sequence[BlockTensor], memory: WeightMemory, *, with_bytes: bool, is_fine: bool
+    tensors: Sequence[GroupedTensor], memory: WeightMemory, *, with_bytes: bool, is_fine: bool
 ) -> PackedWeight:
     """Return tensors with equal inputs as one packed weight, in memory of this process."""
     described = [(tensor.format, tensor.shape) for tensor in tensors]
@@ -183,7 +183,7 @@ def _write(
 ) -> None:
     total = sum(sizes.values())
     with path.open("w+b") as file:
-        # With blocks of its own a full disk is an error here, and not a signal at a later write.
+        # With its space reserved a full disk is an error here, and not a signal at a later write.
         os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + total)
         mapped = mmap.mmap(file.fileno(), HEADER_BYTES + total)
         data = np.frombuffer(mapped, np.uint8)[HEADER_BYTES:]

@@ -9,7 +9,7 @@
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card
     weight_plan   in which form a product has its weights, by what the files have
-    repacking     blocks of weights as kernels read them
+    repacking     quantised weights as kernels read them
     launches      a layer's kernels, with their arguments in place
     tiles         which tile a product takes; it never enters the bits
     weights       a decoder's weights on the card; random ones, for measurements

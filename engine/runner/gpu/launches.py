@@ -18,7 +18,7 @@ from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
-from engine.runner.gpu.weights import BLOCK_INPUTS, DecoderWeights, Form, Matrix
+from engine.runner.gpu.weights import STRIP_INPUTS, DecoderWeights, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -239,7 +239,7 @@ class Launches:
         constants = {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
             "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
-            "UNROLLED": tile.depth // BLOCK_INPUTS, "FORM": int(weights.form),
+            "UNROLLED": tile.depth // STRIP_INPUTS, "FORM": int(weights.form),
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
             "PREFETCH": ahead if ahead >= _LINE_WORDS else 0,
             "HAS_PTX": True,

@@ -126,16 +126,16 @@ class _Loader:
             elif one.form is Form.FP8:
                 self._send_float8(one)
             else:
-                self._send_blocks(one)
+                self._send_groups(one)
 
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
             # The largest first, so that none of them is sent alone at the end.
             largest_first = sorted(self.uploads, key=lambda one: -one.num_bytes)
             list(threads.map(send, largest_first))
 
-    def _send_blocks(self, one: _Upload) -> None:
+    def _send_groups(self, one: _Upload) -> None:
         """Send a tensor's words and scales, some rows at a time."""
-        rows = self._source.blocks(one.name).rows
+        rows = self._source.grouped(one.name).rows
         if one.rotated:
             rows = halves_first(rows, one.rotated)
         step = max(1, _PART_BYTES // rows.shape[1])
@@ -161,7 +161,7 @@ class _Loader:
 
     def _bfloat16(self, one: _Upload) -> np.ndarray:
         """Return a tensor as bfloat16 bits, C-contiguous."""
-        stored = self._source.blocks(one.name)
+        stored = self._source.grouped(one.name)
         shape = self._source.shape(one.name)
         if stored.format == "BF16":
             bits = np.ascontiguousarray(stored.rows).view(np.uint16).reshape(shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.runner.gpu.weights import BLOCK_INPUTS, Form
+from engine.runner.gpu.weights import STRIP_INPUTS, Form
 
 Bytes = np.ndarray
 """uint8."""
@@ -16,12 +16,12 @@ FORMS = {"BF16": Form.BF16, "Q4_0": Form.Q4_0, "Q8_0": Form.Q8_0}
 """The formats of files that kernels read as they are."""
 
 _PARTS = 4
-"""A block's groups of 32 inputs."""
+"""A strip's groups of 32 inputs."""
 _SCALE_BYTES = 2
 
 
 def repacked(form: Form, rows: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the words and the scales of rows of blocks, of Q4_0 or Q8_0.
+    """Return the words and the scales of rows of Q4_0 or Q8_0.
 
     All are [outputs, bytes]; a row has a multiple of 128 inputs.
     """
@@ -30,10 +30,10 @@ def repacked(form: Form, rows: Bytes) -> tuple[Bytes, Bytes]:
     groups = rows.reshape(outputs, -1, _PARTS, group_bytes)
     scales = np.ascontiguousarray(groups[..., :_SCALE_BYTES]).reshape(outputs, -1)
     values = groups[..., _SCALE_BYTES:]
-    blocks = groups.shape[1]
-    words: Bytes = np.empty((outputs, blocks, form.bits * BLOCK_INPUTS // 16, 2), np.uint8)
+    strips = groups.shape[1]
+    words: Bytes = np.empty((outputs, strips, form.bits * STRIP_INPUTS // 16, 2), np.uint8)
     if form is Form.Q8_0:
-        halves = words.reshape(outputs, blocks, 2, 32, 2)
+        halves = words.reshape(outputs, strips, 2, 32, 2)
         halves[..., 0], halves[..., 1] = values[:, :, ::2], values[:, :, 1::2]
         return words.reshape(outputs, -1), scales
     # A group's byte has the inputs j and 16 + j; a word has one input of each group.
@@ -46,5 +46,5 @@ def repacked(form: Form, rows: Bytes) -> tuple[Bytes, Bytes]:
 
 def float8_words(numbers: Bytes) -> Bytes:
     """Return the words of e4m3 numbers [outputs, inputs], as bytes of the same shape."""
-    halves = numbers.reshape(len(numbers), -1, 2, BLOCK_INPUTS // 2)
+    halves = numbers.reshape(len(numbers), -1, 2, STRIP_INPUTS // 2)
     return np.ascontiguousarray(halves.swapaxes(2, 3)).reshape(len(numbers), -1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import DeviceProperties
-from engine.runner.gpu.weights import BLOCK_INPUTS, Form, Matrix
+from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
 def num_ranges(weights: Matrix) -> int:
     """Return into how many ranges a product of quantised weights divides its inputs.
 
-    It enters the bits, so it depends on the weights alone; a range is a number of whole blocks.
+    It enters the bits, so it depends on the weights alone; a range is a number of whole strips.
     """
     ranges = _RANGES[weights.form.bits]
-    while weights.num_inputs // BLOCK_INPUTS % ranges:
+    while weights.num_inputs // STRIP_INPUTS % ranges:
         ranges //= 2
     return ranges
 
@@ -131,13 +131,13 @@ def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
     is_deep, bits = weights.num_outputs <= weights.num_inputs, weights.form.bits
     if num_rows > 16 and width == 2:
         if num_rows <= 64:
-            return Tile(32, 64, BLOCK_INPUTS, 4, 6 if num_rows <= 32 and bits == 8 else 4)
-        has_short_groups = weights.form.group_inputs < BLOCK_INPUTS
-        return Tile(64, 64, BLOCK_INPUTS, 8 if has_short_groups else 4, 4)
+            return Tile(32, 64, STRIP_INPUTS, 4, 6 if num_rows <= 32 and bits == 8 else 4)
+        has_short_groups = weights.form.group_inputs < STRIP_INPUTS
+        return Tile(64, 64, STRIP_INPUTS, 8 if has_short_groups else 4, 4)
     if num_rows > _MOST_ROWS_TOGETHER:
         if num_rows <= 64 or (bits == 8 and is_deep and num_rows <= 256):
-            return Tile(32, 64, BLOCK_INPUTS, 4, 6)
-        return Tile(64, 64, BLOCK_INPUTS, 4, 4) if bits == 8 else Tile(64, 128, BLOCK_INPUTS, 8, 4)
+            return Tile(32, 64, STRIP_INPUTS, 4, 6)
+        return Tile(64, 64, STRIP_INPUTS, 4, 4) if bits == 8 else Tile(64, 128, STRIP_INPUTS, 8, 4)
     rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
     outputs, depth, stages = _TOGETHER[bits, rows][2 if width == 2 else int(is_deep)]
     warps = max(num_ranges(weights), 2)
@@ -155,8 +155,8 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
         if weights.form is not Form.BF16:
             # Of three sums: a group, a range and the result.
             most = _MOST_RANGED_A_WARP * tile.num_warps // width
-            # Two blocks at a time would take more registers than there are.
-            tile = replace(tile, depth=BLOCK_INPUTS)
+            # Two strips at a time would take more registers than there are.
+            tile = replace(tile, depth=STRIP_INPUTS)
         while tile.rows * tile.outputs > most:
             tile = replace(tile, outputs=tile.outputs // 2)
         tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
@@ -178,7 +178,7 @@ def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
 def _fitted(tile: Tile, weights: Matrix) -> Tile:
     """Return the tile with a depth that divides the number of inputs, and no more read ahead."""
     is_plain = weights.form is Form.BF16
-    least = _LEAST_DEPTH if is_plain else BLOCK_INPUTS
+    least = _LEAST_DEPTH if is_plain else STRIP_INPUTS
     if weights.num_inputs % least:
         raise ConfigError(
             f"a product of {weights.num_inputs} inputs with weights in {weights.form.name}: "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.runner.gpu.repacking import FORMS
 from engine.runner.gpu.tiles import num_ranges
-from engine.runner.gpu.weights import BLOCK_INPUTS, Form, Matrix
+from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.quantised_source import WIDE_FORMATS
 from engine.runner.weights.tensor_source import TensorSource
@@ -61,12 +61,12 @@ def planned(
     refusal = ""
     if all(source.has_float8(name) for name in names):
         form = Form.FP8
-        if any(shape[0] % BLOCK_INPUTS for _, shape in found[:-1]) or any(
-            BLOCK_INPUTS % size for size in rotated
+        if any(shape[0] % STRIP_INPUTS for _, shape in found[:-1]) or any(
+            STRIP_INPUTS % size for size in rotated
         ):
-            form, refusal = Form.BF16, "blocks of fp8 that two tensors or heads share"
-    if form is not Form.BF16 and inputs % BLOCK_INPUTS:
-        form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {BLOCK_INPUTS}"
+            form, refusal = Form.BF16, "tiles of fp8 that two tensors or heads share"
+    if form is not Form.BF16 and inputs % STRIP_INPUTS:
+        form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {STRIP_INPUTS}"
     elif form is Form.BF16 and not set(formats) <= set(WIDE_FORMATS):
         refusal = f"weights in {' and '.join(formats)}"
     return PlannedMatrix(tuple(names), Matrix(0, outputs, inputs, form), refusal)

@@ -16,7 +16,7 @@ from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
 
 _ELEMENT = 2
-_BLOCK = 1024
+_COUNTERS = 1024
 _VALUES_PER_COUNTER = 4
 _BFLOAT16_ONE = 0x3F80
 
@@ -38,10 +38,10 @@ class Form(IntEnum):
     @property
     def group_inputs(self) -> int:
         """Inputs that share a scale."""
-        return 32 if self in (Form.Q4_0, Form.Q8_0) else BLOCK_INPUTS
+        return 32 if self in (Form.Q4_0, Form.Q8_0) else STRIP_INPUTS
 
 
-BLOCK_INPUTS = 128
+STRIP_INPUTS = 128
 """Inputs that a product of quantised weights reads together."""
 
 
@@ -63,11 +63,11 @@ class Matrix:
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales."""
-        blocks = self.num_inputs // BLOCK_INPUTS
+        strips = self.num_inputs // STRIP_INPUTS
         if self.form is Form.FP8:
-            return 4 * (-(-self.num_outputs // BLOCK_INPUTS)) * blocks
+            return 4 * (-(-self.num_outputs // STRIP_INPUTS)) * strips
         each = {Form.BF16: 0, Form.INT4: 2}.get(self.form, 8)
-        return each * self.num_outputs * blocks
+        return each * self.num_outputs * strips
 
     @property
     def num_bytes(self) -> int:
@@ -130,16 +130,16 @@ class _RandomMaker:
         self._device, self._seed, self._stream = device, seed, stream
         self.memories: list[Memory] = []
         types = {"out": "*bf16", "seed": "i64", "scale": "fp32", "count": "i64"}
-        self._fill = make_kernel(KernelSpec(fill_normal, types, {"SIZE": _BLOCK}))
+        self._fill = make_kernel(KernelSpec(fill_normal, types, {"SIZE": _COUNTERS}))
         self._fill_floats = make_kernel(
-            KernelSpec(fill_normal, types | {"out": "*fp32"}, {"SIZE": _BLOCK})
+            KernelSpec(fill_normal, types | {"out": "*fp32"}, {"SIZE": _COUNTERS})
         )
         self._fill_halves = make_kernel(
-            KernelSpec(fill_normal, types | {"out": "*fp16"}, {"SIZE": _BLOCK})
+            KernelSpec(fill_normal, types | {"out": "*fp16"}, {"SIZE": _COUNTERS})
         )
         self._fill_bytes = make_kernel(
             KernelSpec(fill_bytes, {"out": "*u32", "seed": "i64", "count": "i64", "mask": "i64"},
-                       {"SIZE": _BLOCK})
+                       {"SIZE": _COUNTERS})
         )  # fmt: skip
 
     def matrix(
@@ -168,7 +168,7 @@ class _RandomMaker:
     def _normal(self, fill: BindableKernel, count: int, size: int, deviation: float) -> int:
         memory = self._take(count * size)
         self._seed += 1
-        programs = -(-count // (_VALUES_PER_COUNTER * _BLOCK))
+        programs = -(-count // (_VALUES_PER_COUNTER * _COUNTERS))
         fill.bind((programs,), memory.address, self._seed, deviation, count)(self._stream)
         return memory.address
 
@@ -176,7 +176,7 @@ class _RandomMaker:
         memory = self._take(count)
         self._seed += 1
         words = count // 4
-        programs = -(-words // (_VALUES_PER_COUNTER * _BLOCK))
+        programs = -(-words // (_VALUES_PER_COUNTER * _COUNTERS))
         self._fill_bytes.bind((programs,), memory.address, self._seed, words, mask)(self._stream)
         return memory.address
 

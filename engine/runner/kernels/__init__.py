@@ -1,7 +1,7 @@
 """CPU kernels in numba. A row's result does not depend on the rest of the batch, to the last bit.
 
 The products share one idea: a few rows times vectors of sixteen columns, every element one chain
-of fused multiply-adds in a fixed order: of the inner index, or with int8 activations of the blocks,
+of fused multiply-adds in a fixed order: of the inner index, or with int8 activations of the groups,
 whose integer products are exact. The number of rows and columns in a tile, the thread that computes
 it and the width of the machine's vectors change nothing in a chain. So results are equal to the
 last bit however prompts are chunked and requests are batched.

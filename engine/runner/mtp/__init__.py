@@ -26,7 +26,7 @@ estimate is updated by its own drafts only. Where a text copies itself, this bri
 The weights of a drafting layer are stored in bytes. The time of a step of few rows is the time to
 read its weights. The CPU kernels therefore round the weights of the MTP layer and of its own head
 to Q8_0: one byte each and a scale for 32 of them, about a quarter of the traffic. Rows that are not
-whole blocks of 32 stay float32. Drafts may differ because of it; the model's own weights are not
+whole groups of 32 stay float32. Drafts may differ because of it; the model's own weights are not
 rounded.
 
 The KV of the multi-token-prediction layer is one more layer of the cache. It is computed wherever a

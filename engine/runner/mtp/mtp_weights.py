@@ -27,7 +27,7 @@ TARGET_IDENTITY = "target_identity"
 """The metadata key that holds the identity of the weights that the layer was trained for."""
 _DRAFT_IDS = "draft_token_ids"
 _FINAL_NORM = "model.norm.weight"
-_OTHER_BLOCKS = {
+_OTHER_LAYERS = {
     "mlp.experts.": "a mixture of experts",
     "mlp.gate.": "a mixture of experts",
     "self_attn.q_a_proj.": "latent attention",
@@ -39,14 +39,14 @@ _OTHER_BLOCKS = {
 class _Layout:
     """A publisher's tensor names; `{n}` is the layer's number.
 
-    `block` begins the names of the decoder layer. `output_norm` empty: the target's final norm.
-    `copies` are tensors that repeat the target's, with the target's names.
+    `layer_prefix` begins the names of the decoder layer. `output_norm` empty: the target's final
+    norm. `copies` are tensors that repeat the target's, with the target's names.
     """
 
     projection: str
     embedding_norm: str
     hidden_norm: str
-    block: str
+    layer_prefix: str
     output_norm: str
     is_hidden_first: bool = False
     recurses_on_normed: bool
@@ -59,7 +59,7 @@ _LAYOUTS = {
         projection="model.layers.{n}.eh_proj",
         embedding_norm="model.layers.{n}.enorm.weight",
         hidden_norm="model.layers.{n}.hnorm.weight",
-        block="model.layers.{n}.",
+        layer_prefix="model.layers.{n}.",
         output_norm="model.layers.{n}.shared_head.norm.weight",
         recurses_on_normed=False,
         copies=(
@@ -71,7 +71,7 @@ _LAYOUTS = {
         projection="model.mtp_linear_proj.{n}",
         embedding_norm="model.mtp_emb_norm.{n}.weight",
         hidden_norm="model.mtp_hidden_norm.{n}.weight",
-        block="model.mtp_block.{n}.",
+        layer_prefix="model.mtp_block.{n}.",
         output_norm="",
         recurses_on_normed=True,
     ),
@@ -79,7 +79,7 @@ _LAYOUTS = {
         projection="model.mtp_layers.{n}.input_proj",
         embedding_norm="model.mtp_layers.{n}.token_layernorm.weight",
         hidden_norm="model.mtp_layers.{n}.hidden_layernorm.weight",
-        block="model.mtp_layers.{n}.",
+        layer_prefix="model.mtp_layers.{n}.",
         output_norm="model.mtp_layers.{n}.final_layernorm.weight",
         is_hidden_first=True,
         recurses_on_normed=True,
@@ -90,9 +90,9 @@ _LAYOUTS = {
 class MtpWeights:
     """One MTP layer's tensors by purpose, checked against the target.
 
-    `block` begins the names of its decoder layer, which `files` reads. With `recurses_on_normed`
-    the head's input replaces the hidden state for the next draft, otherwise the layer's output
-    does.
+    `layer_prefix` begins the names of its decoder layer, which `files` reads. With
+    `recurses_on_normed` the head's input replaces the hidden state for the next draft, otherwise
+    the layer's output does.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class MtpWeights:
         """
         layout, number = _find_layout(source, files, spec)
         self.files = files
-        self.block = layout.block.format(n=number)
+        self.layer_prefix = layout.layer_prefix.format(n=number)
         self.recurses_on_normed = layout.recurses_on_normed
         self._layout, self._number = layout, number
         self._checkpoint, self._spec = checkpoint, spec
-        self._refuse_other_blocks(source)
+        self._refuse_other_layers(source)
         self._check_target(source)
         for name, shape in self._shapes().items():
             files.check(source, name, shape)
@@ -184,12 +184,12 @@ class MtpWeights:
             name = pattern.format(n=self._number)
             if name in self.files.names():
                 shapes[name] = (self._spec.vocab_size, size)
-        return shapes | layer_shapes(self._spec, self.block)
+        return shapes | layer_shapes(self._spec, self.layer_prefix)
 
-    def _refuse_other_blocks(self, source: Path) -> None:
+    def _refuse_other_layers(self, source: Path) -> None:
         for name in self.files.names():
-            for part, words in _OTHER_BLOCKS.items():
-                if name.startswith(self.block + part):
+            for part, words in _OTHER_LAYERS.items():
+                if name.startswith(self.layer_prefix + part):
                     raise CheckpointError(
                         f"{source}: tensor {name}: the MTP layer has {words}: wanted a dense layer "
                         f"like those of {self._spec.architecture}"

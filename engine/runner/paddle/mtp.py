@@ -27,7 +27,7 @@ class PaddleMtp:
             decoder.tensor(np.ascontiguousarray(joined)),
             None if bias is None else decoder.tensor(bias),
         )
-        self._layer = decoder.load_layer(weights.files, weights.block)
+        self._layer = decoder.load_layer(weights.files, weights.layer_prefix)
         self._recurses_on_normed = weights.recurses_on_normed
         self._head, self._draft_ids = decoder.head, weights.draft_token_ids
         if self._draft_ids is not None:

@@ -10,7 +10,7 @@ quantised_source  weights that are quantised while they are loaded
 random_weights    weights without a file
 tensor_source     what all of these have in common
 stored_tensor     a weight as it is stored
-stored_formats    its values: floats, and blocks of integers with their scales
+stored_formats    its values: floats, and groups of integers with their scales
 key_scales        powers of two that make channels of keys about equally large
 arithmetic        what products are computed in, for the fingerprint
 rope              angles of rotary positions

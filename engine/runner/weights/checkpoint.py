@@ -17,7 +17,7 @@ from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.model_spec import DecoderSpec, read_json_object
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
-from engine.runner.weights.stored_tensor import BlockTensor, Float8Tensor
+from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -68,8 +68,8 @@ class Checkpoint(TensorSource):
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
         return self._source.format_and_shape(name)
 
-    def blocks(self, name: str) -> BlockTensor:
-        return self._source.blocks(name)
+    def grouped(self, name: str) -> GroupedTensor:
+        return self._source.grouped(name)
 
     def has_float8(self, name: str) -> bool:
         return self._source.has_float8(name)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from common.errors import CheckpointError
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor, row_bytes
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor, row_bytes
 
 GgufValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 
@@ -55,14 +55,16 @@ class GgufTensor:
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
 
-    def blocks(self) -> BlockTensor:
+    def grouped(self) -> GroupedTensor:
         """Return the stored rows; all dimensions but the last one are counted as outputs."""
         outputs = math.prod(self.shape[:-1])
-        return BlockTensor(self.type_name, (outputs, self.shape[-1]), self.raw.reshape(outputs, -1))
+        return GroupedTensor(
+            self.type_name, (outputs, self.shape[-1]), self.raw.reshape(outputs, -1)
+        )
 
     def dequantised(self) -> NDArray[np.float32]:
         """Return the values as float32, of shape `shape`."""
-        return dequantise(self.blocks()).reshape(self.shape)
+        return dequantise(self.grouped()).reshape(self.shape)
 
 
 class GgufFile:
@@ -303,12 +305,12 @@ def _stored_size(
     if format_name is None:
         raise CheckpointError(
             f"{cursor.path}: tensor {name} has the type {tensor_type}: supported is "
-            f"{', '.join(BLOCK_SIZES)}"
+            f"{', '.join(GROUP_SIZES)}"
         )
-    block_values = BLOCK_SIZES[format_name][0]
-    if min(shape) < 1 or shape[-1] % block_values:
+    group_values = GROUP_SIZES[format_name][0]
+    if min(shape) < 1 or shape[-1] % group_values:
         raise CheckpointError(
             f"{cursor.path}: tensor {name} is {format_name} with shape {shape}: wanted rows of "
-            f"whole blocks of {block_values} values"
+            f"whole groups of {group_values} values"
         )
     return format_name, math.prod(shape[:-1]) * row_bytes(format_name, shape[-1])

@@ -19,7 +19,7 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
 
 WEIGHTS_FILE = "weights.gguf"
@@ -119,18 +119,18 @@ class GgufWeights(TensorSource):
             )
 
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        stored = self._tensors[self._names[name]].blocks()
+        stored = self._tensors[self._names[name]].grouped()
         return stored.format, stored.shape
 
     def stamps(self) -> list[list[int]]:
         return stamps_of([self._path])
 
-    def blocks(self, name: str) -> BlockTensor:
-        stored = self._tensors[self._names[name]].blocks()
+    def grouped(self, name: str) -> GroupedTensor:
+        stored = self._tensors[self._names[name]].grouped()
         order = self._row_order(name, stored.shape[0])
         if order is None:
             return stored
-        return BlockTensor(stored.format, stored.shape, stored.rows[order])
+        return GroupedTensor(stored.format, stored.shape, stored.rows[order])
 
     def _row_order(self, name: str, num_rows: int) -> np.ndarray | None:
         """Return which stored row each row is, None where they are in order."""
@@ -167,7 +167,7 @@ class GgufWeights(TensorSource):
 
     def _sample(self, name: str) -> bytes:
         """Return the bytes of the float32 values before the middle of a tensor."""
-        stored = self._tensors[self._names[name]].blocks()
+        stored = self._tensors[self._names[name]].grouped()
         num_rows, width = stored.shape
         size_bytes = 4 * num_rows * width
         start = max(0, size_bytes // 2 - _SAMPLE_BYTES)
@@ -175,7 +175,7 @@ class GgufWeights(TensorSource):
         first, last = start // (4 * width), -(-stop // (4 * width))
         order = self._row_order(name, num_rows)
         kept = np.arange(first, last) if order is None else order[first:last]
-        rows = BlockTensor(stored.format, (len(kept), width), stored.rows[kept])
+        rows = GroupedTensor(stored.format, (len(kept), width), stored.rows[kept])
         at = start - first * 4 * width
         return dequantise(rows).tobytes()[at : at + stop - start]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from engine.runner.weights.stored_formats import quantise
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _KEPT_AT_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -17,10 +17,10 @@ WIDE_FORMATS = ("F32", "F16", "BF16")
 
 
 class QuantisedSource(TensorSource):
-    """The weights of `source`, of which those of products are in blocks of `format_name`.
+    """The weights of `source`, of which those of products are in groups of `format_name`.
 
-    Embedding and head are in Q8_0. What is in blocks already, norms, biases, and weights whose rows
-    are no whole blocks stay as they are.
+    Embedding and head are in Q8_0. What is in groups already, norms, biases, and weights whose rows
+    are no whole groups stay as they are.
     """
 
     def __init__(self, source: TensorSource, format_name: str) -> None:
@@ -49,14 +49,14 @@ class QuantisedSource(TensorSource):
         is_kept = (
             stored not in WIDE_FORMATS
             or len(self._source.shape(name)) != 2
-            or shape[1] % BLOCK_SIZES[wanted][0] != 0
+            or shape[1] % GROUP_SIZES[wanted][0] != 0
         )
         return stored if is_kept else wanted, shape
 
-    def blocks(self, name: str) -> BlockTensor:
+    def grouped(self, name: str) -> GroupedTensor:
         wanted, _ = self.format_and_shape(name)
         if wanted == self._source.format_and_shape(name)[0]:
-            return self._source.blocks(name)
+            return self._source.grouped(name)
         return quantise(self._source.read(name), wanted)
 
     def identity(self) -> str:

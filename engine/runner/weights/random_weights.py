@@ -26,7 +26,7 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _FORMAT = "BF16"
@@ -80,7 +80,7 @@ class RandomWeights(TensorSource):
         shape = self._shapes[name]
         return _FORMAT, (math.prod(shape[:-1]), shape[-1])
 
-    def blocks(self, name: str) -> BlockTensor:
+    def grouped(self, name: str) -> GroupedTensor:
         """Return a new array; the interpreter lock is free while it is filled."""
         format_name, shape = self.format_and_shape(name)
         count = math.prod(shape)
@@ -89,7 +89,7 @@ class RandomWeights(TensorSource):
             values = np.full(count, _bfloat16(np.array(size)), np.uint16)
         else:
             values = _draw(name, count, self._deviation(name))
-        return BlockTensor(format_name, shape, values.view(np.uint8).reshape(shape[0], -1))
+        return GroupedTensor(format_name, shape, values.view(np.uint8).reshape(shape[0], -1))
 
     def identity(self) -> str:
         """Return a digest of names and shapes, which decide all values."""

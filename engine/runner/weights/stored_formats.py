@@ -1,11 +1,11 @@
-"""The values of stored weights in float32, and float32 weights as stored blocks.
+"""The values of stored weights in float32, and float32 weights as stored groups.
 
 `dequantise` is the reference for the kernels. Each product and each sum is rounded by itself, as in
 llama.cpp's Python package `gguf`, whose values these are bit for bit. `quantise` is the same
 package's, too: an exact tie rounds away from zero.
 
-A block of 32 values (Q4_0 to Q8_0) has a float16 scale `d`, and a float16 minimum `m` where the
-name ends in 1. A block of 256 (the K formats) has scales of its parts in few bits.
+A group of 32 values (Q4_0 to Q8_0) has a float16 scale `d`, and a float16 minimum `m` where the
+name ends in 1. A group of 256 (the K formats) has scales of its parts in few bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 
 Floats = np.ndarray
 """float32."""
@@ -25,7 +25,7 @@ _PART_BYTES = 4 << 20
 """Bytes of stored rows that are widened at a time: temporary arrays stay small."""
 
 
-def dequantise(tensor: BlockTensor) -> Floats:
+def dequantise(tensor: GroupedTensor) -> Floats:
     """Return the values of `tensor` as a new float32 array `[outputs, inputs]`."""
     num_outputs, num_inputs = tensor.shape
     values = np.empty((num_outputs, num_inputs), np.float32)
@@ -36,16 +36,16 @@ def dequantise(tensor: BlockTensor) -> Floats:
     return values
 
 
-def quantise(values: Floats, format_name: str) -> BlockTensor:
-    """Return `values` `[outputs, inputs]` in blocks of `format_name`, a key of `QUANTISERS`.
+def quantise(values: Floats, format_name: str) -> GroupedTensor:
+    """Return `values` `[outputs, inputs]` in groups of `format_name`, a key of `QUANTISERS`.
 
     `inputs` is a multiple of 32.
     """
     num_outputs, num_inputs = values.shape
-    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, 32)
+    groups = np.ascontiguousarray(values, np.float32).reshape(-1, 32)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        rows = QUANTISERS[format_name](blocks).reshape(num_outputs, -1)
-    return BlockTensor(format_name, (num_outputs, num_inputs), np.ascontiguousarray(rows))
+        rows = QUANTISERS[format_name](groups).reshape(num_outputs, -1)
+    return GroupedTensor(format_name, (num_outputs, num_inputs), np.ascontiguousarray(rows))
 
 
 def _widened(format_name: str, rows: Bytes) -> Floats:
@@ -55,54 +55,54 @@ def _widened(format_name: str, rows: Bytes) -> Floats:
         return np.ascontiguousarray(rows).view(np.float16).astype(np.float32)
     if format_name == "BF16":
         return (np.ascontiguousarray(rows).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    blocks = np.ascontiguousarray(rows).reshape(-1, BLOCK_SIZES[format_name][1])
+    groups = np.ascontiguousarray(rows).reshape(-1, GROUP_SIZES[format_name][1])
     # A scale that is not finite gives values that are not: the sampler reports such logits.
     with np.errstate(over="ignore", invalid="ignore"):
-        return _DEQUANTISERS[format_name](blocks)
+        return _DEQUANTISERS[format_name](groups)
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
-    """Return the float16 at this byte of every block as float32 `[blocks, 1]`."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+def _half(groups: Bytes, at: int) -> Floats:
+    """Return the float16 at this byte of every group as float32 `[groups, 1]`."""
+    return np.ascontiguousarray(groups[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Return low nibbles, then high ones, of each block: `[blocks, 2 · bytes]`."""
+    """Return low nibbles, then high ones, of each group: `[groups, 2 · bytes]`."""
     return np.concatenate([packed & 15, packed >> 4], axis=1)
 
 
-def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """Return 16 where a value's bit in the four bytes at `at` is set, `[blocks, 32]`."""
-    bits: Bytes = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
+def _fifth_bits(groups: Bytes, at: int) -> Bytes:
+    """Return 16 where a value's bit in the four bytes at `at` is set, `[groups, 32]`."""
+    bits: Bytes = np.unpackbits(groups[:, at : at + 4], axis=1, bitorder="little") << 4
     return bits
 
 
-def _q4_0(blocks: Bytes) -> Floats:
-    steps = _nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)
-    return _half(blocks, 0) * steps.astype(np.float32)
+def _q4_0(groups: Bytes) -> Floats:
+    steps = _nibbles(groups[:, 2:]).astype(np.int8) - np.int8(8)
+    return _half(groups, 0) * steps.astype(np.float32)
 
 
-def _q4_1(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
+def _q4_1(groups: Bytes) -> Floats:
+    return _half(groups, 0) * _nibbles(groups[:, 4:]).astype(np.float32) + _half(groups, 2)
 
 
-def _q5_0(blocks: Bytes) -> Floats:
-    steps = (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).astype(np.int8) - np.int8(16)
-    return _half(blocks, 0) * steps.astype(np.float32)
+def _q5_0(groups: Bytes) -> Floats:
+    steps = (_nibbles(groups[:, 6:]) | _fifth_bits(groups, 2)).astype(np.int8) - np.int8(16)
+    return _half(groups, 0) * steps.astype(np.float32)
 
 
-def _q5_1(blocks: Bytes) -> Floats:
-    steps = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
-    return _half(blocks, 0) * steps.astype(np.float32) + _half(blocks, 2)
+def _q5_1(groups: Bytes) -> Floats:
+    steps = _nibbles(groups[:, 8:]) | _fifth_bits(groups, 4)
+    return _half(groups, 0) * steps.astype(np.float32) + _half(groups, 2)
 
 
-def _q8_0(blocks: Bytes) -> Floats:
-    steps = np.ascontiguousarray(blocks[:, 2:]).view(np.int8)
-    return steps.astype(np.float32) * _half(blocks, 0)
+def _q8_0(groups: Bytes) -> Floats:
+    steps = np.ascontiguousarray(groups[:, 2:]).view(np.int8)
+    return steps.astype(np.float32) * _half(groups, 0)
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
-    """Return six-bit scales and minima of the eight parts, `[blocks, 8]` each, from 12 bytes."""
+    """Return six-bit scales and minima of the eight parts, `[groups, 8]` each, from 12 bytes."""
     scales, minima, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     late_scales = (rest & 15) | ((scales >> 2) & 0x30)
     late_minima = (rest >> 4) | ((minima >> 2) & 0x30)
@@ -112,39 +112,39 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
     )
 
 
-def _in_parts_of_32(blocks: Bytes, steps: Bytes) -> Floats:
-    """Return `d · scale · step - dmin · minimum` with `steps` `[blocks, 8, 32]`."""
-    scales, minima = _scales_and_minima(blocks[:, 4:16])
-    scale = (_half(blocks, 0) * scales)[:, :, None]
-    minimum = (_half(blocks, 2) * minima)[:, :, None]
+def _in_parts_of_32(groups: Bytes, steps: Bytes) -> Floats:
+    """Return `d · scale · step - dmin · minimum` with `steps` `[groups, 8, 32]`."""
+    scales, minima = _scales_and_minima(groups[:, 4:16])
+    scale = (_half(groups, 0) * scales)[:, :, None]
+    minimum = (_half(groups, 2) * minima)[:, :, None]
     return scale * steps.astype(np.float32) - minimum
 
 
 def _nibbles_by_32(packed: Bytes) -> Bytes:
-    """Return, of each 32 bytes, the low nibbles and then the high ones: `[blocks, 8, 32]`."""
+    """Return, of each 32 bytes, the low nibbles and then the high ones: `[groups, 8, 32]`."""
     pairs = packed.reshape(len(packed), 4, 1, 32)
     return np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(packed), 8, 32)
 
 
-def _q4_k(blocks: Bytes) -> Floats:
-    return _in_parts_of_32(blocks, _nibbles_by_32(blocks[:, 16:]))
+def _q4_k(groups: Bytes) -> Floats:
+    return _in_parts_of_32(groups, _nibbles_by_32(groups[:, 16:]))
 
 
-def _q5_k(blocks: Bytes) -> Floats:
+def _q5_k(groups: Bytes) -> Floats:
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    high = (blocks[:, None, 16:48] >> shifts) & 1
-    return _in_parts_of_32(blocks, _nibbles_by_32(blocks[:, 48:]) | (high << 4))
+    high = (groups[:, None, 16:48] >> shifts) & 1
+    return _in_parts_of_32(groups, _nibbles_by_32(groups[:, 48:]) | (high << 4))
 
 
-def _q6_k(blocks: Bytes) -> Floats:
-    count = len(blocks)
-    pairs = blocks[:, :128].reshape(count, 2, 1, 64)
+def _q6_k(groups: Bytes) -> Floats:
+    count = len(groups)
+    pairs = groups[:, :128].reshape(count, 2, 1, 64)
     low = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(count, 8, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    high = ((blocks[:, 128:192].reshape(count, 2, 1, 32) >> shifts) & 3).reshape(count, 8, 32)
+    high = ((groups[:, 128:192].reshape(count, 2, 1, 32) >> shifts) & 3).reshape(count, 8, 32)
     steps = (low | (high << 4)).astype(np.int8) - np.int8(32)
-    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
-    scale = (_half(blocks, 208) * scales)[:, :, None]
+    scales = np.ascontiguousarray(groups[:, 192:208]).view(np.int8).astype(np.float32)
+    scale = (_half(groups, 208) * scales)[:, :, None]
     return scale * steps.reshape(count, 16, 16).astype(np.float32)
 
 
@@ -183,46 +183,46 @@ def _fifth_bytes(steps: Bytes) -> Bytes:
     return np.packbits(steps >> 4, axis=1, bitorder="little")
 
 
-def _about_zero(blocks: Floats, half_range: int) -> tuple[Floats, Bytes]:
+def _about_zero(groups: Floats, half_range: int) -> tuple[Floats, Bytes]:
     """Return scales, and steps from 0, where the value furthest from 0 is the lowest step."""
-    furthest = np.take_along_axis(blocks, abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    furthest = np.take_along_axis(groups, abs(groups).argmax(axis=1, keepdims=True), axis=1)
     scale = furthest / np.float32(-half_range)
-    raised = blocks * _inverse(scale) + np.float32(half_range + 0.5)
+    raised = groups * _inverse(scale) + np.float32(half_range + 0.5)
     return scale, _steps_of(raised, 2 * half_range - 1)
 
 
-def _above_minimum(blocks: Floats, largest_step: int) -> tuple[Floats, Floats, Bytes]:
+def _above_minimum(groups: Floats, largest_step: int) -> tuple[Floats, Floats, Bytes]:
     """Return scales, minima and steps above them."""
-    minimum = blocks.min(axis=1, keepdims=True)
-    scale = (blocks.max(axis=1, keepdims=True) - minimum) / np.float32(largest_step)
-    steps = _steps_of((blocks - minimum) * _inverse(scale) + np.float32(0.5), largest_step)
+    minimum = groups.min(axis=1, keepdims=True)
+    scale = (groups.max(axis=1, keepdims=True) - minimum) / np.float32(largest_step)
+    steps = _steps_of((groups - minimum) * _inverse(scale) + np.float32(0.5), largest_step)
     return scale, minimum, steps
 
 
-def _to_q4_0(blocks: Floats) -> Bytes:
-    scale, steps = _about_zero(blocks, 8)
+def _to_q4_0(groups: Floats) -> Bytes:
+    scale, steps = _about_zero(groups, 8)
     return np.concatenate([_halves(scale), _packed_nibbles(steps)], axis=1)
 
 
-def _to_q4_1(blocks: Floats) -> Bytes:
-    scale, minimum, steps = _above_minimum(blocks, 15)
+def _to_q4_1(groups: Floats) -> Bytes:
+    scale, minimum, steps = _above_minimum(groups, 15)
     return np.concatenate([_halves(scale), _halves(minimum), _packed_nibbles(steps)], axis=1)
 
 
-def _to_q5_0(blocks: Floats) -> Bytes:
-    scale, steps = _about_zero(blocks, 16)
+def _to_q5_0(groups: Floats) -> Bytes:
+    scale, steps = _about_zero(groups, 16)
     return np.concatenate([_halves(scale), _fifth_bytes(steps), _packed_nibbles(steps)], axis=1)
 
 
-def _to_q5_1(blocks: Floats) -> Bytes:
-    scale, minimum, steps = _above_minimum(blocks, 31)
+def _to_q5_1(groups: Floats) -> Bytes:
+    scale, minimum, steps = _above_minimum(groups, 31)
     halves = [_halves(scale), _halves(minimum)]
     return np.concatenate([*halves, _fifth_bytes(steps), _packed_nibbles(steps)], axis=1)
 
 
-def _to_q8_0(blocks: Floats) -> Bytes:
-    scale = abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    exact = blocks * _inverse(scale)
+def _to_q8_0(groups: Floats) -> Bytes:
+    scale = abs(groups).max(axis=1, keepdims=True) / np.float32(127)
+    exact = groups * _inverse(scale)
     size = np.floor(abs(exact))
     size += np.floor(2 * (abs(exact) - size))
     steps = (np.sign(exact) * size).astype(np.int8)

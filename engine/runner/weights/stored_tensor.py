@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BLOCK_SIZES = {
+GROUP_SIZES = {
     "F32": (1, 4),
     "F16": (1, 2),
     "BF16": (1, 2),
@@ -19,12 +19,13 @@ BLOCK_SIZES = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
-"""The formats: values of a block, and its bytes. The layouts are those of llama.cpp (ggml)."""
+"""The formats: values of a group, and its bytes. The layouts are those of llama.cpp (ggml), where
+a group is a block."""
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTensor:
-    """A matrix `shape` = (outputs, inputs) in `format`, a key of `BLOCK_SIZES`.
+class GroupedTensor:
+    """A matrix `shape` = (outputs, inputs) in `format`, a key of `GROUP_SIZES`.
 
     `rows` is uint8 `[outputs, bytes of a row]`, C-contiguous, and possibly a mapped file.
     """
@@ -38,17 +39,17 @@ class BlockTensor:
 class Float8Tensor:
     """A matrix in fp8: `numbers`, uint8 `[outputs, inputs]`, are e4m3, none of them NaN.
 
-    `scales`, float32, has one for each `FLOAT8_BLOCK` outputs and inputs, fewer at the ends.
+    `scales`, float32, has one for each tile of `FLOAT8_TILE` outputs and inputs, fewer at the ends.
     """
 
     numbers: np.ndarray
     scales: np.ndarray
 
 
-FLOAT8_BLOCK = 128
+FLOAT8_TILE = 128
 
 
 def row_bytes(format_name: str, num_inputs: int) -> int:
-    """Return the bytes of a row; `num_inputs` is a multiple of the format's block."""
-    block_values, block_bytes = BLOCK_SIZES[format_name]
-    return num_inputs // block_values * block_bytes
+    """Return the bytes of a row; `num_inputs` is a multiple of the format's group."""
+    group_values, group_bytes = GROUP_SIZES[format_name]
+    return num_inputs // group_values * group_bytes

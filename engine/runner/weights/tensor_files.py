@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -128,9 +128,9 @@ class TensorFiles(TensorSource):
         width = tensor.shape[-1] if tensor.shape else 1
         return tensor.dtype, (math.prod(tensor.shape[:-1]), width)
 
-    def blocks(self, name: str) -> BlockTensor:
+    def grouped(self, name: str) -> GroupedTensor:
         dtype, shape = self.format_and_shape(name)
-        return BlockTensor(
+        return GroupedTensor(
             dtype, shape, self._stored(self._tensors[name], name).reshape(shape[0], -1)
         )
 

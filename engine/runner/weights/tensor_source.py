@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import CheckpointError
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import BlockTensor, Float8Tensor
+from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 
 
 class TensorSource(ABC):
@@ -42,10 +42,10 @@ class TensorSource(ABC):
 
     @abstractmethod
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        """Return the format and (outputs, inputs) that `blocks` has, reading no weight."""
+        """Return the format and (outputs, inputs) that `grouped` has, reading no weight."""
 
     @abstractmethod
-    def blocks(self, name: str) -> BlockTensor:
+    def grouped(self, name: str) -> GroupedTensor:
         """Return a weight as stored; one of one dimension is a single row.
 
         Raises `CheckpointError` if the file is truncated.
@@ -57,9 +57,9 @@ class TensorSource(ABC):
         return False
 
     def float8(self, name: str) -> Float8Tensor:
-        """Return a weight that is stored in fp8, in blocks with scales.
+        """Return a weight that is stored in fp8, in tiles with scales.
 
-        Raises `CheckpointError` like `blocks`, and for numbers that are NaN.
+        Raises `CheckpointError` like `grouped`, and for numbers that are NaN.
         """
         raise NotImplementedError(name)
 
@@ -75,8 +75,8 @@ class TensorSource(ABC):
         """
 
     def read(self, name: str) -> np.ndarray:
-        """Return one tensor as a new float32 array. Raises `CheckpointError` like `blocks`."""
-        return dequantise(self.blocks(name)).reshape(self.shape(name))
+        """Return one tensor as a new float32 array. Raises `CheckpointError` like `grouped`."""
+        return dequantise(self.grouped(name)).reshape(self.shape(name))
 
 
 def stamps_of(paths: Iterable[Path]) -> list[list[int]]:

@@ -4,6 +4,7 @@ described    what the description of the API says of an answer
 http_edge    a small tokenizer, a scripted generator and an app around them
 http_server  an app on a real socket, and a raw client
 other_paths  other ways to write a path
+posted       requests to the two endpoints of texts and chats
 read_answer  what a generator pushes, one push after the other
 tool_models  models whose chat templates know tools and thinking
 """

@@ -8,12 +8,12 @@ from __future__ import annotations
 from itertools import product
 
 from engine.runner.kernels.products.byte_dot import available
-from tests.support.models.packing import BLOCK_FORMATS
+from tests.support.models.packing import GROUPED_FORMATS
 
 KINDS = (False, True)
 """Coarse rows and fine ones."""
-EVERY = list(product(BLOCK_FORMATS, KINDS, available()))
-FASTEST = list(product(BLOCK_FORMATS, KINDS, available()[:1]))
+EVERY = list(product(GROUPED_FORMATS, KINDS, available()))
+FASTEST = list(product(GROUPED_FORMATS, KINDS, available()[:1]))
 """What models are computed with."""
 FEW = [
     (name, is_fine, instruction)

@@ -334,10 +334,10 @@ class Fp8(Packer):
     def config(self) -> dict[str, Any]:
         if self.described is not None:
             return self.described()
-        block = [self.height, self.width] if self.height and self.width else None
+        tile = [self.height, self.width] if self.height and self.width else None
         return {
             "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
-            "weight_block_size": block, "modules_to_not_convert": ["lm_head"],
+            "weight_block_size": tile, "modules_to_not_convert": ["lm_head"],
         }  # fmt: skip
 
     def pack(self, weight: np.ndarray, seed: int) -> tuple[dict[str, Tensor], np.ndarray]:
@@ -394,7 +394,7 @@ PACKERS: dict[str, Packer] = {
     "awq, one group, BF16": Awq(-1, "BF16"),
     "fp8": Fp8(),
     "fp8, scales in BF16": Fp8(scale_dtype="BF16"),
-    "fp8, blocks that do not fit": Fp8(48, 80),
+    "fp8, tiles that do not fit": Fp8(48, 80),
     "fp8, one scale": Fp8(0, 0, scale_name="weight_scale", shape_of_scales=lambda _: ()),
     "fp8, scales of outputs": Fp8(1, 0, scale_name="weight_scale"),
     "pack-quantized": PackQuantized(),
@@ -410,7 +410,7 @@ PACKERS: dict[str, Packer] = {
     "float-quantized, channels": Fp8(
         1, 0, "BF16", float_quantized("channel"), "weight_scale"
     ),
-    "float-quantized, blocks": Fp8(
+    "float-quantized, tiles": Fp8(
         128, 128, "BF16", float_quantized("block", block_structure=[128, 128]), "weight_scale"
     ),
     "int-quantized": IntQuantized(),

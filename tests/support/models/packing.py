@@ -10,28 +10,28 @@ from engine.runner.kernels.products.packed import (
     packed_bytes,
     packed_view,
 )
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor, row_bytes
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor, row_bytes
 
 NONE = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
-BLOCK_FORMATS = [name for name in BLOCK_SIZES if name.startswith("Q")]
+GROUPED_FORMATS = [name for name in GROUP_SIZES if name.startswith("Q")]
 _HALVES_AT = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-"""Where a block has its float16 numbers, if not just in front."""
+"""Where a group has its float16 numbers, if not just in front."""
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
 
 
-def floats(weight: np.ndarray) -> BlockTensor:
+def floats(weight: np.ndarray) -> GroupedTensor:
     rows = np.ascontiguousarray(weight, np.float32)
-    return BlockTensor("F32", (len(rows), rows.shape[1]), rows.view(np.uint8))
+    return GroupedTensor("F32", (len(rows), rows.shape[1]), rows.view(np.uint8))
 
 
 def stored(
     name: str, num_outputs: int, num_inputs: int, seed: int = 0, scale: float = 0.01
-) -> BlockTensor:
-    """Any bits in the numbers of a block, and scales of about `scale` and either sign."""
+) -> GroupedTensor:
+    """Any bits in the numbers of a group, and scales of about `scale` and either sign."""
     if not name.startswith("Q"):
         values = normal(num_outputs, num_inputs, seed=seed)
         if name == "F16":
@@ -41,15 +41,15 @@ def stored(
             if name == "BF16":
                 rows = np.ascontiguousarray((values.view(np.uint32) >> 16).astype(np.uint16))
                 rows = rows.view(np.uint8)
-        return BlockTensor(name, (num_outputs, num_inputs), rows)
+        return GroupedTensor(name, (num_outputs, num_inputs), rows)
     random = np.random.RandomState(seed)
     shape = num_outputs, row_bytes(name, num_inputs)
     rows = random.randint(0, 256, shape).astype(np.uint8)
-    blocks = rows.reshape(num_outputs, -1, BLOCK_SIZES[name][1])
+    groups = rows.reshape(num_outputs, -1, GROUP_SIZES[name][1])
     for at in _HALVES_AT.get(name, (0,)):
-        scales = random.standard_normal((*blocks.shape[:2], 1)) * scale
-        blocks[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
-    return BlockTensor(name, (num_outputs, num_inputs), rows)
+        scales = random.standard_normal((*groups.shape[:2], 1)) * scale
+        groups[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
+    return GroupedTensor(name, (num_outputs, num_inputs), rows)
 
 
 def aligned(num_bytes: int) -> np.ndarray:
@@ -61,7 +61,9 @@ def aligned(num_bytes: int) -> np.ndarray:
 _kept: list[PackedWeight] = []
 
 
-def packed(*tensors: BlockTensor, with_bytes: bool = False, is_fine: bool = False) -> PackedWeight:
+def packed(
+    *tensors: GroupedTensor, with_bytes: bool = False, is_fine: bool = False
+) -> PackedWeight:
     """Pack tensors side by side, in memory that is kept: a table has its address alone."""
     described = [(tensor.format, tensor.shape) for tensor in tensors]
     data = aligned(packed_bytes(described))

@@ -141,21 +141,21 @@ def mtp_weights_of(
     hidden = config["hidden_size"]
     if layout == "deepseek":
         prefix = f"model.layers.{config['num_hidden_layers'] + index}."
-        block, projection = prefix, f"{prefix}eh_proj"
+        layer, projection = prefix, f"{prefix}eh_proj"
         norms = [f"{prefix}{name}" for name in ("enorm", "hnorm", "shared_head.norm")]
     elif layout == "ernie":
-        block, projection = f"model.mtp_block.{index}.", f"model.mtp_linear_proj.{index}"
+        layer, projection = f"model.mtp_block.{index}.", f"model.mtp_linear_proj.{index}"
         norms = [f"model.mtp_{name}_norm.{index}" for name in ("emb", "hidden")]
     else:
         prefix = f"model.mtp_layers.{index}."
-        block, projection = prefix, f"{prefix}input_proj"
+        layer, projection = prefix, f"{prefix}input_proj"
         norms = [f"{prefix}{name}_layernorm" for name in ("token", "hidden", "final")]
     for name in norms:
         add(f"{name}.weight", hidden)
     add(f"{projection}.weight", hidden, 2 * hidden)
     if layout == "ernie" and config.get("use_bias"):
         add(f"{projection}.bias", hidden)
-    _add_layer(add, config, block)
+    _add_layer(add, config, layer)
     tensors = add.tensors
     for name, weight in tensors.items():
         if name == f"{projection}.weight":
@@ -167,7 +167,7 @@ def mtp_weights_of(
 
 
 def in_bytes(weight: np.ndarray) -> np.ndarray:
-    """Return the weight as blocks of bytes have it; unchanged if blocks do not divide its rows."""
+    """Return the weight as groups of bytes have it; unchanged if groups do not divide its rows."""
     if weight.shape[1] % 32:
         return weight
     return dequantise(quantise(weight, "Q8_0"))

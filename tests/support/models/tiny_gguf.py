@@ -14,7 +14,7 @@ from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.gguf_weights import gguf_name
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.packing import stored
 from tests.support.models.tiny_checkpoints import (
@@ -28,9 +28,9 @@ from tests.support.models.tiny_checkpoints import (
 FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased")
 """Names of `CONFIGS` whose architectures GGUF files have."""
 K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-"""A model all of whose rows are whole blocks of 256."""
+"""A model all of whose rows are whole groups of 256."""
 _K_SCALE = 1e-4
-"""Scale of blocks of any bits that makes values about as large as those of `weights_of`."""
+"""Scale of groups of any bits that makes values about as large as those of `weights_of`."""
 
 
 def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -97,7 +97,7 @@ def write_gguf(
 
 def _values(kind: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     rows = raw.reshape(shape[0], -1) if len(shape) == 2 else raw.reshape(1, -1)
-    tensor = BlockTensor(kind, (len(rows), shape[-1]), rows.view(np.uint8))
+    tensor = GroupedTensor(kind, (len(rows), shape[-1]), rows.view(np.uint8))
     return dequantise(tensor).reshape(shape)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.perplexity import Combination, load, score
-from bench.weight_folders import ALL_WEIGHTS, AS_F32, BLOCKS, WIDE, weight_folder
+from bench.weight_folders import ALL_WEIGHTS, AS_F32, GROUPED, WIDE, weight_folder
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gguf_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several formats of blocks, with heads of neighbouring rotary pairs."""
+    """Several grouped formats, with heads of neighbouring rotary pairs."""
     folder = tmp_path_factory.mktemp("gguf")
     write_gguf(folder / "model.gguf", CONFIGS["llama"], FORMATS)
     (folder / "model").mkdir()
@@ -48,7 +48,7 @@ def test_a_folder_that_is_quantised_already_is_written_in_float32(tmp_path: Path
     values = pack_folder(tmp_path, config, weights_of(config), PackQuantized(group_size=32))
     with weight_folder(tmp_path, "f32") as found:
         source = Checkpoint(found.folder, read_decoder_spec(found.folder))
-        assert source.blocks(WEIGHT).format == "F32"
+        assert source.grouped(WEIGHT).format == "F32"
         np.testing.assert_array_equal(source.read(WEIGHT), values[WEIGHT])
 
 
@@ -56,9 +56,9 @@ def test_a_folder_that_is_quantised_already_is_written_in_float32(tmp_path: Path
 def test_weights_have_the_values_of_their_format(model: Path, name: str) -> None:
     exact = weights_of(CONFIGS["llama"])[WEIGHT]
     with weight_folder(model, name) as found:
-        assert found.quantization == (name if name in BLOCKS else "none")
+        assert found.quantization == (name if name in GROUPED else "none")
         source = Checkpoint(found.folder, read_decoder_spec(found.folder))
-        assert source.blocks(WEIGHT).format == WIDE.get(name, "F32")
+        assert source.grouped(WEIGHT).format == WIDE.get(name, "F32")
         values = source.read(WEIGHT)
     assert values.shape == exact.shape
     if name == "f16":
@@ -78,19 +78,19 @@ def nearest_bfloat16(values: np.ndarray) -> np.ndarray:
     return nearest
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_values_of_blocks_are_written_in_float32(model: Path, name: str) -> None:
+@pytest.mark.parametrize("name", GROUPED)
+def test_values_of_groups_are_written_in_float32(model: Path, name: str) -> None:
     exact = weights_of(CONFIGS["llama"])
     with weight_folder(model, name + AS_F32) as found:
         assert found.quantization == "none"
         source = Checkpoint(found.folder, read_decoder_spec(found.folder))
-        assert {source.blocks(one).format for one in source.names()} == {"F32"}
+        assert {source.grouped(one).format for one in source.names()} == {"F32"}
         for weight, wanted in ((WEIGHT, name.upper()), ("lm_head.weight", "Q8_0")):
             values = dequantise(quantise(exact[weight], wanted))
             np.testing.assert_array_equal(source.read(weight), values)
 
 
-@pytest.mark.parametrize("name", ["f16", "bf16", *BLOCKS])
+@pytest.mark.parametrize("name", ["f16", "bf16", *GROUPED])
 def test_each_format_is_computed_as_its_values_in_float32(model: Path, name: str) -> None:
     found = scores(model, name)
     np.testing.assert_array_equal(found, scores(model, name + AS_F32))
@@ -103,11 +103,11 @@ def test_a_file_is_computed_as_its_values_in_float32(gguf_model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_int8_activations_change_nothing_without_blocks(model: Path, name: str) -> None:
+def test_int8_activations_change_nothing_without_groups(model: Path, name: str) -> None:
     np.testing.assert_array_equal(scores(model, name), scores(model, name, "int8"))
 
 
-def test_a_file_in_blocks_can_be_in_other_blocks(gguf_model: Path) -> None:
+def test_a_file_in_groups_can_be_in_other_groups(gguf_model: Path) -> None:
     """Its values are what is quantised, and nothing stays as it was in the file."""
     with weight_folder(gguf_model, "q4_0") as found:
         spec = read_decoder_spec(found.folder)

@@ -20,8 +20,8 @@ import triton.language as tl
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
 from engine.runner.gpu.kernels.products import sources_of, store_gated, store_sum, tile_of
 from engine.runner.gpu.kernels.stored_weights import (
-    BLOCK_INPUTS,
-    add_block,
+    STRIP_INPUTS,
+    add_strip,
     row_words,
     scale_places,
 )
@@ -61,8 +61,8 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
                     IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
     WORDS: tl.constexpr = row_words(K, FORM)
-    WIDTH: tl.constexpr = row_words(BLOCK_INPUTS, FORM)
-    BLOCKS: tl.constexpr = K // RANGES // BLOCK_INPUTS
+    WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
+    STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
@@ -70,33 +70,33 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
     lanes = tl.arange(0, RANGES)
     if PREFETCH > 0:
         begins = tl.reshape(sources[:, None] * RANGES + lanes[None, :], (BN * RANGES,))
-        prefetch_rows(weights, begins, BLOCKS * WIDTH, PREFETCH)
+        prefetch_rows(weights, begins, STRIPS * WIDTH, PREFETCH)
         if IS_GATED:
-            prefetch_rows(weights, begins + N * RANGES, BLOCKS * WIDTH, PREFETCH)
+            prefetch_rows(weights, begins + N * RANGES, STRIPS * WIDTH, PREFETCH)
     begin(IS_PROGRAMMATIC)
     places = (weights + sources[None, :, None].to(tl.int64) * WORDS
-              + lanes[:, None, None] * (BLOCKS * WIDTH))  # fmt: skip
+              + lanes[:, None, None] * (STRIPS * WIDTH))  # fmt: skip
     inputs = (x + rows[None, :, None].to(tl.int64) * K
-              + lanes[:, None, None] * (BLOCKS * BLOCK_INPUTS))  # fmt: skip
+              + lanes[:, None, None] * (STRIPS * STRIP_INPUTS))  # fmt: skip
     is_row = (rows < num_rows)[None, :, None]
-    at = scale_places(scales, sources[None, :], K, FORM) + lanes[:, None] * BLOCKS
+    at = scale_places(scales, sources[None, :], K, FORM) + lanes[:, None] * STRIPS
     total = tl.zeros((RANGES, BN, BM), tl.float32)
     scale = tl.load(at)
     if IS_GATED:
         above = tl.zeros((RANGES, BN, BM), tl.float32)
-        at_up = scale_places(scales, N + sources[None, :], K, FORM) + lanes[:, None] * BLOCKS
+        at_up = scale_places(scales, N + sources[None, :], K, FORM) + lanes[:, None] * STRIPS
         scale_up = tl.load(at_up)
-    for begin_of in range(0, BLOCKS, UNROLLED):
+    for begin_of in range(0, STRIPS, UNROLLED):
         for part_of in tl.static_range(UNROLLED):
-            block = begin_of + part_of
-            coming = tl.minimum(block + 1, BLOCKS - 1)
+            strip = begin_of + part_of
+            coming = tl.minimum(strip + 1, STRIPS - 1)
             next_scale = tl.load(at + coming)
-            here, there = places + block * WIDTH, inputs + block * BLOCK_INPUTS
-            total = add_block(total, here, there, is_row, scale, FORM, HAS_PTX, True)
+            here, there = places + strip * WIDTH, inputs + strip * STRIP_INPUTS
+            total = add_strip(total, here, there, is_row, scale, FORM, HAS_PTX, True)
             scale = next_scale
             if IS_GATED:
                 next_up = tl.load(at_up + coming)
-                above = add_block(
+                above = add_strip(
                     above, here + N * WORDS, there, is_row, scale_up, FORM, HAS_PTX, True
                 )
                 scale_up = next_up
@@ -113,22 +113,22 @@ def _in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.c
              BN: tl.constexpr, RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
              HAS_PTX: tl.constexpr):  # fmt: skip
     """Return the sum [BN, BM] of all ranges."""
-    WIDTH: tl.constexpr = row_words(BLOCK_INPUTS, FORM)
-    BLOCKS: tl.constexpr = K // RANGES // BLOCK_INPUTS
+    WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
+    STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
     places = weights + sources[:, None].to(tl.int64) * row_words(K, FORM)
     at = scale_places(scales, sources, K, FORM)
     total = tl.zeros((BN, BM), tl.float32)
     for number in range(RANGES):
-        first = number * BLOCKS
+        first = number * STRIPS
         scale = tl.load(at + first)
         ranged = tl.zeros((BN, BM), tl.float32)
-        for begin_of in range(0, BLOCKS, UNROLLED):
+        for begin_of in range(0, STRIPS, UNROLLED):
             for part_of in tl.static_range(UNROLLED):
-                block = begin_of + part_of
-                next_scale = tl.load(at + first + tl.minimum(block + 1, BLOCKS - 1))
-                ranged = add_block(
-                    ranged, places + (first + block) * WIDTH,
-                    x_rows + (first + block) * BLOCK_INPUTS, is_row, scale, FORM, HAS_PTX, False,
+                strip = begin_of + part_of
+                next_scale = tl.load(at + first + tl.minimum(strip + 1, STRIPS - 1))
+                ranged = add_strip(
+                    ranged, places + (first + strip) * WIDTH,
+                    x_rows + (first + strip) * STRIP_INPUTS, is_row, scale, FORM, HAS_PTX, False,
                 )  # fmt: skip
                 scale = next_scale
         total += ranged

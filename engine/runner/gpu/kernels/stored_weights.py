@@ -1,14 +1,14 @@
-"""How a product reads quantised weights: one block of 128 inputs at a time.
+"""How a product reads quantised weights: one strip of 128 inputs at a time.
 
-    FP8    [outputs, inputs / 2] words of 16 bits: of each block of 128 inputs, 64 words with input
+    FP8    [outputs, inputs / 2] words of 16 bits: of each strip of 128 inputs, 64 words with input
            j in the low byte of word j and input 64 + j in the high byte, both e4m3; one float32
            scale for each 128 x 128 weights.
-    INT4   [outputs, inputs / 4] words of 16 bits: of each block, 32 words with the inputs j,
+    INT4   [outputs, inputs / 4] words of 16 bits: of each strip, 32 words with the inputs j,
            32 + j, 64 + j and 96 + j in word j, the first in the lowest four bits, each 0 to 15 for
-           -8 to 7; one bfloat16 scale for each output and block.
-    Q4_0   the words of INT4; four float16 scales for each output and block, of 32 inputs each,
+           -8 to 7; one bfloat16 scale for each output and strip.
+    Q4_0   the words of INT4; four float16 scales for each output and strip, of 32 inputs each,
            the first in the lowest 16 of 64 bits.
-    Q8_0   [outputs, inputs / 2] words of 16 bits: of each block, 32 words with input j in the low
+    Q8_0   [outputs, inputs / 2] words of 16 bits: of each strip, 32 words with input j in the low
            byte of word j and input 32 + j in the high byte, then 32 with 64 + j and 96 + j, all
            int8; the scales of Q4_0.
 
@@ -32,7 +32,7 @@ FP8: tl.constexpr = tl.constexpr(1)
 INT4: tl.constexpr = tl.constexpr(2)
 Q4_0: tl.constexpr = tl.constexpr(3)
 Q8_0: tl.constexpr = tl.constexpr(4)
-BLOCK_INPUTS: tl.constexpr = tl.constexpr(128)
+STRIP_INPUTS: tl.constexpr = tl.constexpr(128)
 
 
 @triton.constexpr_function
@@ -42,11 +42,11 @@ def row_words(num_inputs, form):
 
 
 @triton.jit
-def add_block(total, places, inputs, is_row, scale, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
+def add_strip(total, places, inputs, is_row, scale, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
               IS_BATCH: tl.constexpr):  # fmt: skip
-    """Return `total` [.., BN, BM] and the products of one block, group after group.
+    """Return `total` [.., BN, BM] and the products of one strip, group after group.
 
-    `places` [.., BN, 1] and `inputs` [.., BM, 1] are where the block begins, `scale` [.., BN] has
+    `places` [.., BN, 1] and `inputs` [.., BM, 1] are where the strip begins, `scale` [.., BN] has
     its scales.
     """
     if FORM == FP8:
@@ -95,9 +95,9 @@ def _wide(scale, IS_BATCH: tl.constexpr):
 def scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
     """Return where the first scale of each output lies."""
     if FORM == FP8:
-        places = scales + sources // BLOCK_INPUTS * (K // BLOCK_INPUTS)
+        places = scales + sources // STRIP_INPUTS * (K // STRIP_INPUTS)
     else:
-        places = scales + sources * (K // BLOCK_INPUTS)
+        places = scales + sources * (K // STRIP_INPUTS)
     return places
 
 

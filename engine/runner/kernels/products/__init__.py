@@ -2,11 +2,11 @@
 
 linear         products with packed weights, chosen by the address of their kernel
 packed         stored weights as panels in one piece of memory
-block_layout   a panel's bytes
+group_layout   a panel's bytes
 panel_product  rows times panels of floats
-block_product  rows times panels of blocks, widened in registers
+group_product  rows times panels of groups, widened in registers
 tile_product   two unpacked operands
-byte_product   int8 rows times panels of blocks
+byte_product   int8 rows times panels of groups
 byte_dot       by which instruction
 byte_rows      rows in int8
 
@@ -20,11 +20,11 @@ counters distribute its phases: five entries per layer take a tenth of a step. N
 another that has not arrived; a single thread can do all shares.
 
 Products with quantised weights are computed in integers, unless the configuration says otherwise.
-With `--activation-dtype int8`, which `auto` chooses on the CPU kernels for weights in blocks, each
-row is quantised by itself in blocks of 32, integer dot products are exact in any order, and blocks
+With `--activation-dtype int8`, which `auto` chooses on the CPU kernels for weights in groups, each
+row is quantised by itself in groups of 32, integer dot products are exact in any order, and groups
 are combined in one fixed order; a row has the same bits in every batch. The instructions of AVX2,
 AVX-512 VNNI and NEON give the same integers. The products for NEON (`sdot`) were compiled for
-AArch64 and run in QEMU 7.2 only, every block format with one to three rows: the bits of the
+AArch64 and run in QEMU 7.2 only, every grouped format with one to three rows: the bits of the
 reference (`tests/unit/engine/runner/kernels/products/test_neon.py`, which repeats it where QEMU and
 a cross compiler are). No model was computed on such a processor, and nothing was timed there. The
 rule for the default is the faster arithmetic whose perplexity is within 1 % of the other's: over
@@ -36,7 +36,7 @@ arithmetic.
 Rows in int8 have a step for 16 values where that changes logits most. A few channels of
 activations are many times larger than the rest (40 times the median before the head of the demo
 model), and values that share a step with one lose bits. For queries, keys, values and logits each
-half of a block of 32 has its own step; for the other products both halves have the same one, as
+half of a group of 32 has its own step; for the other products both halves have the same one, as
 weights and llama.cpp do. The divergence from float32 is lower by three tenths. A step for each half
-everywhere would halve it, but costs one more multiplication per block and row, 8 % of the products.
+everywhere would halve it, but costs one more multiplication per group and row, 8 % of the products.
 """

@@ -1,6 +1,6 @@
-"""Products of int8 rows (`byte_rows`) with panels of a block format.
+"""Products of int8 rows (`byte_rows`) with panels of a grouped format.
 
-An element is one chain of fused multiply-adds over the blocks in order: first the block's integer
+An element is one chain of fused multiply-adds over the groups in order: first the group's integer
 product, as a float times the row's step, with the weight's step (Q6_K: of either half); then, for
 formats with minima, the row's step times its sum with the weight's minimum. The integer is exact
 whatever the order of its additions, so nothing else computed at the same time changes a bit.
@@ -18,15 +18,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from engine.runner.kernels.compiled import compiled_address, own_function, switch_rows
-from engine.runner.kernels.products.block_layout import (
-    GROUPS,
-    LAYOUTS,
-    PanelLayout,
-    block_at,
-    emit_groups,
-    emit_scales,
-)
-from engine.runner.kernels.products.block_product import prefetch_block
 from engine.runner.kernels.products.byte_dot import (
     INSTRUCTIONS,
     available,
@@ -45,6 +36,15 @@ from engine.runner.kernels.products.byte_rows import (
     STEPS_AT,
     SUM_AT,
 )
+from engine.runner.kernels.products.group_layout import (
+    LAYOUTS,
+    NUM_VECTORS,
+    PanelLayout,
+    emit_scales,
+    emit_vectors,
+    group_at,
+)
+from engine.runner.kernels.products.group_product import prefetch_group
 from engine.runner.kernels.products.panel_product import TILE_ROWS
 from engine.runner.kernels.vector_ir import (
     FLOAT,
@@ -64,7 +64,7 @@ _HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
 FEW_BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
 """There is a product for any number of rows up to this one,"""
 BYTE_ROWS = TILE_ROWS if _HAS_WIDE_REGISTERS else FEW_BYTE_ROWS
-"""and one for so many rows: beside their sums, a block's weights just stay in registers."""
+"""and one for so many rows: beside their sums, a group's weights just stay in registers."""
 _ROWS_TOGETHER = 4 if _HAS_WIDE_REGISTERS else 1
 """Rows whose integer products take turns, as do those of both halves: independent instructions near
 each other, because the next one of a sum waits for the one before."""
@@ -99,42 +99,42 @@ def _first_terms(
 
 
 def _is_scaled(layout: PanelLayout, parts: int) -> bool:
-    """Return whether the offset is taken out of a block's product, after its float32 steps."""
+    """Return whether the offset is taken out of a group's product, after its float32 steps."""
     return layout.offset == SCALED_OFFSET or (layout.offset > 0 and parts > layout.steps)
 
 
 def _emit_integers(
-    builder: Any, layout: PanelLayout, instruction: str, records: list[Any], groups: list[Any],
+    builder: Any, layout: PanelLayout, instruction: str, records: list[Any], vectors: list[Any],
     parts: int,
 ) -> list[list[Any]]:  # fmt: skip
-    """Emit a block's integer products for each of the rows at `records`, by part of the block."""
+    """Emit a group's integer products for each of the rows at `records`, by part of the group."""
     is_signed = makes_signed(instruction, layout.offset)
     chains = [_first_terms(builder, layout, instruction, record, parts) for record in records]
-    size = GROUPS // HALVES
+    size = NUM_VECTORS // HALVES
     for t, half in product(range(size), range(HALVES)):
         for record, sums in zip(records, chains, strict=True):
-            group = half * size + t
-            row = _value(builder, record, 4 * group, INT32)
+            vector = half * size + t
+            row = _value(builder, record, 4 * vector, INT32)
             sums[half] = emit_dot(
-                builder, instruction, sums[half], groups[group], row, is_signed=is_signed
+                builder, instruction, sums[half], vectors[vector], row, is_signed=is_signed
             )
     if parts == 1:
         return [[builder.add(*sums)] for sums in chains]
     return chains
 
 
-# From integers to floats, once for a block and row: the product times the row's step, then one
+# From integers to floats, once for a group and row: the product times the row's step, then one
 # fused multiply-add with the weights' step into the row's total. Q6_K has a step for each half of a
-# block, and so two of these. Formats with minima add the row's step times its sum, times the
-# minimum. This float chain goes over the blocks in order, and is the only place that rounds.
+# group, and so two of these. Formats with minima add the row's step times its sum, times the
+# minimum. This float chain goes over the groups in order, and is the only place that rounds.
 def _emit_rows(
     builder: Any, layout: PanelLayout, instruction: str, records: list[Any],
-    block: tuple[Any, ...], totals: list[Any], parts: int,
+    group: tuple[Any, ...], totals: list[Any], parts: int,
 ) -> list[Any]:  # fmt: skip
-    """Emit a block's part of the rows at `records`; return the chains' new ends."""
-    steps, minima, groups = block
+    """Emit a group's part of the rows at `records`; return the chains' new ends."""
+    steps, minima, vectors = group
     fma = declare_fma(builder)
-    products = _emit_integers(builder, layout, instruction, records, groups, parts)
+    products = _emit_integers(builder, layout, instruction, records, vectors, parts)
     for n, (record, sums) in enumerate(zip(records, products, strict=True)):
         floats = [builder.sitofp(one, VECTOR) for one in sums]
         row_steps = [_value(builder, record, STEPS_AT + 4 * m, FLOAT) for m in range(parts)]
@@ -165,15 +165,15 @@ def emit_product(
     row_bytes = builder.mul(depth, INT64(RECORD_BYTES // 32))
 
     def body(index: Any, sums: list[Any]) -> list[Any]:
-        prefetch_block(builder, layout, ahead, index)
-        at = block_at(builder, layout, panel, index)
-        groups = list(emit_groups(builder, layout, at))
+        prefetch_group(builder, layout, ahead, index)
+        at = group_at(builder, layout, panel, index)
+        vectors = list(emit_vectors(builder, layout, at))
         if makes_signed(instruction, layout.offset):
-            groups = [emit_signed(builder, group) for group in groups]
+            vectors = [emit_signed(builder, vector) for vector in vectors]
         steps, minima = emit_scales(builder, layout, at)
         if _is_scaled(layout, parts) and layout.offset != SCALED_OFFSET:
             minima = builder.fmul(steps[0], constant(-float(layout.offset)))
-        block = steps, minima, groups
+        group = steps, minima, vectors
         record = builder.add(rows_at, builder.mul(index, INT64(RECORD_BYTES)))
         records = [
             builder.add(record, builder.mul(row_bytes, INT64(row))) for row in range(num_rows)
@@ -182,7 +182,7 @@ def emit_product(
         for first in range(0, num_rows, _ROWS_TOGETHER):
             chosen = slice(first, first + _ROWS_TOGETHER)
             new += _emit_rows(
-                builder, layout, instruction, records[chosen], block, sums[chosen], parts
+                builder, layout, instruction, records[chosen], group, sums[chosen], parts
             )
         return new
 

@@ -1,11 +1,11 @@
-"""Rows of activations in int8: each row by itself, in blocks of 32 values.
+"""Rows of activations in int8: each row by itself, in groups of 32 values.
 
-A block is a record of one cache line: 32 signed bytes; the float32 steps of its two halves; the sum
+A group is a record of one cache line: 32 signed bytes; the float32 steps of its two halves; the sum
 of the bytes, each times its step, and that times -128; then as int32 the sum of all bytes times -8
 and -16, and the sums of either half times -32. They take the offsets of the weights' numbers out of
 the products before they begin.
 
-A step is the largest magnitude / 127: of a block's values, or in a fine row of a half's. A byte is
+A step is the largest magnitude / 127: of a group's values, or in a fine row of a half's. A byte is
 the value / step, rounded to nearest, ties to even. A value that is not finite makes the step not
 finite, and so everything computed from it.
 """
@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.runner.kernels.products.block_layout import BLOCK
+from engine.runner.kernels.products.group_layout import GROUP
 from engine.runner.kernels.vector_ir import (
     FLOAT,
     INT32,
@@ -40,8 +40,8 @@ OFFSET_AT = {8: 48, 16: 52}
 """Offsets in a record of minus the sum of its bytes, times an offset."""
 HALVES, HALVES_OFFSET, HALVES_OFFSET_AT = 2, 32, 56
 """The halves of a record, an offset, and where minus their sums times it begin."""
-BYTES_PER_VALUE = RECORD_BYTES // BLOCK
-"""Bytes of a row in int8 by value, with its blocks' steps and sums."""
+BYTES_PER_VALUE = RECORD_BYTES // GROUP
+"""Bytes of a row in int8 by value, with its groups' steps and sums."""
 _LARGEST_BYTE = 127.0
 _ROUNDER = 12582912.0  # 1.5 · 2^23: adding it rounds, and leaves an integer in the low bits
 _LANE_BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -75,7 +75,7 @@ def _largest_magnitudes(builder: Any, halves: list[Any], is_fine: Any) -> list[A
     return [builder.bitcast(builder.select(is_fine, one, both), FLOAT) for one in found]
 
 
-def _emit_block(builder: Any, source: Any, target: Any, is_fine: Any) -> None:
+def _emit_group(builder: Any, source: Any, target: Any, is_fine: Any) -> None:
     halves = [
         builder.load(vector_at(builder, builder.add(source, INT64(at))), align=4)
         for at in (0, 4 * LANES)
@@ -105,10 +105,10 @@ def _emit_block(builder: Any, source: Any, target: Any, is_fine: Any) -> None:
 
 
 @intrinsic
-def _quantise_block(typing: Any, source: Any, target: Any, is_fine: Any) -> Any:
+def _quantise_group(typing: Any, source: Any, target: Any, is_fine: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, is_fine = args
-        _emit_block(builder, source, target, is_fine)
+        _emit_group(builder, source, target, is_fine)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.boolean), codegen
@@ -117,5 +117,5 @@ def _quantise_block(typing: Any, source: Any, target: Any, is_fine: Any) -> Any:
 @njit(nogil=True, cache=True, error_model="numpy")
 def quantise_row(source: int, depth: int, target: int, is_fine: bool) -> None:
     """Write the `depth` floats at `source`, a multiple of 32, as records to `target`."""
-    for block in range(depth // BLOCK):
-        _quantise_block(source + 4 * BLOCK * block, target + RECORD_BYTES * block, is_fine)
+    for group in range(depth // GROUP):
+        _quantise_group(source + 4 * GROUP * group, target + RECORD_BYTES * group, is_fine)

@@ -2,7 +2,7 @@
 
 A packed weight is one matrix or several with equal inputs, as a table with a row for each of them
 (`packed`): the address of its panels, its sizes, and the addresses of its format's kernels. A team
-divides the pairs of panels. Weights are read from memory once per `_BLOCK_ROWS` rows, a block whose
+divides the pairs of panels. Weights are read from memory once per `_BAND_ROWS` rows, a band whose
 inputs fit into a core's own cache.
 
 With float32 activations few rows are multiplied with the panels as they are stored; for more, a
@@ -41,13 +41,13 @@ PANELS, PANEL_BYTES, OUTPUTS, DEPTH, DIRECT, DIRECT_ROWS, WIDEN, FLOATS, BYTES, 
 `WIDEN` and `FLOATS` make floats of a panel and multiply with them; `BYTES` is the product with int8
 activations, 0 for float32 ones; `FINE` is 1 where it takes fine rows (`byte_rows`)."""
 FIELDS = 10
-_BLOCK_ROWS = 96
+_BAND_ROWS = 96
 _FLOAT_BYTES = 4
 
 
 GATED_TILES = 3
 """Tiles of a pair of panels. A kernel that is called for one panel writes its sums to two tiles
-(`block_product.few_rows_kernel`), so for the second panel of a pair to the third one."""
+(`group_product.few_rows_kernel`), so for the second panel of a pair to the third one."""
 
 
 @register_jitable
@@ -129,11 +129,11 @@ def _put(tile, rows, bias, residual, out, row, column, lanes) -> None:  # type: 
 
 # Products with float32 activations: three loops, and what each of them keeps where.
 #
-#     block of rows (≤ 96)      its inputs stay in the core's own cache
-#       pair of panels          32 columns of the weights: read from memory once for the block
+#     band of rows (≤ 96)      its inputs stay in the core's own cache
+#       pair of panels          32 columns of the weights: read from memory once for the band
 #         tile of rows (≤ 10)   its sums stay in registers for the whole depth
 #
-# With few rows there is one block and one tile, and the time is that of reading the weights: the
+# With few rows there is one band and one tile, and the time is that of reading the weights: the
 # kernel reads panels in their stored format (`DIRECT`) and widens in registers. With more rows the
 # widening would be repeated for every tile, so a pair is widened once into `widened` (`WIDEN`) and
 # multiplied from there (`FLOATS`). Both are the same chain of fused multiply-adds for each element,
@@ -147,22 +147,22 @@ def _floats_linear(  # type: ignore[no-untyped-def]
     """Compute the columns of panels `first` to `last`; the matrix begins at `column`."""
     num_rows, depth = x.shape
     tiles_at, widened_at, size = tiles.ctypes.data, widened.ctypes.data, weight[PANEL_BYTES]
-    block_rows = _even_part(num_rows, _BLOCK_ROWS)
-    for block in range(0, num_rows, block_rows):
-        block_end = min(num_rows, block + block_rows)
-        tile_rows = _even_part(block_end - block, PANEL_ROWS)
-        num_tiles = -(-(block_end - block) // tile_rows)
+    band_rows = _even_part(num_rows, _BAND_ROWS)
+    for band in range(0, num_rows, band_rows):
+        band_end = min(num_rows, band + band_rows)
+        tile_rows = _even_part(band_end - band, PANEL_ROWS)
+        num_tiles = -(-(band_end - band) // tile_rows)
         for panel in range(first, last, 2):
             at = weight[PANELS] + panel * size
             next_at = at + size if panel + 1 < last else 0
-            kernel, a = _as_floats(weight, at, block_end - block, widened_at)
+            kernel, a = _as_floats(weight, at, band_end - band, widened_at)
             _, b = _as_floats(
-                weight, next_at, block_end - block, widened_at + depth * LANES * _FLOAT_BYTES
+                weight, next_at, band_end - band, widened_at + depth * LANES * _FLOAT_BYTES
             )
-            for row in range(block, block_end, tile_rows):
-                rows = min(tile_rows, block_end - row)
+            for row in range(band, band_end, tile_rows):
+                rows = min(tile_rows, band_end - row)
                 ahead, second_ahead = _ahead_of(
-                    (row - block) // tile_rows, num_tiles, panel == first,
+                    (row - band) // tile_rows, num_tiles, panel == first,
                     panel + 2 >= last or a != at, a, b, at + 2 * size, at + 3 * size,
                 )  # fmt: skip
                 x_at = x.ctypes.data + row * depth * _FLOAT_BYTES
@@ -194,7 +194,7 @@ def _byte_tile(weight, panel, rows, row, has_next, quantised, tiles_at) -> None:
 # `quantise_phase`), into records of one cache line for 32 values, so a thread reads them as they
 # are. The loops are those above with one panel instead of a pair: the integer products of one panel
 # already fill the registers. There is one kernel for any number of rows, because an integer sum has
-# no order to keep, and the float chain over the blocks is the same for every tile.
+# no order to keep, and the float chain over the groups is the same for every tile.
 #
 # Tiles have `BYTE_ROWS` rows while so many are left, then equal smaller ones. The first of several
 # tiles prefetches the next panel: its weights arrive while the others compute. A single tile
@@ -204,16 +204,16 @@ def _bytes_linear(  # type: ignore[no-untyped-def]
     quantised, weight, bias, residual, out, column, first, last, tiles
 ) -> None:
     num_rows, tiles_at = out.shape[0], tiles.ctypes.data
-    block_rows = _even_part(num_rows, _BLOCK_ROWS)
-    for block in range(0, num_rows, block_rows):
-        block_end = min(num_rows, block + block_rows)
+    band_rows = _even_part(num_rows, _BAND_ROWS)
+    for band in range(0, num_rows, band_rows):
+        band_end = min(num_rows, band + band_rows)
         for panel in range(first, last):
             lanes = min(LANES, weight[OUTPUTS] - panel * LANES)
-            row = block
-            while row < block_end:
-                rows = _byte_tile_rows(block_end - row)
+            row = band
+            while row < band_end:
+                rows = _byte_tile_rows(band_end - row)
                 # The first of several tiles leaves time to read the next panel.
-                has_next = row == block and row + rows < block_end and panel + 1 < last
+                has_next = row == band and row + rows < band_end and panel + 1 < last
                 _byte_tile(weight, panel, rows, row, has_next, quantised, tiles_at)
                 _put(tiles[0], rows, bias, residual, out, row, column + panel * LANES, lanes)
                 row += rows
@@ -320,27 +320,27 @@ def _gated_tile(tiles, rows, bias, out, row, column) -> None:  # type: ignore[no
 # "pair" is one panel of each, and the activation is computed from two finished tiles before either
 # is written: the two wide intermediate results never exist in memory. Gate and up may be stored in
 # different formats (GGUF mixes them); then they have two kernels, and `float_tile` calls each for
-# its own panel. Blocks and tiles of rows are those of `_floats_linear`.
+# its own panel. Bands and tiles of rows are those of `_floats_linear`.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _floats_gated(x, gate, up, bias, out, first, last, tiles, widened) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
     tiles_at, widened_at = tiles.ctypes.data, widened.ctypes.data
-    block_rows = _even_part(num_rows, _BLOCK_ROWS)
-    for block in range(0, num_rows, block_rows):
-        block_end = min(num_rows, block + block_rows)
-        tile_rows = _even_part(block_end - block, PANEL_ROWS)
-        num_tiles = -(-(block_end - block) // tile_rows)
+    band_rows = _even_part(num_rows, _BAND_ROWS)
+    for band in range(0, num_rows, band_rows):
+        band_end = min(num_rows, band + band_rows)
+        tile_rows = _even_part(band_end - band, PANEL_ROWS)
+        num_tiles = -(-(band_end - band) // tile_rows)
         for panel in range(first, last):
             gate_at = gate[PANELS] + panel * gate[PANEL_BYTES]
             up_at = up[PANELS] + panel * up[PANEL_BYTES]
-            first_kernel, a = _as_floats(gate, gate_at, block_end - block, widened_at)
+            first_kernel, a = _as_floats(gate, gate_at, band_end - band, widened_at)
             second_kernel, b = _as_floats(
-                up, up_at, block_end - block, widened_at + depth * LANES * _FLOAT_BYTES
+                up, up_at, band_end - band, widened_at + depth * LANES * _FLOAT_BYTES
             )
-            for row in range(block, block_end, tile_rows):
-                rows = min(tile_rows, block_end - row)
+            for row in range(band, band_end, tile_rows):
+                rows = min(tile_rows, band_end - row)
                 ahead, second_ahead = _ahead_of(
-                    (row - block) // tile_rows, num_tiles, panel == first,
+                    (row - band) // tile_rows, num_tiles, panel == first,
                     panel + 1 >= last or a != gate_at, a, b, gate_at + gate[PANEL_BYTES],
                     up_at + up[PANEL_BYTES],
                 )  # fmt: skip
@@ -355,14 +355,14 @@ def _floats_gated(x, gate, up, bias, out, first, last, tiles, widened) -> None: 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _bytes_gated(quantised, gate, up, bias, out, first, last, tiles) -> None:  # type: ignore[no-untyped-def]
     num_rows, tiles_at = out.shape[0], tiles.ctypes.data
-    block_rows = _even_part(num_rows, _BLOCK_ROWS)
-    for block in range(0, num_rows, block_rows):
-        block_end = min(num_rows, block + block_rows)
+    band_rows = _even_part(num_rows, _BAND_ROWS)
+    for band in range(0, num_rows, band_rows):
+        band_end = min(num_rows, band + band_rows)
         for panel in range(first, last):
-            row = block
-            while row < block_end:
-                rows = _byte_tile_rows(block_end - row)
-                has_next = row == block and row + rows < block_end and panel + 1 < last
+            row = band
+            while row < band_end:
+                rows = _byte_tile_rows(band_end - row)
+                has_next = row == band and row + rows < band_end and panel + 1 < last
                 _byte_tile(gate, panel, rows, row, has_next, quantised, tiles_at)
                 _byte_tile(up, panel, rows, row, has_next, quantised, tiles_at + TILE_BYTES)
                 _gated_tile(tiles, rows, bias, out, row, panel * LANES)

@@ -1,7 +1,7 @@
 """Matrices of any stored format as panels in one piece of memory, and their tables for the kernels.
 
 The piece has no addresses in it, and the same matrices always give the same bytes, so it can be a
-mapped file that several processes read. `block_layout` describes a panel; missing outputs of a
+mapped file that several processes read. `group_layout` describes a panel; missing outputs of a
 matrix's last panel are zeros. A matrix begins at a multiple of 64 bytes.
 """
 
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runner.kernels.products.block_layout import (
-    BLOCK,
+from engine.runner.kernels.products.byte_product import byte_kernel
+from engine.runner.kernels.products.group_layout import (
     CODES,
-    GROUPS,
+    GROUP,
     LAYOUTS,
+    NUM_VECTORS,
     PanelLayout,
 )
-from engine.runner.kernels.products.block_product import (
+from engine.runner.kernels.products.group_product import (
     FEW_ROWS,
     few_rows_kernel,
     widening_kernel,
 )
-from engine.runner.kernels.products.byte_product import byte_kernel
 from engine.runner.kernels.products.linear import (
     BYTES,
     DEPTH,
@@ -41,7 +41,7 @@ from engine.runner.kernels.products.linear import (
 )
 from engine.runner.kernels.products.panel_product import float_kernel
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 
 Bytes = np.ndarray
 FormatAndShape = tuple[str, tuple[int, int]]
@@ -77,7 +77,7 @@ def packed_bytes(formats_and_shapes: Sequence[FormatAndShape]) -> int:
     return sum(_matrix_bytes(*each) for each in formats_and_shapes)
 
 
-def pack_into(tensors: Sequence[BlockTensor], out: Bytes) -> None:
+def pack_into(tensors: Sequence[GroupedTensor], out: Bytes) -> None:
     """Write the matrices' panels to `out`, `packed_bytes` long."""
     start = 0
     for tensor in tensors:
@@ -96,10 +96,10 @@ def packed_view(
     """Return what `pack_into` wrote for the kernels; `data` begins at a multiple of 64 bytes.
 
     Compiles the kernels of these formats, or loads them. `with_bytes` chooses int8 activations,
-    unless one of the matrices has no blocks, and `is_fine` those with a step for 16 values.
+    unless one of the matrices has no groups, and `is_fine` those with a step for 16 values.
     """
     table = np.zeros((len(formats_and_shapes), FIELDS), np.int64)
-    with_bytes = with_bytes and all(_layout(name).is_blocks for name, _ in formats_and_shapes)
+    with_bytes = with_bytes and all(_layout(name).is_grouped for name, _ in formats_and_shapes)
     start = 0
     for row, (name, shape) in zip(table, formats_and_shapes, strict=True):
         row[PANELS] = data.ctypes.data + start
@@ -123,7 +123,7 @@ def _choose_kernels(row: NDArray[np.int64], name: str, with_bytes: bool, is_fine
         row[DIRECT], row[DIRECT_ROWS] = few_rows_kernel(code), FEW_ROWS
 
 
-def _pack(tensor: BlockTensor, out: Bytes) -> None:
+def _pack(tensor: GroupedTensor, out: Bytes) -> None:
     num_outputs, num_inputs = tensor.shape
     layout = _layout(tensor.format)
     num_panels, panel_bytes = -(-num_outputs // LANES), layout.panel_bytes(num_inputs)
@@ -135,44 +135,44 @@ def _pack(tensor: BlockTensor, out: Bytes) -> None:
         if missing:
             rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)])
         lanes = rows.reshape(len(part), LANES, -1)
-        if layout.is_blocks:
-            _pack_blocks(layout, lanes, part)
+        if layout.is_grouped:
+            _pack_groups(layout, lanes, part)
         else:
             items = lanes.view(np.uint32 if layout.bits == 32 else np.uint16)
             part.view(items.dtype)[:] = items.swapaxes(1, 2).reshape(len(part), -1)
 
 
-def _pack_blocks(layout: PanelLayout, lanes: Bytes, out: Bytes) -> None:
+def _pack_groups(layout: PanelLayout, lanes: Bytes, out: Bytes) -> None:
     """Write the panels of stored rows `[panels, 16, row bytes]`."""
     num_panels = len(lanes)
-    values, size = BLOCK_SIZES[layout.name]
+    values, size = GROUP_SIZES[layout.name]
     stored = lanes.reshape(num_panels, LANES, -1, size)
     numbers, parts, factors = _PARTS[layout.name](stored)
-    per_header = values // BLOCK
-    groups = numbers.reshape(num_panels, LANES, -1, GROUPS, 4).transpose(0, 2, 3, 1, 4)
+    per_header = values // GROUP
+    vectors = numbers.reshape(num_panels, LANES, -1, NUM_VECTORS, 4).transpose(0, 2, 3, 1, 4)
     scales = _by_item(parts, 1 if layout.header else 2)
-    records = np.concatenate([scales, _planes(layout, np.ascontiguousarray(groups))], axis=2)
-    target = out.reshape(num_panels, -1, layout.header + per_header * layout.block_bytes)
+    records = np.concatenate([scales, _planes(layout, np.ascontiguousarray(vectors))], axis=2)
+    target = out.reshape(num_panels, -1, layout.header + per_header * layout.group_bytes)
     if layout.header:
         target[..., : layout.header] = _by_item(factors, 2)
     target[..., layout.header :] = records.reshape(*target.shape[:2], -1)
 
 
 def _by_item(stored: Bytes, item_bytes: int) -> Bytes:
-    """Return `[panels, 16, blocks, items · bytes]` as `[panels, blocks, items · 16 · bytes]`."""
-    num_panels, _, blocks, size = stored.shape
-    items = stored.reshape(num_panels, LANES, blocks, size // item_bytes, item_bytes)
-    return items.transpose(0, 2, 3, 1, 4).reshape(num_panels, blocks, -1)
+    """Return `[panels, 16, groups, items · bytes]` as `[panels, groups, items · 16 · bytes]`."""
+    num_panels, _, groups, size = stored.shape
+    items = stored.reshape(num_panels, LANES, groups, size // item_bytes, item_bytes)
+    return items.transpose(0, 2, 3, 1, 4).reshape(num_panels, groups, -1)
 
 
-def _planes(layout: PanelLayout, groups: Bytes) -> Bytes:
-    """Return the bytes of blocks' numbers `[panels, blocks, 8, 16, 4]`, as `block_layout` says."""
-    leading = groups.shape[:2]
+def _planes(layout: PanelLayout, vectors: Bytes) -> Bytes:
+    """Return the bytes of groups' numbers `[panels, groups, 8, 16, 4]`, as `group_layout` says."""
+    leading = vectors.shape[:2]
     if layout.bits == 8:
-        return groups.reshape(*leading, -1)
-    low = groups & 15
+        return vectors.reshape(*leading, -1)
+    low = vectors & 15
     planes: list[Bytes] = [low[:, :, 0::2] | low[:, :, 1::2] << 4]
-    high = groups >> 4
+    high = vectors >> 4
     if layout.bits == 5:
         planes.append(np.packbits(high, axis=2, bitorder="little"))
     elif layout.bits == 6:
@@ -184,8 +184,8 @@ def _planes(layout: PanelLayout, groups: Bytes) -> Bytes:
 
 
 _Parts = tuple[Bytes, Bytes, Bytes]
-"""Stored blocks `[panels, 16, blocks, bytes]` in parts: numbers `[…, values]` in unsigned bytes,
-scales of each 32 inputs `[panels, 16, blocks of 32, bytes]`, and the scales' factors."""
+"""Stored groups `[panels, 16, groups, bytes]` in parts: numbers `[…, values]` in unsigned bytes,
+scales of each 32 inputs `[panels, 16, groups of 32, bytes]`, and the scales' factors."""
 
 
 def _nibbles(stored: Bytes) -> Bytes:
@@ -207,7 +207,7 @@ def _simple(scale_bytes: int, bits: int, stored: Bytes) -> _Parts:
 
 
 def _six_bit_scales(stored: Bytes) -> Bytes:
-    """Return 8 steps and 8 minima of 6 bits each, as pairs: `[panels, 16, 8 · blocks, 2]`."""
+    """Return 8 steps and 8 minima of 6 bits each, as pairs: `[panels, 16, 8 · groups, 2]`."""
     low, middle, high = stored[..., :4], stored[..., 4:8], stored[..., 8:]
     steps = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=-1)
     minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=-1)

@@ -4,6 +4,6 @@ quantization_config  what config.json says of them
 scheme_weights       such a folder's weights
 scheme               how one of them is stored in several tensors
 integer_schemes      GPTQ, AWQ and compressed-tensors
-integer_blocks       their integers as blocks that the kernels have
+integer_formats      their integers in a format that the kernels have
 float8_scheme        fp8
 """

@@ -1,4 +1,4 @@
-"""Weights in fp8 (e4m3) with float scales: one for all, or for each output, group or block."""
+"""Weights in fp8 (e4m3) with float scales: one for all, or for each output, group or tile."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _VALUES = _e4m3_values()
 class Float8(Scheme):
     """`weight` `[outputs, inputs]` in e4m3, times `weight_scale_inv` or `weight_scale`.
 
-    Both names mean the factor by which a stored number is multiplied. `block` is (outputs, inputs)
-    of the weights that share a scale, 0 for all of them, and blocks at the ends may be cut off;
+    Both names mean the factor by which a stored number is multiplied. `tile` is (outputs, inputs)
+    of the weights that share a scale, 0 for all of them, and tiles at the ends may be cut off;
     None: the shape of the scales says whether there is one, or one for each output.
 
     A value is a number times its scale, rounded once, to float32. That is exact for scales in
     bfloat16 or float16.
     """
 
-    block: tuple[int, int] | None
+    tile: tuple[int, int] | None
     scale_name: str
     """The name that is usual where this scheme is."""
 
@@ -80,7 +80,7 @@ class Float8(Scheme):
         scales = tensors.read(self._scale_name(tensors))
         if scales.ndim < 2:
             scales = scales.reshape(-1, 1)
-        high, wide = self.block or (num_outputs // len(scales), num_inputs)
+        high, wide = self.tile or (num_outputs // len(scales), num_inputs)
         high, wide = high or num_outputs, wide or num_inputs
 
         def values(first: int, last: int) -> np.ndarray:
@@ -91,8 +91,8 @@ class Float8(Scheme):
 
         return in_parts(shape, values)
 
-    def stored_blocks(self, tensors: Tensors) -> Float8Tensor:
-        """Return numbers and scales as they are stored, with one scale for each block.
+    def stored_tiles(self, tensors: Tensors) -> Float8Tensor:
+        """Return numbers and scales as they are stored, with one scale for each tile.
 
         Raises `CheckpointError` for numbers that are none.
         """
@@ -108,9 +108,9 @@ class Float8(Scheme):
     def _scale_shapes(self, shape: tuple[int, int]) -> tuple[Shape, ...]:
         num_outputs, num_inputs = shape
         one: tuple[Shape, ...] = ((1,), (), (1, 1))
-        if self.block is None:
+        if self.tile is None:
             return (*one, (num_outputs, 1), (num_outputs,))
-        if self.block == (0, 0):
+        if self.tile == (0, 0):
             return one
-        high, wide = self.block[0] or num_outputs, self.block[1] or num_inputs
+        high, wide = self.tile[0] or num_outputs, self.tile[1] or num_inputs
         return ((-(-num_outputs // high), -(-num_inputs // wide)),)

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from engine.runner.weights.schemes.integer_blocks import Scaling, block_format, block_rows
+from engine.runner.weights.schemes.integer_formats import Scaling, exact_format, rows_in_format
 from engine.runner.weights.schemes.scheme import FLOATS, PartOfWeight, Scheme, Tensors
 
 _WORD_BITS = 32
@@ -42,11 +42,11 @@ class IntegerScheme(Scheme):
         """Read the weight's numbers."""
 
     def format(self, tensors: Tensors) -> str:
-        return block_format(self.scaling(tensors), self.shape(tensors)[1])
+        return exact_format(self.scaling(tensors), self.shape(tensors)[1])
 
     def rows(self, tensors: Tensors, format_name: str) -> np.ndarray:
         numbers, shape = self.numbers(tensors), self.shape(tensors)
-        return block_rows(format_name, self.scaling(tensors), numbers, shape)
+        return rows_in_format(format_name, self.scaling(tensors), numbers, shape)
 
     @property
     def in_a_word(self) -> int:

@@ -150,15 +150,15 @@ def _awq(config: ConfigValues) -> Quantization:
 
 def _fp8(config: ConfigValues) -> Quantization:
     _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
-    block = config.get("weight_block_size")
-    if block is None:
+    tile = config.get("weight_block_size")
+    if tile is None:
         return Quantization("fp8", (Float8(None, "weight_scale"),))
-    sizes = _block(config, "weight_block_size")
-    name = f"fp8, blocks of {sizes[0]} by {sizes[1]}"
+    sizes = _tile(config, "weight_block_size")
+    name = f"fp8, tiles of {sizes[0]} by {sizes[1]}"
     return Quantization(name, (Float8(sizes, "weight_scale_inv"),))
 
 
-def _block(config: ConfigValues, key: str) -> tuple[int, int]:
+def _tile(config: ConfigValues, key: str) -> tuple[int, int]:
     sizes = config.get(key)
     is_pair = isinstance(sizes, list) and len(sizes) == 2
     if not is_pair or not all(type(size) is int and size > 0 for size in sizes):
@@ -239,14 +239,14 @@ def _strategy(weights: ConfigValues, known: Sequence[str]) -> str:
 
 def _float_scheme(weights: ConfigValues) -> Float8:
     strategy = _strategy(weights, ("tensor", "channel", "group", "block"))
-    block: tuple[int, int] = (0, 0)
+    tile: tuple[int, int] = (0, 0)
     if strategy == "channel":
-        block = (1, 0)
+        tile = (1, 0)
     elif strategy == "group":
-        block = (1, _group_size(weights))
+        tile = (1, _group_size(weights))
     elif strategy == "block":
-        block = _block(weights, "block_structure")
-    return Float8(block, "weight_scale")
+        tile = _tile(weights, "block_structure")
+    return Float8(tile, "weight_scale")
 
 
 _METHODS: dict[str, Callable[[ConfigValues], Quantization]] = {

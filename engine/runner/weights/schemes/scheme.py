@@ -105,7 +105,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def format(self, tensors: Tensors) -> str:
-        """Return the key of `stored_tensor.BLOCK_SIZES` in which `rows` are; reads the scales."""
+        """Return the key of `stored_tensor.GROUP_SIZES` in which `rows` are; reads the scales."""
 
     @abstractmethod
     def rows(self, tensors: Tensors, format_name: str) -> np.ndarray:

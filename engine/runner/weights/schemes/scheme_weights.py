@@ -1,7 +1,7 @@
 """The weights of a folder whose config.json says that they are quantised (`quantization_config`).
 
-What is stored in a scheme has its exact values here, in blocks where a format of blocks has them
-(`integer_blocks`), else in float32; the rest is as it is stored. A tensor is read when it is asked
+What is stored in a scheme has its exact values here, in groups where a grouped format has them
+(`integer_formats`), else in float32; the rest is as it is stored. A tensor is read when it is asked
 for, with its scales, and nothing of it is kept.
 """
 
@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from engine.runner.weights.schemes.float8_scheme import Float8
 from engine.runner.weights.schemes.quantization_config import Quantization
 from engine.runner.weights.schemes.scheme import FLOATS, Scheme, Tensors
-from engine.runner.weights.stored_tensor import FLOAT8_BLOCK, BlockTensor, Float8Tensor
+from engine.runner.weights.stored_tensor import FLOAT8_TILE, Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -126,21 +126,21 @@ class SchemeWeights(TensorSource):
             self._formats[name] = scheme.format(tensors)
         return self._formats[name], scheme.shape(tensors)
 
-    def blocks(self, name: str) -> BlockTensor:
+    def grouped(self, name: str) -> GroupedTensor:
         scheme = self._schemes.get(name)
         if scheme is None:
-            return self._files.blocks(name)
+            return self._files.grouped(name)
         format_name, shape = self.format_and_shape(name)
-        return BlockTensor(format_name, shape, scheme.rows(self._tensors(name), format_name))
+        return GroupedTensor(format_name, shape, scheme.rows(self._tensors(name), format_name))
 
     def has_float8(self, name: str) -> bool:
         scheme = self._schemes.get(name)
-        return isinstance(scheme, Float8) and scheme.block == (FLOAT8_BLOCK, FLOAT8_BLOCK)
+        return isinstance(scheme, Float8) and scheme.tile == (FLOAT8_TILE, FLOAT8_TILE)
 
     def float8(self, name: str) -> Float8Tensor:
         scheme = self._schemes[name]
         assert isinstance(scheme, Float8)
-        return scheme.stored_blocks(self._tensors(name))
+        return scheme.stored_tiles(self._tensors(name))
 
     def read(self, name: str) -> np.ndarray:
         return super().read(name) if name in self._schemes else self._files.read(name)

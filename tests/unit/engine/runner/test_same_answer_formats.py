@@ -11,7 +11,7 @@ import pytest
 
 from engine.runner.model_runner import ModelRunner
 from engine.runner.weights.quantised_source import WIDE_FORMATS
-from engine.runner.weights.stored_tensor import BLOCK_SIZES
+from engine.runner.weights.stored_tensor import GROUP_SIZES
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import prompt_of
@@ -25,7 +25,7 @@ PARTS = (
 )  # fmt: skip
 ARITHMETICS = [
     (name, dtype, "auto")
-    for name in BLOCK_SIZES
+    for name in GROUP_SIZES
     for dtype in ("float32", "int8")
     if dtype == "float32" or name not in WIDE_FORMATS
 ]

@@ -45,7 +45,7 @@ def test_the_weights_are_the_file_as_it_was_published(demo_folder: Path) -> None
 
 def test_the_decoder_reads_every_tensor_in_its_own_format(demo_folder: Path) -> None:
     checkpoint = Checkpoint(demo_folder, read_decoder_spec(demo_folder))
-    formats = Counter(checkpoint.blocks(name).format for name in checkpoint.names())
+    formats = Counter(checkpoint.grouped(name).format for name in checkpoint.names())
     assert formats == {"Q4_1": 210, "F32": 61, "Q8_0": 1}
 
 

@@ -21,7 +21,7 @@ from tests.support.http.http_edge import (
     says,
     write_model_folder,
 )
-from tests.unit.router.api.posted import CHAT, CHAT_PATH, MODEL, TEXT, TEXT_PATH, encode, post
+from tests.support.http.posted import CHAT, CHAT_PATH, MODEL, TEXT, TEXT_PATH, encode, post
 
 
 async def call_of(path: str, body: dict[str, Any]) -> Call:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.kv.prompt_blocks import PromptBlocks
-from common.nodes import Role
+from common.nodes import NodeLoad, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
+from placement.store import LiveNode
+from router.core.membership import Membership
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import (
@@ -19,7 +23,7 @@ from router.core.policies.query import (
     Query,
     query_of,
 )
-from tests.support.nodes.node_views import names, node, prefill, query
+from tests.support.nodes.node_views import names, node, prefill, query, record
 
 NOBODY: frozenset[Incarnation] = frozenset()
 
@@ -220,6 +224,22 @@ def test_round_robin_takes_turns_on_both_sides() -> None:
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
     pairs = [names(placer.choose(nodes, query(), NOBODY)) for _ in range(4)]
     assert pairs == [("d0", "p0"), ("d1", "p1"), ("d0", "p0"), ("d1", "p1")]
+
+
+def test_prompts_that_are_nearly_cached_do_not_send_others_to_a_busier_node() -> None:
+    idle = NodeLoad(free_blocks=90, free_seats=10, num_running=0, num_waiting=0, queued_tokens=0)
+    loads = {
+        record("d0"): idle,
+        record("p0", Role.PREFILL): replace(
+            idle, num_waiting=1, queued_tokens=500, num_found_tokens=14_500
+        ),
+        record("p1", Role.PREFILL): replace(idle, num_waiting=1, queued_tokens=4000),
+    }
+    members = Membership(model="m", lease_s=5.0)
+    members.on_listing([LiveNode(record=one, load=load) for one, load in loads.items()], 0.0)
+    for one in loads:
+        members.on_heard(one.incarnation)
+    assert names(choose([*members.nodes()])) == ("d0", "p0")
 
 
 @pytest.mark.covers("F112")

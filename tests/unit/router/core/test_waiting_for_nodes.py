@@ -1,4 +1,7 @@
-"""Requests for which no node can be chosen: which of them wait, how long, and what ends it."""
+"""Requests for which no node can be chosen: which of them wait, how long, and what ends it.
+
+Where nodes are there but full, a request waits in the queue of one of them.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,16 @@ from router.core.candidates import (
     WAITS_AFTER_DEATHS,
     WAITS_OF_NEW,
 )
-from router.core.effects import Choose, Effect, SendReserve, Wait
+from router.core.effects import Choose, Effect, Fail, LegClosed, SendPrefill, SendReserve, Wait
 from router.core.request_flow import RequestFlow
 from tests.unit.router.core.flow_events import (
     D0,
     D1,
     FIRST,
     LOCAL,
+    P0,
     SECOND,
+    TICKET,
     aborts,
     emitted,
     failure,
@@ -42,6 +47,8 @@ from tests.unit.router.core.flow_events import (
 
 NOBODY = Overloaded("no decode or mixed node is there", retry_after_s=3.0)
 WAITING = [Wait(WAIT_S)]
+FULL = Overloaded("no room", retry_after_s=2.0)
+NONE_LEFT = Overloaded("every decode node was tried", retry_after_s=1.0)
 ANYBODY = [Choose(None, frozenset())]
 
 
@@ -234,3 +241,43 @@ def test_a_client_may_leave_while_its_request_waits() -> None:
     flow = waiting()
     assert aborts(flow.on_client_gone()) == set()
     assert flow.on_waited() == flow.on_node_trusted(D0) == []
+
+
+def both_full() -> tuple[RequestFlow, list[Effect]]:
+    """Both decode nodes refused once; the effects of learning that no third one exists."""
+    flow = new_flow()
+    for node in (D0, D1):
+        (reserve,) = flow.on_choice(node, P0, "why", 10.0)
+        assert isinstance(reserve, SendReserve)
+        assert not reserve.may_wait
+        flow.on_reserve_reply(node, FIRST, FULL, 10.0)
+    return flow, flow.on_no_choice(NONE_LEFT)
+
+
+def test_all_full_means_waiting_at_one_of_them() -> None:
+    flow, effects = both_full()
+    assert effects == [Choose(None, frozenset())]
+    (reserve,) = flow.on_choice(D1, P0, "why", 11.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.node, reserve.may_wait, reserve.request.id) == (D1, True, FIRST)
+    effects = flow.on_reserve_reply(D1, FIRST, TICKET, 30.0)
+    assert any(isinstance(effect, SendPrefill) for effect in effects)
+
+
+def test_a_full_queue_leads_to_the_next_and_then_to_a_refusal() -> None:
+    flow, _ = both_full()
+    flow.on_choice(D1, P0, "why", 11.0)
+    effects = flow.on_reserve_reply(D1, FIRST, FULL, 12.0)
+    assert effects == [LegClosed(D1), LegClosed(P0, has_prompt=True), Choose(None, frozenset({D1}))]
+    flow.on_choice(D0, P0, "why", 12.0)
+    effects = flow.on_reserve_reply(D0, FIRST, FULL, 13.0)
+    assert effects == [
+        LegClosed(D0),
+        LegClosed(P0, has_prompt=True),
+        Choose(None, frozenset({D0, D1})),
+    ]
+    (failed,) = flow.on_no_choice(NONE_LEFT)
+    assert isinstance(failed, Fail)
+    assert isinstance(failed.error, Overloaded)
+    assert failed.error.retry_after_s == 2.0
+    assert str(failed.error) == "every decode node was tried; d0#1 said last: no room"

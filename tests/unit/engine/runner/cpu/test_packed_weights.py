@@ -61,7 +61,7 @@ def test_the_file_holds_every_value_in_the_order_of_the_kernels(
     spec = read_decoder_spec(tmp_path / "model")
     assert spec.is_rope_interleaved
     for plan in decoder_plans(spec):
-        stored = [dequantise(source.blocks(name)) for name in plan.names]
+        stored = [dequantise(source.grouped(name)) for name in plan.names]
         for index in range(plan.num_rotated):
             stored[index] = halves_first(stored[index], spec.head_dim)
         wanted = np.concatenate(stored)

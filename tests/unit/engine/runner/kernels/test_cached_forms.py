@@ -10,8 +10,8 @@ import numba
 import pytest
 
 from engine.runner.kernels.compiled import compiled_address
-from engine.runner.kernels.products import block_product, byte_product
-from engine.runner.kernels.products.block_layout import CODES
+from engine.runner.kernels.products import byte_product, group_product
+from engine.runner.kernels.products.group_layout import CODES
 from tests.support.models.byte_kernels import EVERY
 
 
@@ -42,12 +42,12 @@ def test_no_two_kernels_of_a_function_are_one_form(monkeypatch: pytest.MonkeyPat
         asked.append((kernel.__qualname__, form))
         return next(numbers)
 
-    for module in (block_product, byte_product):
+    for module in (group_product, byte_product):
         monkeypatch.setattr(module, "compiled_address", note)
     for name, is_fine, instruction in EVERY:
         # Not from the cache of what this process has made.
         byte_product.byte_kernel.__wrapped__(CODES[name], instruction, is_fine=is_fine)
     for code in CODES.values():
-        block_product.few_rows_kernel.__wrapped__(code)
-        block_product.widening_kernel.__wrapped__(code)
+        group_product.few_rows_kernel.__wrapped__(code)
+        group_product.widening_kernel.__wrapped__(code)
     assert len(set(asked)) == len(asked) == len(EVERY) + 2 * len(CODES)

@@ -30,7 +30,7 @@ def opened(folder: Path, name: str) -> tuple[DecoderSpec, Checkpoint]:
     return spec, Checkpoint(folder, spec)
 
 
-def test_every_product_of_blocks_is_named_with_its_format(tmp_path: Path) -> None:
+def test_every_product_of_groups_is_named_with_its_format(tmp_path: Path) -> None:
     spec, checkpoint = opened(tmp_path, "qwen3")
     source = QuantisedSource(checkpoint, "Q4_1")
     found = dict(integer_weights(source, decoder_products(spec)))
@@ -119,7 +119,7 @@ def test_a_refused_pair_names_both_arithmetics(tmp_path: Path) -> None:
     assert "weights in Q8_0, activations in float32'" in str(caught.value)
 
 
-def test_a_drafting_layer_in_blocks_beside_wide_weights(tmp_path: Path) -> None:
+def test_a_drafting_layer_in_groups_beside_wide_weights(tmp_path: Path) -> None:
     """Its products are in integers if int8 is asked for, and its KV is one more layer's."""
     folder = write_inside(tmp_path, "deepseek")
     layouts = {name: load_with_mtp(folder, activation_dtype=name).layout for name in DTYPES}

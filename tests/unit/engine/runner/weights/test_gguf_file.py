@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, row_bytes
+from engine.runner.weights.stored_tensor import GROUP_SIZES, row_bytes
 from tests.support.models.tokenizer_gguf import WriteGguf, write_tiny_gguf
 
 
@@ -53,9 +53,9 @@ def test_metadata_of_every_type_comes_back(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", BLOCK_SIZES)
+@pytest.mark.parametrize("kind", GROUP_SIZES)
 def test_tensors_come_back_as_they_are_stored(tmp_path: Path, kind: str) -> None:
-    """Their values are those of `test_block_formats`."""
+    """Their values are those of `test_grouped_formats`."""
     shape = (3, 512)
     stored = np.random.default_rng(1).integers(0, 256, (3, row_bytes(kind, 512)), np.uint8)
     path = tmp_path / "one.gguf"
@@ -67,10 +67,10 @@ def test_tensors_come_back_as_they_are_stored(tmp_path: Path, kind: str) -> None
     writer.close()
     tensor = GgufFile(path).tensors["t"]
     assert (tensor.type_name, tensor.shape) == (kind, shape)
-    blocks = tensor.blocks()
-    assert (blocks.format, blocks.shape) == (kind, shape)
-    np.testing.assert_array_equal(blocks.rows, stored)
-    assert not blocks.rows.flags.owndata  # mapped, not read
+    groups = tensor.grouped()
+    assert (groups.format, groups.shape) == (kind, shape)
+    np.testing.assert_array_equal(groups.rows, stored)
+    assert not groups.rows.flags.owndata  # mapped, not read
 
 
 def test_every_truncation_is_an_error(write_gguf: WriteGguf, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_garbage_in_the_header_is_an_error_or_harmless(
     except CheckpointError:
         return
     for tensor in tensors.values():
-        rows = tensor.blocks().rows
+        rows = tensor.grouped().rows
         assert rows.shape == (
             math.prod(tensor.shape[:-1]),
             row_bytes(tensor.type_name, tensor.shape[-1]),
@@ -137,8 +137,8 @@ MOST_BYTES = 1 << 18
         (HEADER + struct.pack("<QQQ1sI", 1, 0, 1, b"t", 9), "9 dimensions"),
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, HUGE, 0, 0), "tensor t"),
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 0, 0, 0), "shape (0,)"),
-        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 33, 8, 0), "whole blocks of 32"),
-        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 896, 12, 0), "blocks of 256 values"),
+        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 33, 8, 0), "whole groups of 32"),
+        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 896, 12, 0), "groups of 256 values"),
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 32, 10, 0), "has the type 10"),
         (HEADER + struct.pack("<QQQ1sIQQIQ", 1, 0, 1, b"t", 2, 32, HUGE, 2, 0), "tensor t needs"),
         (

@@ -74,7 +74,7 @@ def test_auto_is_int8_where_weights_are_quantised(pair: tuple[Path, Path]) -> No
 
 
 def test_equal_digests_mean_equal_bits(pair: tuple[Path, Path]) -> None:
-    """Equal values are multiplied in integers only where they are stored in blocks."""
+    """Equal values are multiplied in integers only where they are stored in groups."""
     bits: dict[str, set[bytes]] = {}
     digests = {}
     for folder, activation_dtype in itertools.product(pair, ("float32", "int8")):

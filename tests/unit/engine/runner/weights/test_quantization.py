@@ -1,4 +1,4 @@
-"""`--quantization`: a wide model in blocks is the model of the blocks' values."""
+"""`--quantization`: a wide model in groups is the model of the groups' values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.models.tiny_gguf import write_pair, write_wide
 
 QWEN3 = CONFIGS["qwen3"]
 SEVENS = QWEN3 | {"intermediate_size": 112}
-"""The rows of `down_proj` are no whole blocks of 32."""
+"""The rows of `down_proj` are no whole groups of 32."""
 EIGHT_BITS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -47,12 +47,12 @@ def test_embedding_and_head_keep_8_bits_and_odd_rows_all(
     found = {name: source.format_and_shape(name)[0] for name in expected_shapes(spec)}
     assert found == formats_of(config, "Q4_0")
     for name, format_name in found.items():
-        assert source.blocks(name).format == format_name
+        assert source.grouped(name).format == format_name
 
 
-@pytest.mark.parametrize("config", [QWEN3, SEVENS], ids=["whole blocks", "odd rows"])
+@pytest.mark.parametrize("config", [QWEN3, SEVENS], ids=["whole groups", "odd rows"])
 @pytest.mark.parametrize("wanted", QUANTISERS)
-def test_logits_are_those_of_the_values_of_the_blocks(
+def test_logits_are_those_of_the_values_of_the_groups(
     tmp_path: Path, wanted: str, config: dict[str, object]
 ) -> None:
     formats = formats_of(config, wanted)
@@ -97,7 +97,7 @@ def test_other_quantisations_are_other_layouts(tmp_path: Path) -> None:
     assert len(digests) == len(names)
 
 
-def test_weights_in_blocks_are_not_quantised_again(tmp_path: Path) -> None:
+def test_weights_in_groups_are_not_quantised_again(tmp_path: Path) -> None:
     stored, _ = write_pair(tmp_path, CONFIGS["qwen2"], {"up_proj": "Q5_0"})
     words = (
         r"quantization is q4_0, but model\.layers\.0\.mlp\.up_proj\.weight is Q5_0: wanted none, "

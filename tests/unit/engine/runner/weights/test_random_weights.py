@@ -50,7 +50,7 @@ def source_of(folder: Path) -> RandomWeights:
 
 
 def bits_of(source: RandomWeights, name: str) -> str:
-    return hashlib.sha256(source.blocks(name).rows.tobytes()).hexdigest()[:16]
+    return hashlib.sha256(source.grouped(name).rows.tobytes()).hexdigest()[:16]
 
 
 def bits_of_all(source: RandomWeights) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_every_tensor_of_a_decoder_is_made_in_its_shape(
     assert {name: source.read(name).shape for name in source.names()} == shapes
     for name, shape in shapes.items():
         source.check(tmp_path, name, shape)
-        stored = source.blocks(name)
+        stored = source.grouped(name)
         assert (stored.format, stored.shape) == source.format_and_shape(name)
         assert stored.rows.shape == (stored.shape[0], 2 * stored.shape[1])
         assert stored.rows.flags.c_contiguous
@@ -160,11 +160,11 @@ def test_every_back_end_computes_the_same_model(tmp_path: Path) -> None:
 def test_they_can_be_quantised(tmp_path: Path) -> None:
     folder = shape_only(tmp_path, QWEN3)
     batch = scheduled(prompt_of(33), 0, range(10))
-    wide, blocks = (
+    wide, groups = (
         logits_of(load(folder, load_format="random", quantization=name), batch)[0]
         for name in ("none", "q8_0")
     )
-    assert 0 < np.abs(wide - blocks).max() < 0.5
+    assert 0 < np.abs(wide - groups).max() < 0.5
 
 
 def test_nodes_with_real_weights_take_no_kv_of_random_ones(tmp_path: Path) -> None:

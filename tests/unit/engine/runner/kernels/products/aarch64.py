@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from engine.runner.kernels.compiled import own_function
 from engine.runner.kernels.products import byte_product
-from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
+from engine.runner.kernels.products.group_layout import CODES, LAYOUTS
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 NUM_ARGUMENTS = 5

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from engine.runner.kernels.products import byte_dot
-from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
 from engine.runner.kernels.products.byte_dot import available
 from engine.runner.kernels.products.byte_product import byte_kernel
 from engine.runner.kernels.products.byte_rows import RECORD_BYTES, SCALED_OFFSET, STEPS_AT, SUM_AT
+from engine.runner.kernels.products.group_layout import CODES, LAYOUTS
 from engine.runner.kernels.products.linear import BYTES, gated_linear, linear
 from engine.runner.weights.stored_formats import dequantise
 from tests.support.examples import everyday
 from tests.support.models.byte_kernels import EVERY, FEW, KINDS
-from tests.support.models.packing import BLOCK_FORMATS, NONE, NONE_2D, normal, packed, stored
+from tests.support.models.packing import GROUPED_FORMATS, NONE, NONE_2D, normal, packed, stored
 from tests.unit.engine.runner.kernels.products.byte_reference import (
     in_int8,
     quantised_rows,
@@ -44,7 +44,7 @@ def _case(name: str, is_fine: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("is_fine", KINDS)
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", GROUPED_FORMATS)
 def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str, is_fine: bool) -> None:
     x, wanted = _case(name, is_fine)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True, is_fine=is_fine)
@@ -125,7 +125,7 @@ def test_extreme_bytes_do_not_saturate(is_fine: bool, instruction: str) -> None:
 
 
 @pytest.mark.parametrize("is_fine", KINDS)
-def test_a_block_of_a_row_is_quantised_by_itself(is_fine: bool) -> None:
+def test_a_group_of_a_row_is_quantised_by_itself(is_fine: bool) -> None:
     x = normal(5, 160)
     x[1] = 0.0
     records = records_of(in_int8(x, is_fine=is_fine))
@@ -141,7 +141,7 @@ def test_a_block_of_a_row_is_quantised_by_itself(is_fine: bool) -> None:
         np.testing.assert_array_equal(alone[0], records[row])
 
 
-def test_a_large_channel_takes_bits_from_half_a_block_of_a_fine_row() -> None:
+def test_a_large_channel_takes_bits_from_half_a_group_of_a_fine_row() -> None:
     x = normal(1, 32, seed=1)
     x[0, 3] = 100.0
     for is_fine, touched in ((False, 32), (True, 16)):
@@ -182,7 +182,7 @@ def test_gate_and_up_of_two_formats(num_rows: int) -> None:
     np.testing.assert_allclose(out, gates / (1 + np.exp(-gates)) * ups, rtol=2e-6, atol=1e-7)
 
 
-def test_a_weight_without_blocks_keeps_float32_rows() -> None:
+def test_a_weight_without_groups_keeps_float32_rows() -> None:
     tensors = [stored("Q8_0", 16, 64), stored("F16", 16, 64)]
     x = normal(3, 64)
     outs = np.empty((2, 3, 32), np.float32)
@@ -192,8 +192,8 @@ def test_a_weight_without_blocks_keeps_float32_rows() -> None:
 
 
 def test_products_of_int8_rows_are_within_a_percent_of_exact_ones() -> None:
-    assert {layout.name for layout in LAYOUTS if layout.is_blocks} == set(BLOCK_FORMATS)
-    for name in BLOCK_FORMATS:
+    assert {layout.name for layout in LAYOUTS if layout.is_grouped} == set(GROUPED_FORMATS)
+    for name in GROUPED_FORMATS:
         errors = []
         for is_fine in KINDS:
             x, wanted = _case(name, is_fine)

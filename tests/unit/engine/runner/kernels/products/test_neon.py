@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
 from engine.runner.kernels.products.byte_rows import RECORD_BYTES
+from engine.runner.kernels.products.group_layout import CODES, LAYOUTS
 from engine.runner.kernels.vector_ir import LANES
 from tests.support.models.byte_kernels import KINDS
-from tests.support.models.packing import BLOCK_FORMATS, normal, packed, stored
+from tests.support.models.packing import GROUPED_FORMATS, normal, packed, stored
 from tests.unit.engine.runner.kernels.products.aarch64 import compiled, kernel_name
 from tests.unit.engine.runner.kernels.products.byte_reference import (
     in_int8,
@@ -29,9 +29,9 @@ QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 
 
 @pytest.mark.parametrize("is_fine", KINDS)
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", GROUPED_FORMATS)
 def test_four_bytes_of_a_lane_are_one_instruction(name: str, is_fine: bool) -> None:
-    """A block of a row has 8 groups of 16 lanes, of which an instruction takes 4."""
+    """A group of a row has 8 vectors of 16 lanes, of which an instruction takes 4."""
     assembly, _ = compiled([name], ROW_COUNTS, is_fine=is_fine)
     for num_rows in ROW_COUNTS:
         kernel = kernel_name(name, num_rows)
@@ -40,7 +40,7 @@ def test_four_bytes_of_a_lane_are_one_instruction(name: str, is_fine: bool) -> N
         assert not re.search(r"\t[su]mull?\t", body)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", GROUPED_FORMATS)
 def test_other_products_have_no_such_instruction(name: str) -> None:
     assert "sdot" not in compiled([name], (1,), "plain")[0]
 
@@ -76,15 +76,15 @@ int main(void) {{
 )
 @pytest.mark.parametrize("is_fine", KINDS)
 def test_products_have_the_bits_of_the_reference(tmp_path: Path, is_fine: bool) -> None:
-    _, linked = compiled(BLOCK_FORMATS, ROW_COUNTS, is_fine=is_fine)
-    names = [kernel_name(name, rows) for name in BLOCK_FORMATS for rows in ROW_COUNTS]
+    _, linked = compiled(GROUPED_FORMATS, ROW_COUNTS, is_fine=is_fine)
+    names = [kernel_name(name, rows) for name in GROUPED_FORMATS for rows in ROW_COUNTS]
     (tmp_path / "kernels.o").write_bytes(linked)
     (tmp_path / "main.c").write_text(HARNESS.format(names=", ".join(names)))
     subprocess.run(
         [str(COMPILER), "-static", "-o", "main", "main.c", "kernels.o"], cwd=tmp_path, check=True
     )
     sent, wanted = b"", []
-    for name in BLOCK_FORMATS:
+    for name in GROUPED_FORMATS:
         depth = 768 if name.endswith("K") else 96
         x, tensor = normal(max(ROW_COUNTS), depth, seed=1), stored(name, NUM_OUTPUTS, depth)
         x[1, :32] *= 1e4

@@ -15,7 +15,7 @@ from common.errors import CheckpointError, ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
-from engine.runner.weights.schemes.integer_blocks import Scaling, block_format
+from engine.runner.weights.schemes.integer_formats import Scaling, exact_format
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
 from engine.runner.weights.stored_formats import dequantise, quantise
@@ -62,7 +62,7 @@ def test_weights_have_the_values_that_the_format_defines(tmp_path: Path, name: s
         assert checkpoint.shape(tensor) == wanted.shape
         found = checkpoint.read(tensor)
         np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32), tensor)
-        stored = checkpoint.blocks(tensor)
+        stored = checkpoint.grouped(tensor)
         assert (stored.format, stored.shape) == checkpoint.format_and_shape(tensor)
         again = dequantise(stored).reshape(wanted.shape)
         np.testing.assert_array_equal(again.view(np.uint32), wanted.view(np.uint32), tensor)
@@ -156,13 +156,13 @@ def test_weights_are_in_the_smallest_format_that_has_them_exactly(
         (255, (128, 128), "Q8_0"), (255, (127, 128), "F32"), (255, (128, 129), "F32"),
     ],
 )  # fmt: skip
-def test_blocks_have_to_have_every_number_less_every_zero(
+def test_groups_have_to_have_every_number_less_every_zero(
     highest: int, zeros: tuple[int, int], wanted: str
 ) -> None:
     scaling = Scaling(
         np.ones((1, 2), np.float32), np.array([zeros], np.int16), lowest=0, highest=highest
     )
-    assert block_format(scaling, 64) == wanted
+    assert exact_format(scaling, 64) == wanted
 
 
 def test_scales_that_float16_does_not_have_are_kept(tmp_path: Path) -> None:
@@ -215,10 +215,10 @@ def test_floats_can_be_quantised_while_they_are_loaded(tmp_path: Path) -> None:
     values = _packed(tmp_path / "fp8", PACKERS["fp8"])
     source = QuantisedSource(_open(tmp_path / "fp8"), "Q8_0")
     wanted = quantise(values[UP], "Q8_0")
-    np.testing.assert_array_equal(source.blocks(UP).rows, wanted.rows)
+    np.testing.assert_array_equal(source.grouped(UP).rows, wanted.rows)
     wide = write_wide(tmp_path / "wide", CONFIG, values)
-    in_blocks = [load(folder, quantization="q8_0") for folder in (tmp_path / "fp8", wide)]
-    found, exact = (logits_of(one, scheduled(prompt_of(9), 0, range(10))) for one in in_blocks)
+    in_groups = [load(folder, quantization="q8_0") for folder in (tmp_path / "fp8", wide)]
+    found, exact = (logits_of(one, scheduled(prompt_of(9), 0, range(10))) for one in in_groups)
     np.testing.assert_array_equal(found, exact)
 
 
@@ -228,7 +228,7 @@ def test_the_log_says_how_weights_are_stored_and_whose_activations_they_have(
     _packed(tmp_path / "fp8", PACKERS["fp8"])
     with caplog.at_level(logging.INFO, "pdserve.engine"):
         load(tmp_path / "fp8")
-    said = "weights: stored in fp8, blocks of 128 by 128; activations as activation_dtype says"
+    said = "weights: stored in fp8, tiles of 128 by 128; activations as activation_dtype says"
     assert said in [record.message for record in caplog.records]
 
 
@@ -258,7 +258,7 @@ def _words(shape: tuple[int, int]) -> Tensor:
     return Tensor("I32", shape, draw.randint(0, 1 << 31, shape[0] * shape[1]).tolist())
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["blocks", "floats"])
+@pytest.mark.parametrize("order", [1, -1], ids=["groups", "floats"])
 def test_little_more_than_a_weight_is_in_memory(tmp_path: Path, order: int) -> None:
     """One of four million numbers: its words and what it becomes, and small parts of it."""
     outputs, inputs, groups = 2048, 2048, 16
@@ -280,7 +280,7 @@ def test_little_more_than_a_weight_is_in_memory(tmp_path: Path, order: int) -> N
     source.check(tmp_path, "up.weight", (outputs, inputs))
     tracemalloc.start()
     try:
-        made = source.blocks("up.weight").rows.nbytes
+        made = source.grouped("up.weight").rows.nbytes
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

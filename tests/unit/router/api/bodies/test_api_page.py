@@ -12,7 +12,7 @@ from router.api.bodies.messages.request import MessageBody
 from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields, WholeBody
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"
+PAGE = Path(__file__).resolve().parents[5] / "docs" / "api.md"
 ROW = re.compile(r"^\| (`.+?`) \| (\S+) \| (\S+) \|", re.MULTILINE)
 
 PEERS = re.compile(r"^\| `.+?` \| \S+ \| \S+ \| ([^|]+) \| ([^|]+) \| ", re.MULTILINE)

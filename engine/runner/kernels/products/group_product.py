@@ -15,11 +15,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from engine.runner.kernels.compiled import compiled_address, own_function, switch_rows
-from engine.runner.kernels.products.block_layout import (
+from engine.runner.kernels.products.group_layout import (
     LAYOUTS,
     PanelLayout,
-    block_at,
     emit_weights,
+    group_at,
 )
 from engine.runner.kernels.products.panel_product import TILE_BYTES
 from engine.runner.kernels.vector_ir import (
@@ -42,17 +42,17 @@ _VECTOR_BYTES = 4 * LANES
 _CACHE_LINE_BYTES = 64
 
 
-def prefetch_block(builder: Any, layout: PanelLayout, ahead: Any, index: Any) -> None:
-    """Prefetch as many bytes as a block has, `index` blocks after `ahead`."""
-    size = layout.block_bytes + layout.header // 8
+def prefetch_group(builder: Any, layout: PanelLayout, ahead: Any, index: Any) -> None:
+    """Prefetch as many bytes as a group has, `index` groups after `ahead`."""
+    size = layout.group_bytes + layout.header // 8
     at = builder.add(ahead, builder.mul(index, INT64(size)))
     for line in range(0, size, _CACHE_LINE_BYTES):
         prefetch(builder, builder.add(at, INT64(line)))
 
 
-# Few float rows times stored panels. One turn of the loop is one block of both panels: its numbers
+# Few float rows times stored panels. One turn of the loop is one group of both panels: its numbers
 # are unpacked and widened to floats, times step plus minimum, sixteen outputs for each of the
-# block's inputs, and each of them enters the rows' chains in the order of the inputs, as in
+# group's inputs, and each of them enters the rows' chains in the order of the inputs, as in
 # `panel_product`. Widening costs several instructions a weight, which does not matter while the
 # loop waits for memory; with more than `FEW_ROWS` rows it would be repeated for each tile, so these
 # take the panel from `_widen`. Both panels of a pair are always computed: with few rows there would
@@ -66,12 +66,12 @@ def _emit_product(
     rows_at = builder.inttoptr(a, FLOAT.as_pointer())
     row_ats = [builder.gep(rows_at, [builder.mul(depth, INT64(r))]) for r in range(num_rows)]
 
-    def block(index: Any, sums: list[Any]) -> list[Any]:
+    def group(index: Any, sums: list[Any]) -> list[Any]:
         sums = list(sums)
         for at in (ahead, second_ahead):
-            prefetch_block(builder, layout, at, index)
+            prefetch_group(builder, layout, at, index)
         panels = [
-            emit_weights(builder, layout, block_at(builder, layout, panel, index))
+            emit_weights(builder, layout, group_at(builder, layout, panel, index))
             for panel in (first_panel, second_panel)
         ]
         first_input = builder.mul(index, INT64(layout.inputs))
@@ -86,7 +86,7 @@ def _emit_product(
         return sums
 
     count = builder.sdiv(depth, INT64(layout.inputs))
-    sums = emit_loop(builder, count, [constant(0.0)] * (num_rows * _PANELS), block)
+    sums = emit_loop(builder, count, [constant(0.0)] * (num_rows * _PANELS), group)
     for n, total in enumerate(sums):
         pointer = INT64(n % _PANELS * TILE_BYTES + n // _PANELS * _VECTOR_BYTES)
         builder.store(total, vector_at(builder, builder.add(c, pointer)), align=4)
@@ -120,15 +120,15 @@ def _widen(typing: Any, code: Any, panel: Any, depth: Any, out: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, panel, depth, out = args
 
-        def block(index: Any, _: list[Any]) -> list[Any]:
-            at = block_at(builder, layout, panel, index)
+        def group(index: Any, _: list[Any]) -> list[Any]:
+            at = group_at(builder, layout, panel, index)
             target = builder.add(out, builder.mul(index, INT64(layout.inputs * _VECTOR_BYTES)))
             for k, weight in enumerate(emit_weights(builder, layout, at)):
                 pointer = builder.add(target, INT64(k * _VECTOR_BYTES))
                 builder.store(weight, vector_at(builder, pointer), align=4)
             return []
 
-        emit_loop(builder, builder.sdiv(depth, INT64(layout.inputs)), [], block)
+        emit_loop(builder, builder.sdiv(depth, INT64(layout.inputs)), [], group)
         return context.get_dummy_value()
 
     return types.void(code, *[types.int64] * 3), codegen

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.told_reports import MOST_DELAY_S, SHOWN_S, Teller, is_plain, is_shown
-from tests.unit.tests.written_runs import notes, run
+from tests.unit.tests.support.written_runs import notes, run
 
 TOLD = """
 import os

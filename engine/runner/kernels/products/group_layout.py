@@ -1,18 +1,18 @@
 """How panels of quantised weights lie in memory, and how vectors of them are widened.
 
-A panel has sixteen outputs. Its inputs come in blocks; a block's record has the sixteen outputs'
-scales, then their numbers. Of a block format (Q4_0 to Q6_K) a block is 32 inputs, and the record:
+A panel has sixteen outputs. Its inputs come in groups; a group's record has the sixteen outputs'
+scales, then their numbers. Of a grouped format (Q4_0 to Q6_K) a group is 32 inputs, and the record:
 
     scales    16 float16 steps (and 16 float16 minima); K formats: 16 bytes of steps, 16 of minima
-              (Q6_K: 16 and 16 signed bytes of steps, for either half of the block)
+              (Q6_K: 16 and 16 signed bytes of steps, for either half of the group)
     low bits  4 vectors of sixteen 32-bit lanes, a lane is an output: byte j of vector g has input
               8 g + j in its low four bits, input 8 g + 4 + j in the high ones
     high bits Q5: one vector, bit t of byte j belongs to input 4 t + j; Q6: two vectors, two bits
               each. Q8_0 has no such split: 8 vectors, byte j of vector t is input 4 t + j, plus 128
 
 So four inputs of sixteen outputs are one vector of bytes, which an integer dot product takes as it
-is. In front of eight blocks of a K format are their 16 float16 factors of the steps, and those of
-the minima. A block of F16 and BF16 is sixteen inputs of sixteen 2-byte numbers; of F32, four.
+is. In front of eight groups of a K format are their 16 float16 factors of the steps, and those of
+the minima. A group of F16 and BF16 is sixteen inputs of sixteen 2-byte numbers; of F32, four.
 
 Widening rounds as `stored_formats.dequantise` does: steps times number is exact in float32 for
 every format (at most 23 bits), so the sum with the minimum may be one fused multiply-add.
@@ -37,10 +37,10 @@ from engine.runner.kernels.vector_ir import (
     vector_at,
 )
 
-BLOCK = 32
-"""Inputs of a block of a block format."""
-GROUPS = 8
-"""Vectors of four inputs in such a block."""
+GROUP = 32
+"""Inputs of a group of a grouped format."""
+NUM_VECTORS = 8
+"""Vectors of four inputs in such a group."""
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -51,10 +51,10 @@ _MAGIC_23, _MAGIC_15 = 0x4B000000, 0x47000000
 
 @dataclass(frozen=True, slots=True)
 class PanelLayout:
-    """One format's panels. `bits` is 16 or 32 for formats without blocks.
+    """One format's panels. `bits` is 16 or 32 for formats without groups.
 
     `offset` is what a stored number has too much. A K format has `header` bytes in front of every
-    eight blocks.
+    eight groups.
     """
 
     name: str
@@ -65,29 +65,29 @@ class PanelLayout:
     has_minima: bool = False
 
     @property
-    def is_blocks(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether the format has scales, so that int8 activations can be multiplied with it."""
         return self.bits <= 8
 
     @property
     def inputs(self) -> int:
-        """Inputs of a block."""
-        return BLOCK if self.is_blocks else 16 if self.bits == 16 else 4
+        """Inputs of a group."""
+        return GROUP if self.is_grouped else 16 if self.bits == 16 else 4
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of a block's record."""
+    def group_bytes(self) -> int:
+        """Bytes of a group's record."""
         return self.scale_bytes + self.inputs * LANES * self.bits // 8
 
     @property
     def steps(self) -> int:
-        """Vectors of steps of a block."""
+        """Vectors of steps of a group."""
         return 2 if self.bits == 6 else 1
 
     def panel_bytes(self, depth: int) -> int:
         """Bytes of a panel of `depth` inputs."""
-        blocks = depth // self.inputs
-        return blocks * self.block_bytes + (blocks // 8 * self.header)
+        groups = depth // self.inputs
+        return groups * self.group_bytes + (groups // 8 * self.header)
 
 
 LAYOUTS = (
@@ -108,23 +108,23 @@ CODES = {layout.name: code for code, layout in enumerate(LAYOUTS)}
 
 
 @dataclass(frozen=True, slots=True)
-class BlockAt:
-    """The addresses of a block's record, and of the header in front of it."""
+class GroupAt:
+    """The addresses of a group's record, and of the header in front of it."""
 
     header: Any
     record: Any
 
 
-def block_at(builder: Any, layout: PanelLayout, panel: Any, index: Any) -> BlockAt:
-    """Emit the addresses of block `index` of the panel at `panel`."""
-    size = INT64(layout.block_bytes)
+def group_at(builder: Any, layout: PanelLayout, panel: Any, index: Any) -> GroupAt:
+    """Emit the addresses of group `index` of the panel at `panel`."""
+    size = INT64(layout.group_bytes)
     if not layout.header:
-        return BlockAt(None, builder.add(panel, builder.mul(index, size)))
-    super_bytes = INT64(layout.header + 8 * layout.block_bytes)
+        return GroupAt(None, builder.add(panel, builder.mul(index, size)))
+    super_bytes = INT64(layout.header + 8 * layout.group_bytes)
     number = builder.lshr(index, INT64(3))
     header = builder.add(panel, builder.mul(number, super_bytes))
     within = builder.mul(builder.and_(index, INT64(7)), size)
-    return BlockAt(header, builder.add(builder.add(header, INT64(layout.header)), within))
+    return GroupAt(header, builder.add(builder.add(header, INT64(layout.header)), within))
 
 
 def _load(builder: Any, address: Any, offset: int, kind: Any, align: int = 16) -> Any:
@@ -143,9 +143,9 @@ def _bytes_at(builder: Any, address: Any, offset: int, *, is_signed: bool) -> An
     return builder.sitofp(builder.zext(stored, INT_VECTOR), VECTOR)
 
 
-def emit_scales(builder: Any, layout: PanelLayout, block: BlockAt) -> tuple[list[Any], Any]:
-    """Emit a block's steps, one vector or two, and its minima, None if it has none."""
-    record, header = block.record, block.header
+def emit_scales(builder: Any, layout: PanelLayout, group: GroupAt) -> tuple[list[Any], Any]:
+    """Emit a group's steps, one vector or two, and its minima, None if it has none."""
+    record, header = group.record, group.header
     if not layout.header:
         steps = [_halves_at(builder, record, 0)]
         return steps, _halves_at(builder, record, 32) if layout.has_minima else None
@@ -168,43 +168,43 @@ def _shifted(builder: Any, vector: Any, left: int) -> Any:
     return builder.lshr(vector, int_constant(-left))
 
 
-def emit_groups(builder: Any, layout: PanelLayout, block: BlockAt) -> Iterator[Any]:
-    """Emit the block's eight vectors of bytes one by one; byte j of vector t is input 4 t + j."""
+def emit_vectors(builder: Any, layout: PanelLayout, group: GroupAt) -> Iterator[Any]:
+    """Emit the group's eight vectors of bytes one by one; byte j of vector t is input 4 t + j."""
     start = layout.scale_bytes
     if layout.bits == 8:
-        for t in range(GROUPS):
-            yield _load(builder, block.record, start + t * _VECTOR_BYTES, INT_VECTOR)
+        for t in range(NUM_VECTORS):
+            yield _load(builder, group.record, start + t * _VECTOR_BYTES, INT_VECTOR)
         return
     highs_at = start + 4 * _VECTOR_BYTES
     num_highs = layout.bits - 4
     highs = [
-        _load(builder, block.record, highs_at + n * _VECTOR_BYTES, INT_VECTOR)
+        _load(builder, group.record, highs_at + n * _VECTOR_BYTES, INT_VECTOR)
         for n in range(num_highs)
     ]
     nibble = int_constant(0x0F0F0F0F)
     low = None
-    for t in range(GROUPS):
+    for t in range(NUM_VECTORS):
         if t % 2 == 0:
-            low = _load(builder, block.record, start + t // 2 * _VECTOR_BYTES, INT_VECTOR)
-            group = builder.and_(low, nibble)
+            low = _load(builder, group.record, start + t // 2 * _VECTOR_BYTES, INT_VECTOR)
+            vector = builder.and_(low, nibble)
         else:
-            group = builder.and_(_shifted(builder, low, -4), nibble)
+            vector = builder.and_(_shifted(builder, low, -4), nibble)
         if num_highs == 1:
             high = builder.and_(_shifted(builder, highs[0], 4 - t), int_constant(0x10101010))
-            group = builder.or_(group, high)
+            vector = builder.or_(vector, high)
         elif num_highs == 2:
             shifted = _shifted(builder, highs[t // 4], 4 - 2 * (t % 4))
-            group = builder.or_(group, builder.and_(shifted, int_constant(0x30303030)))
-        yield group
+            vector = builder.or_(vector, builder.and_(shifted, int_constant(0x30303030)))
+        yield vector
 
 
-def _emit_numbers(builder: Any, group: Any, offset: int) -> Iterator[Any]:
+def _emit_numbers(builder: Any, vector: Any, offset: int) -> Iterator[Any]:
     """Emit the four bytes of every lane as floats less `offset`, exactly.
 
     A byte becomes the low bits of a large float, from which that float and `offset` are subtracted.
     """
     for half in range(2):
-        part = _shifted(builder, group, -16 * half)
+        part = _shifted(builder, vector, -16 * half)
         for mask, magic, power in ((0xFF, _MAGIC_23, 2.0**23), (0xFF00, _MAGIC_15, 2.0**15)):
             bits = builder.or_(builder.and_(part, int_constant(mask)), int_constant(magic))
             yield builder.fsub(builder.bitcast(bits, VECTOR), constant(power + offset))
@@ -217,21 +217,21 @@ def _emit_short(builder: Any, layout: PanelLayout, address: Any, offset: int) ->
     return builder.bitcast(builder.shl(stored, int_constant(16)), VECTOR)
 
 
-def emit_weights(builder: Any, layout: PanelLayout, block: BlockAt) -> Iterator[Any]:
-    """Emit a block's weights as floats, a vector of sixteen outputs for each input in order."""
+def emit_weights(builder: Any, layout: PanelLayout, group: GroupAt) -> Iterator[Any]:
+    """Emit a group's weights as floats, a vector of sixteen outputs for each input in order."""
     if layout.bits == 32:
         for k in range(layout.inputs):
-            yield _load(builder, block.record, k * _VECTOR_BYTES, VECTOR)
+            yield _load(builder, group.record, k * _VECTOR_BYTES, VECTOR)
         return
     if layout.bits == 16:
         for k in range(layout.inputs):
-            yield _emit_short(builder, layout, block.record, k * 2 * LANES)
+            yield _emit_short(builder, layout, group.record, k * 2 * LANES)
         return
     fma = declare_fma(builder)
-    steps, minima = emit_scales(builder, layout, block)
-    for t, group in enumerate(emit_groups(builder, layout, block)):
-        step = steps[t * layout.steps // GROUPS]
-        for number in _emit_numbers(builder, group, layout.offset):
+    steps, minima = emit_scales(builder, layout, group)
+    for t, vector in enumerate(emit_vectors(builder, layout, group)):
+        step = steps[t * layout.steps // NUM_VECTORS]
+        for number in _emit_numbers(builder, vector, layout.offset):
             if minima is None:
                 yield builder.fmul(number, step)
             else:

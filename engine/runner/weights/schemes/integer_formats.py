@@ -1,9 +1,9 @@
-"""Integers with scales of groups, as blocks of a format that the kernels have, or as floats.
+"""Integers with scales of groups, in a grouped format that the kernels have, or as floats.
 
 A value is (number - zero) * scale: of a number of 4 or 8 bits and a scale of at most 16 bits this
-product is exact in float32. Where groups are whole blocks of 32 inputs and their scales are float16
-numbers, blocks of Q4_0 (zero at 8) or Q8_0 (number - zero within a byte) have the same values; a
-block then repeats its group's scale.
+product is exact in float32. Where a group has a multiple of 32 inputs and scales are float16
+numbers, Q4_0 (zero at 8) or Q8_0 (number - zero within a byte) have the same values; their groups
+of 32 then repeat the scale of the group that they are part of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from engine.runner.weights.schemes.scheme import in_parts
 
-_BLOCK = 32
+_FORMAT_GROUP = 32
+"""Inputs of a group of Q4_0 and Q8_0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class Scaling:
     group_of: np.ndarray | None = None
 
 
-def block_format(scaling: Scaling, num_inputs: int) -> str:
+def exact_format(scaling: Scaling, num_inputs: int) -> str:
     """Return the smallest format that has these values exactly: Q4_0, Q8_0 or F32."""
     group = num_inputs // scaling.scales.shape[1]
-    if scaling.group_of is not None or group % _BLOCK or not _are_halves(scaling.scales):
+    if scaling.group_of is not None or group % _FORMAT_GROUP or not _are_halves(scaling.scales):
         return "F32"
     lowest = scaling.lowest - int(scaling.zeros.max())
     highest = scaling.highest - int(scaling.zeros.min())
@@ -45,7 +46,7 @@ def block_format(scaling: Scaling, num_inputs: int) -> str:
     return "Q8_0" if lowest >= -128 and highest <= 127 else "F32"
 
 
-def block_rows(
+def rows_in_format(
     format_name: str,
     scaling: Scaling,
     numbers: Callable[[int, int], np.ndarray],
@@ -70,7 +71,7 @@ def block_rows(
             # What is not finite is reported with the logits.
             with np.errstate(over="ignore", invalid="ignore"):
                 return steps.astype(np.float32) * widened(scales)
-        return _blocks(format_name, steps.astype(np.int8), scales)
+        return _with_scales(format_name, steps.astype(np.int8), scales)
 
     return in_parts(shape, rows)
 
@@ -80,12 +81,12 @@ def _are_halves(scales: np.ndarray) -> bool:
         return bool((scales.astype(np.float16).astype(np.float32) == scales).all())
 
 
-def _blocks(format_name: str, steps: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def _with_scales(format_name: str, steps: np.ndarray, scales: np.ndarray) -> np.ndarray:
     num_outputs, num_inputs = steps.shape
-    blocks = steps.reshape(num_outputs, -1, _BLOCK)
-    repeated = np.repeat(scales, num_inputs // scales.shape[1] // _BLOCK, axis=1)
+    in_groups = steps.reshape(num_outputs, -1, _FORMAT_GROUP)
+    repeated = np.repeat(scales, num_inputs // scales.shape[1] // _FORMAT_GROUP, axis=1)
     halves = np.ascontiguousarray(repeated.astype(np.float16)[:, :, None]).view(np.uint8)
-    numbers: np.ndarray = blocks.view(np.uint8)
+    numbers: np.ndarray = in_groups.view(np.uint8)
     if format_name == "Q4_0":
         raised = numbers + np.uint8(8)  # modulo 256
         numbers = raised[:, :, :16] | (raised[:, :, 16:] << 4)

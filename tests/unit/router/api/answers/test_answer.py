@@ -51,7 +51,7 @@ class Client:
         self.sinks: list[Sink] = []
         self.aborted: list[int] = []
         self.usage = Usage((3,), num_choices)
-        form = ChatFormat(
+        self.form = ChatFormat(
             HEAD,
             tiny_model().describe_token,
             usage=self.usage,
@@ -61,7 +61,7 @@ class Client:
         reply, more = Reply(self._send, self._write), {}
         if kind is StreamedAnswer:
             more = {"has_logprobs": has_logprobs}
-        self.answer = kind(form, self.usage, reply, num_choices, AnswerTurns(), **more)
+        self.answer = kind(self.form, self.usage, reply, num_choices, AnswerTurns(), **more)
         for index in range(num_choices):
             text = ChoiceText(tiny_model().new_detokenizer(), stop, has_logprobs=has_logprobs)
             choice = self.answer.new_choice(text, self.deltas.extend)
@@ -349,7 +349,7 @@ async def test_a_long_whole_answer_becomes_json_in_several_turns(
 async def test_an_aborted_answer_is_freed_without_the_garbage_collector(is_over: bool) -> None:
     client = Client()
     text = ChoiceText(tiny_model().new_detokenizer(), ())
-    owned = StreamedAnswer(client.answer._form, client.usage, Reply(client._send), 1, AnswerTurns())
+    owned = StreamedAnswer(client.form, client.usage, Reply(client._send), 1, AnswerTurns())
     sinks: list[Sink] = []
 
     def generate(sink: Sink) -> Callable[[], None]:

@@ -9,8 +9,7 @@ import pytest
 
 from common.request import FinishReason
 from tests.support.http.http_edge import CONTEXT, Call, make_edge, says, tiny_model
-from tests.support.http.tool_models import hermes_model
-from tests.unit.router.api.posted import (
+from tests.support.http.posted import (
     CHAT,
     CHAT_PATH,
     TEXT,
@@ -18,6 +17,7 @@ from tests.unit.router.api.posted import (
     encode,
     post,
 )
+from tests.support.http.tool_models import hermes_model
 
 MODEL = tiny_model()
 ECHO = TEXT | {"echo": True, "logprobs": 2, "prompt": "Hello world"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.whole_files import takes_whole_files
-from tests.unit.tests.written_runs import notes, run
+from tests.unit.tests.support.written_runs import notes, run
 
 FIXTURE = """
 import pytest

@@ -1,4 +1,4 @@
-"""Stored blocks: the values and the bytes of llama.cpp's own Python package, bit for bit."""
+"""Stored groups: the values and the bytes of llama.cpp's own Python package, bit for bit."""
 
 import gguf
 import numpy as np
@@ -6,28 +6,28 @@ import pytest
 from gguf import quants
 
 from engine.runner.weights.stored_formats import QUANTISERS, dequantise, quantise
-from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor, row_bytes
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor, row_bytes
 
 SHAPE = (9, 768)
 
 
 def random_rows(format_name: str, seed: int) -> np.ndarray:
-    """Return any bytes as blocks: every step, scale and bit occurs, and NaN scales too."""
+    """Return any bytes as groups: every step, scale and bit occurs, and NaN scales too."""
     size = row_bytes(format_name, SHAPE[1])
     return np.random.default_rng(seed).integers(0, 256, (SHAPE[0], size), np.uint8)
 
 
-@pytest.mark.parametrize("format_name", BLOCK_SIZES)
-def test_block_sizes_are_those_of_the_files(format_name: str) -> None:
+@pytest.mark.parametrize("format_name", GROUP_SIZES)
+def test_group_sizes_are_those_of_the_files(format_name: str) -> None:
     kind = gguf.GGMLQuantizationType[format_name]
-    assert BLOCK_SIZES[format_name] == gguf.GGML_QUANT_SIZES[kind]
+    assert GROUP_SIZES[format_name] == gguf.GGML_QUANT_SIZES[kind]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("format_name", BLOCK_SIZES)
-def test_every_block_has_the_reference_values(format_name: str, seed: int) -> None:
+@pytest.mark.parametrize("format_name", GROUP_SIZES)
+def test_every_group_has_the_reference_values(format_name: str, seed: int) -> None:
     rows = random_rows(format_name, seed)
-    values = dequantise(BlockTensor(format_name, SHAPE, rows))
+    values = dequantise(GroupedTensor(format_name, SHAPE, rows))
     assert values.shape == SHAPE
     with np.errstate(all="ignore"):
         wanted = (
@@ -45,7 +45,7 @@ def test_every_block_has_the_reference_values(format_name: str, seed: int) -> No
 
 @pytest.mark.parametrize("format_name", ["Q4_1", "Q6_K"])
 def test_rows_in_many_parts_are_the_same(format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = BlockTensor(format_name, SHAPE, random_rows(format_name, 3))
+    tensor = GroupedTensor(format_name, SHAPE, random_rows(format_name, 3))
     whole = dequantise(tensor)
     monkeypatch.setattr(
         "engine.runner.weights.stored_formats._PART_BYTES", 2 * tensor.rows.shape[1]

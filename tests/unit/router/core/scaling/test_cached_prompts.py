@@ -1,4 +1,4 @@
-"""What nodes have cached of prompts that wait is no work to be done, and takes blocks."""
+"""What nodes have cached of prompts that wait is no demand for computing, and takes blocks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from common.nodes import NodeLoad, Role
 from placement.store import LiveNode
 from router.core.membership import Membership
-from router.core.placement import Placer
 from router.core.scaling.measure import Measured, Meter
-from tests.support.nodes.node_views import names, query, record
+from tests.support.nodes.node_views import record
 
 SIZES = {"num_blocks": 100_000, "max_num_seqs": 256, "max_model_len": 100_000}
 IDLE = NodeLoad(free_blocks=90_000, free_seats=256, num_running=0, num_waiting=0, queued_tokens=0)
@@ -30,18 +29,6 @@ def members(*nodes: tuple[str, Role, NodeLoad]) -> Membership:
 
 def measured(role: Role, *nodes: tuple[str, Role, NodeLoad]) -> Measured:
     return Meter().read(members(*nodes).nodes(), 0.0)[role]
-
-
-def test_prompts_that_are_nearly_cached_do_not_send_others_to_a_busier_node() -> None:
-    nearly_cached = replace(IDLE, num_waiting=1, queued_tokens=500, num_found_tokens=14_500)
-    not_cached = replace(IDLE, num_waiting=1, queued_tokens=4000)
-    cluster = members(
-        ("d0", Role.DECODE, IDLE),
-        ("p0", Role.PREFILL, nearly_cached),
-        ("p1", Role.PREFILL, not_cached),
-    )
-    choice = Placer("least_loaded").choose(cluster.nodes(), query(), frozenset())
-    assert names(choice) == ("d0", "p0")
 
 
 def test_demand_counts_the_tokens_that_are_computed_and_the_blocks_of_all() -> None:
