@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
     def flags_of(self, command: str) -> list[str]:
         """Return the flags that a command of this parser has."""
-        actions = self._commands()[command]._actions
+        actions = self.commands()[command]._actions
         return [flag for action in actions for flag in action.option_strings]
 
     def shown_help(self, name: str) -> str:
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         """
         titles = {section_title(section): section for section in SECTIONS}
         groups = {titles[str(one.title)]: one for one in self._action_groups if one.title in titles}
-        commands = self._commands()
+        commands = self.commands()
         if name not in ("", ALL, *groups, *commands):
             offered = [*groups, *commands, ALL]
             hint = suggestion(name, offered)
@@ -85,7 +85,8 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
-    def _commands(self) -> dict[str, Parser]:
+    def commands(self) -> dict[str, Parser]:
+        """Return the parser of each command, by its name; empty for a parser of one command."""
         found = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
         return dict(found[0].choices) if found else {}
 

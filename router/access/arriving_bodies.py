@@ -44,6 +44,11 @@ class ArrivingBodies:
         self.num_bodies = 0
         self.num_bytes = 0
 
+    @property
+    def num_owners(self) -> int:
+        """Clients of whom a body arrives."""
+        return len(self._owners)
+
     def begin(self, owner: str, let_go: Callable[[], None]) -> Arrival:
         """Return a body that begins to arrive, after another one was let go if there are too many.
 

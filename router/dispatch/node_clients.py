@@ -175,7 +175,7 @@ class NodeClient:
         """
         liveness = self.liveness
         number = liveness.tick(
-            is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=self._is_running
+            is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=self.is_running
         )
         if self._pings is not None and not liveness.is_pinged:
             self._pings.rest()
@@ -191,7 +191,7 @@ class NodeClient:
             case NodeVerdict.UNREACHED:
                 self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
 
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the node's process shows that it runs. A lost node is not connected to."""
         return self._is_heard and self._pings is not None and self._pings.are_answered()
 

@@ -19,7 +19,7 @@ from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
-from engine.runner.flat_batch import flatten
+from engine.runner.flat_batch import BatchLimits, flatten
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.combinations import pressed
@@ -97,7 +97,14 @@ def log_softmax(runner: ModelRunner, token_ids: tuple[int, ...]) -> np.ndarray:
     """A forward pass over all tokens at once; every row's logits, in float64."""
     table = range(-(-len(token_ids) // runner.layout.block_size))
     batch = batch_of([ScheduledSequence(0, list(token_ids), 0, table, None)])
-    hidden = runner.decoder.begin(flatten(batch, runner.limits))
+    limits = BatchLimits(
+        max_tokens=len(token_ids),
+        max_len=runner.max_model_len,
+        num_blocks=runner.num_blocks,
+        block_size=runner.layout.block_size,
+        vocab_size=runner.vocab_size,
+    )
+    hidden = runner.decoder.begin(flatten(batch, limits))
     for index in range(runner.decoder.num_layers):
         runner.decoder.run_layer(index, hidden)
     rows = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from engine.runner.gpu.card import Card
     from tests.gpu_kernels.late_device import LateDevice
 
 
@@ -23,11 +24,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture
-def interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes' runners in Triton's interpreter."""
+def interpreted_card(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
+    """Nodes' runners in Triton's interpreter, and the cards that they open."""
     from tests.gpu_kernels.interpreted_runner import put_interpreter_in_place
 
-    put_interpreter_in_place(monkeypatch)
+    return put_interpreter_in_place(monkeypatch)
 
 
 @pytest.fixture

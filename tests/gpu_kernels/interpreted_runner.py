@@ -53,15 +53,18 @@ def put_interpreter_in_place(
     monkeypatch: pytest.MonkeyPatch,
     make_device: Callable[[], InterpretedDevice] = InterpretedDevice,
     card: type[Card] = InterpretedCard,
-) -> None:
-    """Let the back end `triton` have an interpreted card."""
+) -> list[Card]:
+    """Let the back end `triton` have an interpreted card; return those that it has opened."""
+    opened: list[Card] = []
 
     def open_card(ordinal: int) -> Card:
         device: Any = make_device()
-        return card(device, 1, {})
+        opened.append(card(device, 1, {}))
+        return opened[-1]
 
     backs = dict(choose.BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
     monkeypatch.setattr(choose, "BACK_ENDS", backs)
+    return opened
 
 
 def on_card(

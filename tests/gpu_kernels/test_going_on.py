@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
+from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedEvent, InterpretedGraph  # isort: skip
 from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card  # isort: skip
 
 import numpy as np
@@ -86,8 +86,9 @@ def test_tokens_are_the_same_whether_it_goes_on_or_not(folder: Path) -> None:
 def watch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the copies, graphs and waits of a runner's steps."""
     calls: list[str] = []
-    steps: Any = runner.decoder.steps  # type: ignore[attr-defined]
-    device: InterpretedDevice = steps._device
+    decoder: Any = runner.decoder
+    device: InterpretedDevice = decoder.device
+    of_tokens: list[InterpretedEvent] = []
 
     def recorded(owner: Any, name: str, shown: Callable[..., str]) -> None:
         plain = getattr(owner, name)
@@ -107,10 +108,20 @@ def watch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     recorded(device, "copy", way)
     for name in ("synchronize", "upload", "download"):
         recorded(device, name, lambda *_, name=name: name)
-    for name in ("wait", "record"):
-        recorded(steps._are_read, name, lambda *_, name=name: name)
-    for graph in steps._graphs.values():
-        recorded(graph, "launch", lambda *_: "graph")
+    recorded(InterpretedGraph, "launch", lambda *_: "graph")
+
+    # An event behind what goes to the card is of the numbers there, not of tokens.
+    def record(event: InterpretedEvent, stream: int) -> None:
+        if calls[-1:] == ["to the host"]:
+            of_tokens.append(event)
+            calls.append("record")
+
+    def wait(event: InterpretedEvent) -> None:
+        if event in of_tokens:
+            calls.append("wait")
+
+    monkeypatch.setattr(InterpretedEvent, "record", record)
+    monkeypatch.setattr(InterpretedEvent, "wait", wait)
     return calls
 
 
@@ -285,7 +296,7 @@ def test_rows_that_are_not_finite_end_as_in_any_other_step(folder: Path) -> None
         node.step()
     decoder: Any = node.runner.decoder
     not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
-    decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
+    decoder.device.upload_array(decoder.launches.weights.final_norm, not_a_number)
     node.step()  # its tokens were drawn before
     with pytest.raises(SequencesFailed, match="not finite"):
         node.step()
@@ -303,7 +314,7 @@ def test_a_card_that_is_lost_in_a_step_that_was_begun(
     def lost() -> None:
         raise GpuError("cuEventSynchronize: an illegal memory access was encountered (700)")
 
-    monkeypatch.setattr(steps._are_read, "wait", lost)
+    monkeypatch.setattr(steps, "tokens", lost)
     with pytest.raises(DeviceLost, match="illegal memory access"):
         node.step()
 

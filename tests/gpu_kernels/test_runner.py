@@ -21,6 +21,7 @@ import pytest
 from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
 from common.token_rules import TokenRules
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.gpu.drawing.edit_launches import HISTORY_TOKENS, LISTED_TOKENS
@@ -155,7 +156,7 @@ def test_only_rows_that_the_host_draws_are_read(
     """Four bytes of each other row leave the card; logits come in one copy."""
     reads: list[int] = []
     decoder: Any = filled.decoder
-    device: Any = decoder._device
+    device: Any = decoder.device
     copy = device.copy
 
     def counted(to: int, source: int, size: int, stream: int) -> None:
@@ -193,7 +194,7 @@ def test_a_row_without_an_allowed_token_is_told(filled: ModelRunner) -> None:
 def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:
     decoder: Any = filled.decoder
     not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
-    decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
+    decoder.device.upload_array(decoder.launches.weights.final_norm, not_a_number)
     with pytest.raises(SequencesFailed, match="not finite") as caught:
         filled.execute(batch_of(behind_prompts(*WAYS[:3])))
     assert sorted(caught.value.errors) == [0, 1, 2]
@@ -274,12 +275,13 @@ def test_memory_that_draws_hold_on_the_card_is_part_of_the_plan(filled: ModelRun
 
 def test_blocks_that_wait_in_host_memory_come_back(tmp_path: Path) -> None:
     """As swapped blocks do, beside the steps."""
-    runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]))
+    runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]), host_space=1 << 18)
+    assert runner.num_host_blocks >= 5
     runner.execute(batch_of([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)]))
     [before] = logits_of(runner, scheduled(PROMPT[39:], 39, TABLE))
-    host, places, moved = np.zeros(runner.layout.pool_shape(5), np.uint8), [4, 0, 2], [2, 8, 0]
-    for block_ids, is_out in ((TABLE, True), (moved, False)):
-        copy = runner._cache.begin_copy(block_ids, host, places, is_out=is_out)
+    places, moved = [4, 0, 2], [2, 8, 0]
+    for kind, block_ids in ((CopyKind.SWAP_OUT, TABLE), (CopyKind.SWAP_IN, moved)):
+        copy = runner.begin_copy(CacheCopy(kind, block_ids, places))
         while not copy.is_done():
             pass
     [after] = logits_of(runner, scheduled(PROMPT[39:], 39, moved))

@@ -98,7 +98,11 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
     async def die(self) -> None:
         """Every connection is cut; nothing is said."""
         self.end_streams()
-        await self._server.stop(None)
+        await self.stop()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Close the port, and return when the streams have ended; after `grace_s` they are cut."""
+        await self._server.stop(grace_s)
 
     def end_streams(self) -> None:
         for stream in self.streams:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 
 from common.ids import AttemptId
 from common.nodes import Role
@@ -82,6 +83,10 @@ class Cluster:
         await router.start()
         await wait_until(lambda: len(router.pool.nodes()) == len(self.nodes), "all nodes heard")
         return router
+
+    def redis(self) -> Redis:
+        """A client of the store's Redis beside the store."""
+        return Redis.from_url(self.url)
 
     async def refresh(self) -> None:
         """Every router asks the store, as it does by itself in a quarter of a lease."""

@@ -411,7 +411,8 @@ async def test_an_emptied_redis_disturbs_no_answer(cluster: Cluster) -> None:
     router = await cluster.router()
     answer = start(router)
     request = await asked(d)
-    await (await cluster.store._primary.client()).flushall()
+    async with cluster.redis() as client:
+        await client.flushall()
     d.push(tokens(request.id, 0, 10))
     d.push(tokens(request.id, 1, 11, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10, 11]
@@ -428,8 +429,8 @@ async def test_closing_a_router_ends_its_requests_and_leaves_nothing(cluster: Cl
         await answer
     assert set(d.aborted) == {request.id}
     await cluster.store.leave(d.incarnation)
-    keys = await (await cluster.store._primary.client()).keys("*")
-    assert keys == []
+    async with cluster.redis() as client:
+        assert await client.keys("*") == []
     with pytest.raises(Overloaded, match="shutting down"):
         await start(router)
 

@@ -32,7 +32,7 @@ from router.dispatch.fairness import (
 from router.dispatch.liveness.pace import USUAL, WIDE
 from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
-from router.dispatch.stream_calls import Caller
+from router.dispatch.stream_calls import Caller, UnsentCalls
 from tests.integration.fake_node import FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.key_folders import (
@@ -204,9 +204,7 @@ async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(repeats: bool) -> None:
     async with connected(protocol=PROTOCOL_VERSION) as (node, client, log):
-        pings = client._pings
-        assert pings is not None
-        await wait_until(lambda: pings.are_answered() and log.num_messages == 1)
+        await wait_until(lambda: client.is_running() and log.num_messages == 1)
         if repeats:
             await wait_repeated(node, client, log)
         tick(client, BUSY_TICKS - 1)
@@ -362,11 +360,11 @@ async def test_a_bug_in_what_is_said_loses_the_node_and_the_stream_is_tried_agai
     async with connected() as (_node, client, log):
         await wait_until(lambda: log.num_messages == 1)
 
-        def broken() -> pb.RouterMessage:
+        def broken(_: UnsentCalls) -> pb.RouterMessage:
             raise KeyError("bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr(client._unsent, "next_message", broken)
+            patch.setattr(UnsentCalls, "next_message", broken)
             call = asyncio.create_task(reserve(client))
             with pytest.raises(NodeLost, match="a bug: KeyError"):
                 await call

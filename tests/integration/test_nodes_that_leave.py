@@ -44,7 +44,7 @@ async def test_nobody_is_warned_that_a_node_which_left_cannot_be_reached(
     with caplog.at_level("DEBUG", "pdserve.router.nodes"):
         await cluster.store.leave(d.incarnation)
         d.end_streams()
-        await d._server.stop(LEASE_S)  # returns when the streams have ended
+        await d.stop(LEASE_S)
         await wait_until(lambda: "no stream to d0#1" in caplog.text, "it was tried again")
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
@@ -68,10 +68,10 @@ async def test_a_node_that_breaks_off_is_lost_whether_or_not_its_lease_is_over(
     d = await cluster.add("d0", Role.DECODE)
     other = await cluster.add("d1", Role.DECODE)
     await cluster.router()
-    await other._server.stop(None)
+    await other.stop()
     await wait_until(lambda: counts(cluster) == (0, 1), "d1 is lost")
     await cluster.store.leave(d.incarnation)
-    await d._server.stop(None)
+    await d.stop()
     await wait_until(lambda: counts(cluster) == (0, 2), "d0 is lost")
 
 

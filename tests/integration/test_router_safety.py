@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,14 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.errors import InternalError
+from common.errors import InternalError, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import SamplingParams
 from pdserve.local_cluster.local_cluster import STOP_TIMEOUT_S
 from placement.store import LiveNode
 from router.cluster.view import DispatcherView
+from router.core.request_flow import RequestFlow
 from router.dispatch import node_pool
 from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
@@ -252,22 +253,26 @@ async def test_a_client_hears_of_a_bug_that_kept_its_end_from_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No node is alive, so the flow ends at once; what tells the client so does not work."""
-    perform = world.router._perform
-    num_calls = 0
+    were_over: list[bool] = []
 
-    def broken(request: Any, effects: Sequence[Any]) -> None:
-        nonlocal num_calls
-        num_calls += 1
-        request.flow.on_failure(InternalError("the flow is over, its last effects are lost"))
-        if num_calls < 3:
+    def lose_effects(name: str) -> None:
+        plain: Callable[[RequestFlow, PdserveError], object] = getattr(RequestFlow, name)
+
+        def broken(flow: RequestFlow, error: PdserveError) -> None:
+            plain(flow, error)
+            were_over.append(flow.is_done)
             raise KeyError("bug")
-        perform(request, effects)
 
-    monkeypatch.setattr(world.router, "_perform", broken)
+        monkeypatch.setattr(RequestFlow, name, broken)
+
+    lose_effects("on_no_choice")
+    lose_effects("on_failure")
     stream: AsyncGenerator[Any, None] = read(world.router, (1, 2), GREEDY, deadline_s=60)
     async with asyncio.timeout(30):
         with pytest.raises(InternalError, match="an internal error ended"):
             await anext(stream)
+    assert were_over[-1]
+    assert len(were_over) == 2
     assert world.router.num_running == 0
 
 

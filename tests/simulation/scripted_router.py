@@ -90,6 +90,11 @@ class ScriptedRouter:
         self.send = send
         self._calls: dict[int, tuple[AttemptId, Incarnation]] = {}
 
+    @property
+    def num_unanswered(self) -> int:
+        """Calls that no node has answered."""
+        return len(self._calls)
+
     # --- asking -------------------------------------------------------------------------------
 
     def ask(self, request: GenerationRequest, *, may_wait: bool = False) -> Asked:

@@ -6,21 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from common.settings.config import SchedulingConfig
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep
 from node.flow.messages import AbortAttempt, RouterGone
 from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, right_answer
 
 DEADLINE_S = 5.0
+BY_PRIORITY = SchedulingConfig(enable_priority_scheduling=True)
 
 
 def make_world() -> World:
     return World(
         threshold=4,
         prefill=NodeSize(budget=8, seats=1),
-        decode=NodeSize(budget=8, seats=2),
+        decode=NodeSize(budget=8, seats=2, scheduling=BY_PRIORITY),
     )
 
 
@@ -126,9 +127,11 @@ def computing_locally(world: World) -> Asked:
 
 def preempted(world: World) -> Asked:
     asked = decoding(world)
-    attempt = world.d.flow.attempts.get(asked.request.id)
-    assert attempt is not None
-    world.d.scheduler._held.preempt(PlannedStep(), attempt.sequence)
+    for seed in (1, 2):
+        name = f"important{seed}"
+        world.ask(4, seed=seed, max_tokens=16, ignore_eos=True, priority=5, name=name)
+    world.step_until(lambda: status(world, asked, "d") is SequenceStatus.PREEMPTED)
+    assert world.d.scheduler.statistics().counters.preemptions["priority"] == 1
     return asked
 
 

@@ -40,7 +40,7 @@ def test_asking_twice_is_the_same_reservation(moment: str) -> None:
     assert world.d.flow.attempts.num_leases == (0 if moment == "landed" else 1)
     assert len(world.d.flow.attempts) == 1
     assert_finished(world, asked)
-    assert not world.router._calls, "every call is answered"
+    assert world.router.num_unanswered == 0, "every call is answered"
 
 
 @pytest.mark.covers("F02")

@@ -80,8 +80,8 @@ class GpuDecoder:
     ) -> None:
         """Allocate the buffers of the largest step, of sequences of at most `max_len` tokens."""
         self.num_layers, self.spec, self.stream = spec.num_layers, spec, stream
-        self.max_len = max_len
-        self._device, self._make_launches, self._shape = device, make_launches, shape
+        self.device, self.max_len = device, max_len
+        self._make_launches, self._shape = make_launches, shape
         self._heads: dict[tuple[int, bool, int, int], list[Bound]] = {}
         self.launches = make = make_launches(pool)
         self._width = -(-max_len // pool.block_size)
@@ -178,7 +178,7 @@ class GpuDecoder:
 
         With `ways` it is computed to its tokens, if so many rows are drawn at once.
         """
-        self._device.use()
+        self.device.use()
         rows = lay_out(batch, self._tile, self._room)
         if rows.chunks is None:
             if ways is not None and rows.places is not None:
@@ -259,8 +259,8 @@ class GpuDecoder:
     def logits(self, hidden: Hidden, rows: np.ndarray) -> np.ndarray:
         count, vocab_size = len(rows), self.spec.vocab_size
         self.queue_logits(hidden.places_of(rows))
-        self._device.synchronize(self.stream)
-        raw = self._device.download(self.memory["logits"], 4 * count * vocab_size)
+        self.device.synchronize(self.stream)
+        raw = self.device.download(self.memory["logits"], 4 * count * vocab_size)
         return np.frombuffer(raw, np.float32).reshape(count, vocab_size)
 
     def queue_logits(self, places: np.ndarray, normed: int = 0, logits: int = 0) -> None:

@@ -115,6 +115,16 @@ class AttemptTable:
         """The number of attempts with an open landing or transfer."""
         return len(self._by_lease)
 
+    @property
+    def num_routers(self) -> int:
+        """The number of routers with attempts here."""
+        return len(self._by_router)
+
+    @property
+    def num_deadlines(self) -> int:
+        """The number of deadlines in memory, those of attempts that have ended among them."""
+        return len(self._deadlines)
+
     def add(self, attempt: NodeAttempt) -> None:
         """Add an attempt. Raises `ValueError` when its id is in the table."""
         if attempt.id in self._attempts:

@@ -12,7 +12,7 @@ from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, SwapCopy
+from engine.core.step.step_in_flight import PlannedStep
 from engine.core.step.step_results import StepOutput
 from tests.support.engine.build import (
     Engine,
@@ -130,8 +130,7 @@ class Run:
     def _move_kv(self, live: _Live) -> None:
         scheduler, sequence = self.engine.scheduler, live.sequence
         is_quarantined = sequence.sequence_id in scheduler.quarantined
-        swaps = [copy for copy, _ in self.engine._copies if isinstance(copy, SwapCopy)]
-        if any(swap.sequence is sequence for swap in swaps):
+        if any(swap.sequence is sequence for swap in self.engine.swaps_under_way):
             return  # its quarantine ends with the copy
         if not is_quarantined and sequence.status not in (
             SequenceStatus.WAITING_FOR_KV,

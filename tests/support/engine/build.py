@@ -330,6 +330,11 @@ class Engine:
             self.scheduler.end_copy(swap, is_good=is_good)
             check_books(self.scheduler)
 
+    @property
+    def swaps_under_way(self) -> list[SwapCopy]:
+        """Swaps beside the steps that the scheduler has not been told the end of."""
+        return [copy for copy, _ in self._copies if isinstance(copy, SwapCopy)]
+
     def step(self) -> StepOutputs:
         """Run a whole step, with its invariants checked."""
         step = self.plan()

@@ -29,11 +29,13 @@ def load(
     activation_dtype: str = "auto",
     quantization: str = "none",
     load_format: str = "auto",
+    host_space: int = 0,
     **engine: Any,
 ) -> ModelRunner:
     """A runner with a small cache of blocks of 16, unless `engine` says otherwise.
 
-    It verifies at most `num_drafts` drafts of a sequence in a step.
+    It verifies at most `num_drafts` drafts of a sequence in a step, and swaps into `host_space`
+    bytes.
     """
     settings: dict[str, Any] = {
         "block_size": 16,
@@ -52,6 +54,7 @@ def load(
         speculation=SpeculationConfig(
             speculative_method="ngram" if num_drafts else "none", num_speculative_tokens=num_drafts
         ),
+        host_space=host_space,
     )
 
 

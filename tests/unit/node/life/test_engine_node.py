@@ -18,7 +18,10 @@ from common.settings.config import Config
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.connector import shell
+from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.contract import OnEvent
+from kv_transfer.receiving.effects import ReceiverEffect
+from kv_transfer.receiving.machine import Receiver
 from node.control.control_port import SERVER_OPTIONS
 from node.flow.landing_place import NewLeaseToken
 from node.flow.node_flow import NodeFlow
@@ -193,10 +196,10 @@ async def test_a_bug_in_the_kv_connector_ends_the_node_at_once(
     await world.has_arrived()
     world.let_go.set()
 
-    def fail() -> None:
+    def fail(_: ReceivingEnd) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(world.connector._receiving, "tick", fail)
+    monkeypatch.setattr(ReceivingEnd, "tick", fail)
     with caplog.at_level(logging.CRITICAL, "pdserve"):
         world.connector.revoke(0)
         assert await world.end(running) == 1
@@ -216,14 +219,14 @@ async def test_a_hung_connector_ends_the_node(
     await world.has_arrived()
     world.let_go.set()
     hangs, may_go_on = threading.Event(), threading.Event()
-    receiving = world.connector._receiving
 
-    def hang() -> None:
-        with receiving._lock:
-            hangs.set()
-            assert may_go_on.wait(WAIT_S)
+    def hang(_: Receiver, now_s: float) -> list[ReceiverEffect]:
+        world.threads.append(threading.current_thread())
+        hangs.set()
+        assert may_go_on.wait(WAIT_S)
+        return []
 
-    monkeypatch.setattr(receiving, "tick", hang)
+    monkeypatch.setattr(Receiver, "on_tick", hang)
     world.connector.revoke(0)
     assert await asyncio.to_thread(hangs.wait, WAIT_S)
     assert world.connector.statistics().landings_open == 0
@@ -234,7 +237,6 @@ async def test_a_hung_connector_ends_the_node(
     assert "the KV connector's thread did not end in 0.01 s" in caplog.messages
     may_go_on.set()
     await world.finish_threads()
-    await asyncio.to_thread(world.connector._thread.join, WAIT_S)
 
 
 @pytest.mark.covers("F09")

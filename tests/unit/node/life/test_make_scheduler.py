@@ -14,6 +14,7 @@ from common.settings.config import (
     SchedulingConfig,
     SpeculationConfig,
 )
+from engine.core.sequences.sequence import Sequence
 from node.life.make_scheduler import (
     host_space_of,
     make_scheduler,
@@ -21,6 +22,7 @@ from node.life.make_scheduler import (
     plans_ahead,
     speculation_of,
 )
+from tests.support.engine.build import make_request
 from tests.support.engine.hash_runner import HashRunner
 
 
@@ -156,4 +158,10 @@ def test_steps_begin_early_where_the_runner_can_and_steps_are_planned_ahead(
     model = HashRunner(num_blocks=10, block_size=8)
     model.goes_on = goes_on
     scheduler = make_scheduler(config(Role.DECODE, async_scheduling=chosen), model)
-    assert (scheduler._after is not None) is (goes_on != "" and chosen != "off")
+    request = make_request(5, max_tokens=8, ignore_eos=True)
+    scheduler.add(Sequence(1, request))
+    for _ in range(6):
+        step = scheduler.plan()
+        scheduler.apply(step, model.execute(step.batch))
+    has_begun = scheduler.statistics().counters.plans_ahead["begun"] > 0
+    assert has_begun is (goes_on != "" and chosen != "off")

@@ -30,8 +30,10 @@ class HeldRunner(ScriptedRunner):
     def __init__(self, error: Any) -> None:
         super().__init__([], error)
         self.began, self.release = threading.Event(), threading.Event()
+        self.thread: threading.Thread | None = None
 
     def execute(self, batch: Sequence[ScheduledSequence], *calls: Any) -> Any:
+        self.thread = threading.current_thread()
         self.began.set()
         assert self.release.wait(WAIT_S)
         return super().execute(batch, *calls)
@@ -62,7 +64,8 @@ async def test_what_an_abandoned_step_leads_to_is_dropped(error: Any, is_in_time
         runner.release.set()
     await thread.stop(WAIT_S if is_in_time else 0.0)
     runner.release.set()
-    thread._thread.join(WAIT_S)
-    assert not thread._thread.is_alive()
+    assert runner.thread is not None
+    runner.thread.join(WAIT_S)
+    assert not runner.thread.is_alive()
     assert (len(performed) > before) is (is_in_time and error is None)
     assert set(log) == ({"crash" if error else "flush"} if is_in_time else set())

@@ -137,7 +137,7 @@ def test_other_words_name_settings_that_there_are() -> None:
         for flag in re.findall(r"--(?:no-)?([a-z-]+)", explained):
             assert flag.replace("-", "_") in {*all_options(), "prefill", "decode"}, flag
         for command in re.findall(r"`pdserve ([a-z]+)", explained):
-            assert command in build_parser()._commands(), command
+            assert command in build_parser().commands(), command
 
 
 def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

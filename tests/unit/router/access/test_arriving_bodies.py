@@ -77,7 +77,7 @@ def test_an_end_is_idempotent_and_gives_everything_back() -> None:
     world.end("a0")
     world.bodies.end(arrival)
     assert (world.bodies.num_bodies, world.bodies.num_bytes) == (0, 0)
-    assert world.bodies._owners == {}
+    assert world.bodies.num_owners == 0
 
 
 @given(

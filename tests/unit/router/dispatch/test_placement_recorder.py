@@ -164,6 +164,14 @@ async def test_only_the_latest_word_of_an_attempt_is_written() -> None:
         assert (await setup.store.placements())[0].reason == "second"
 
 
+async def changes_of_next_call(setup: Setup) -> list[str]:
+    """Place the request with number 1; return what is written together with it."""
+    setup.store.calls.clear()
+    setup.recorder.place_nowait(placement(1))
+    await setup.recorder.wait_idle()
+    return setup.store.calls
+
+
 async def turns() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -206,7 +214,9 @@ async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:
         setup.recorder.unplace_nowait(placement().attempt)
         await setup.recorder.wait_idle()
         assert (setup.num_errors("place"), setup.num_errors("unplace")) == (1, 1)
-        assert setup.recorder._recorded == set()
+        setup.clock.advance(TTL_S)
+        setup.recorder.unplace_nowait(placement().attempt)
+        assert await changes_of_next_call(setup) == [f"place {placement(1).attempt}"]
 
 
 async def test_a_removal_that_was_not_written_is_tried_again(
@@ -223,8 +233,12 @@ async def test_a_removal_that_was_not_written_is_tried_again(
         await eventually(lambda: setup.num_errors("unplace") >= 2)
         assert await setup.store.placements() == [placement()]
         setup.store.is_away = False
-        await eventually(lambda: not setup.recorder._unwritten)
-        assert await setup.store.placements() == []
+        setup.recorder.place_nowait(placement(1))
+        await setup.recorder.wait_idle()
+        assert await setup.store.placements() == [placement(1)]
+        setup.recorder.unplace_nowait(placement(1).attempt)
+        await setup.recorder.wait_idle()
+        assert await changes_of_next_call(setup) == [f"place {placement(1).attempt}"]
 
 
 async def test_a_removal_is_not_tried_for_longer_than_its_record_can_live(
@@ -239,12 +253,15 @@ async def test_a_removal_is_not_tried_for_longer_than_its_record_can_live(
         setup.recorder.unplace_nowait(placement().attempt)
         await eventually(lambda: setup.num_errors("unplace") >= 2)
         setup.clock.advance(TTL_S)
-        await eventually(lambda: not setup.recorder._unwritten)
+        assert await changes_of_next_call(setup) == [f"place {placement(1).attempt}"]
 
 
 async def test_a_store_that_hangs_does_not_fill_the_memory() -> None:
     async with running() as setup:
         for index in range(MAX_PENDING + 100):
             setup.recorder.place_nowait(placement(index))
-        assert len(setup.recorder._pending) == MAX_PENDING
         assert setup.num_errors("record_dropped") == 100
+        setup.store.gate.set()
+        await setup.recorder.wait_idle()
+        assert len(setup.store.calls) == MAX_PENDING
+        assert setup.store.calls[0] == f"place {placement(100).attempt}"

@@ -28,11 +28,12 @@ from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import node_json, placement_json
 from router.http.described import schema_of
 from router.http.errors import ApiError
-from router.live.feed import LiveFeed
+from router.live.history import LiveHistory
 from router.live.shapes import HistoryEvent, SnapshotEvent
+from router.live.snapshot import SnapshotJson
 from router.text.text_model import TextModel
+from router.watch.edge_counters import EdgeCounters
 from router.watch.recent_placements import RecentPlacements
-from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.described import check, described_paths
 from tests.support.http.http_edge import Edge, FakeCluster, make_edge
 from tests.support.observing.live_readings import node, placed, reading
@@ -278,11 +279,11 @@ async def test_the_events_of_the_live_page() -> None:
     edge.cluster.live = shown
     async with edge.client() as client:
         await client.post("/v1/completions", json={"prompt": 5})
-    feed = LiveFeed(edge.cluster, ManualClock())
-    feed.edge.errors.extend(edge.live.edge.errors)
-    feed.sample()
-    history = {"kind": "history", **feed._json.history(shown, feed.edge.errors)}
-    snapshot = {"kind": "snapshot", **feed._json.snapshot(shown, recent, feed.edge.errors)}
+    errors, samples = edge.live.edge.errors, LiveHistory(EdgeCounters())
+    samples.add(shown, 0.0)
+    events = SnapshotJson(samples, 0.0, quotes_requests=True)
+    history = {"kind": "history", **events.history(shown, errors)}
+    snapshot = {"kind": "snapshot", **events.snapshot(shown, recent, errors)}
     assert history["errors"]
     for event, kind in ((history, HistoryEvent), (snapshot, SnapshotEvent)):
         told, schema = json.loads(json.dumps(event)), schema_of(kind)

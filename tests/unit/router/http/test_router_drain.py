@@ -9,13 +9,13 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import uvloop
 
 from common.ids import Incarnation
+from http_serving.server import Server
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.cluster.drain import DrainingNode
@@ -107,10 +107,10 @@ async def test_an_idle_router_ends_at_once() -> None:
 
 async def who_connected_last_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several connections lie in the kernel's queue, requests sent, when the door is closed."""
-    close_the_door = server_module._drain
+    close_the_door = Server.stop_accepting
     clients: list[socket.socket] = []
 
-    async def connect_and_close(*arguments: Any) -> None:
+    async def connect_and_close(server: Server, listener: socket.socket) -> None:
         # The loop has no turn between this and the closing, and cannot take them before.
         for _ in range(NUM_LAST):
             clients.append(socket.create_connection(("127.0.0.1", router.port)))
@@ -119,9 +119,9 @@ async def who_connected_last_is_answered(monkeypatch: pytest.MonkeyPatch) -> Non
         clients.pop(0).close()
         clients[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         clients.pop(0).close()
-        await close_the_door(*arguments)
+        await close_the_door(server, listener)
 
-    monkeypatch.setattr(server_module, "_drain", connect_and_close)
+    monkeypatch.setattr(Server, "stop_accepting", connect_and_close)
     async with serving(make_edge()) as router:
         router.drain.set()
         await router.ends()

@@ -21,11 +21,13 @@ from common.errors import NodeLost
 from router.live import feed as live_feed
 from router.live import page as page_module
 from router.live.feed import MAX_BEHIND, MAX_VIEWERS, MAX_VIEWERS_PER_KEY, LiveFeed
+from router.live.history import COLUMNS
 from router.live.page import live_page
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_edge import FakeCluster, events, fails, make_edge
 from tests.support.http.http_server import eventually, served
 
+AT_S = COLUMNS.index("at_s")
 FOLDER = Path(page_module.__file__).parent
 
 
@@ -117,7 +119,8 @@ async def test_a_late_viewer_gets_what_happened_meanwhile(
         async with watching(feed) as (late,):
             history, latest = late.events()
             assert len(history["samples"]) == 2
-            assert latest["sample"] == last_row(feed)
+            assert latest["sample"] == history["samples"][-1]
+            assert latest["sample"][AT_S] == 1.0
 
 
 async def test_a_snapshot_is_encoded_once_for_all(feed: LiveFeed) -> None:
@@ -143,22 +146,21 @@ async def test_a_viewer_that_leaves_is_forgotten(feed: LiveFeed) -> None:
 async def test_a_viewer_that_does_not_read_is_cut_off(feed: LiveFeed, clock: ManualClock) -> None:
     async with watching(feed, 2) as (slow, quick):
         slow.reads.clear()
-        for _ in range(MAX_BEHIND + 2):
+        for second in range(1, MAX_BEHIND + 3):
             clock.advance(1.0)
             feed.sample()
-            await eventually(lambda: quick.events()[-1]["sample"] == last_row(feed))
+            await shows_sample_of(second, quick)
         await slow.task
         assert slow.num_cuts == 1
         assert feed.num_viewers == 1
         clock.advance(1.0)
         feed.sample()
-        await eventually(lambda: quick.events()[-1]["sample"] == last_row(feed))
+        await shows_sample_of(MAX_BEHIND + 3, quick)
         assert quick.num_cuts == 0
 
 
-def last_row(feed: LiveFeed) -> list[Any]:
-    row = feed._history.samples[-1].row()
-    return list(json.loads(json.dumps(row)))
+async def shows_sample_of(second: int, viewer: Viewer) -> None:
+    await eventually(lambda: viewer.events()[-1]["sample"][AT_S] == second)
 
 
 async def test_only_so_many_may_watch(feed: LiveFeed) -> None:

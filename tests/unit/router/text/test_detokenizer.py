@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +11,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from router.text.detokenizer import MAX_PENDING, Detokenizer
+from router.text.model_files import read_tokenizer
 from router.text.token_lookup import TokenTextCache
-from tests.support.http.http_edge import CONTEXT, tiny_model
+from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
 
 MODEL = tiny_model()
 ID_OF_BYTES = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}
 ALL_IDS = st.lists(st.integers(0, MODEL.vocab_size - 1), max_size=3 * MAX_PENDING)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    """The tokenizer of `MODEL`."""
+    return read_tokenizer(write_model_folder(tmp_path), MODEL.vocab_size)
 
 
 def pieces(token_ids: list[int]) -> list[str]:
@@ -136,7 +144,7 @@ def test_a_long_answer_is_exact() -> None:
     assert "".join(pieces(encode(text))) == text
 
 
-def test_whole_tokens_are_looked_up_and_the_others_decoded() -> None:
+def test_whole_tokens_are_looked_up_and_the_others_decoded(tokenizer: Tokenizer) -> None:
     num_decoded = 0
 
     def decode(token_ids: Sequence[int]) -> str:
@@ -144,7 +152,7 @@ def test_whole_tokens_are_looked_up_and_the_others_decoded() -> None:
         num_decoded += bool(token_ids)
         return MODEL.decode(token_ids)
 
-    texts = TokenTextCache(MODEL._tokenizer)
+    texts = TokenTextCache(tokenizer)
     detokenizer = Detokenizer(decode, frozenset(), whole_text=texts.__getitem__)
     words = encode("Hello world")
     assert "".join(map(detokenizer.push, words)) == "Hello world"
@@ -153,8 +161,8 @@ def test_whole_tokens_are_looked_up_and_the_others_decoded() -> None:
     assert num_decoded > 0
 
 
-def test_a_token_that_only_neighbours_complete_is_never_looked_up() -> None:
-    texts = TokenTextCache(MODEL._tokenizer)
+def test_a_token_that_only_neighbours_complete_is_never_looked_up(tokenizer: Tokenizer) -> None:
+    texts = TokenTextCache(tokenizer)
     assert texts[ID_OF_BYTES[b"a"]] == "a"
     assert [texts[token_id] for token_id in byte_ids("é".encode())] == [None, None]
     assert texts[10**9] is None

@@ -47,7 +47,7 @@ def test_what_is_removed_is_forgotten_under_every_name_but_known_as_closed() -> 
     assert table.of_router(R1) == []
     assert (len(table), table.num_leases, one.lease_token) == (0, 0, None)
     assert table.is_closed(one.id)
-    assert not table._by_router, "no empty entry is left for a router"
+    assert table.num_routers == 0, "no empty entry is left for a router"
 
 
 def test_an_attempt_that_comes_with_its_lease_is_found_by_it() -> None:
@@ -130,6 +130,6 @@ def test_deadlines_of_what_has_ended_do_not_pile_up() -> None:
         one = make_attempt(f"r{number}", until_s=86_400.0, number=number)
         table.add(one)
         table.remove(one)
-        assert len(table._deadlines) <= 2 * len(table) + attempt_table.MAX_DEAD_DEADLINES
+        assert table.num_deadlines <= 2 * len(table) + attempt_table.MAX_DEAD_DEADLINES
     assert table.next_deadline_s() == 5.0
     assert table.expired(5.0) == [stays]
