@@ -230,7 +230,7 @@ class GrammarCompiler:
 
         def fails(schema: Mapping[str, Any]) -> bool:
             rule = json_rule(schema, is_lenient=True)
-            return bool(_problem(self._compile(f"start: {rule}", LIMITS)))
+            return bool(_problem(self.compile_text(f"start: {rule}", LIMITS)))
 
         weakening = Weakening(fails)
         for part in schemas:
@@ -300,7 +300,7 @@ class GrammarCompiler:
         if grammar.kind is GrammarKind.LARK:
             check_lark(grammar.text, grammar.source)
         lark = as_lark(grammar, "start")
-        matcher = self._compile(lark, LIMITS)
+        matcher = self.compile_text(lark, LIMITS)
         problem = _problem(matcher)
         if problem:
             if grammar.kind is GrammarKind.JSON_SCHEMA:
@@ -315,7 +315,7 @@ class GrammarCompiler:
     def _refuse_part(self, grammar: Grammar, schemas: Iterable[SchemaPart]) -> None:
         """Raise `InvalidRequest` for the schema that is why there is no `grammar`, if one is."""
         lark = as_lark(grammar, "start")
-        problem = _problem(self._compile(lark, LIMITS))
+        problem = _problem(self.compile_text(lark, LIMITS))
         trials = self._trials(lark, problem)
         for part in schemas:
             if trials.is_at_fault(part.schema, is_lenient=part.is_lenient):
@@ -327,16 +327,17 @@ class GrammarCompiler:
 
     def _trials(self, lark: str, problem: str) -> SchemaTrials:
         """Return a search for the part with the `problem` that the whole grammar has."""
-        is_cheap = _problem(self._compile(lark, _TRIAL_LIMITS)) == problem
+        is_cheap = _problem(self.compile_text(lark, _TRIAL_LIMITS)) == problem
 
         def has_problem(schema: Mapping[str, Any], is_lenient: bool) -> bool:
             tried = f"start: {json_rule(schema, is_lenient=is_lenient)}"
             limits = _TRIAL_LIMITS if is_cheap else LIMITS
-            return _problem(self._compile(tried, limits)) == problem
+            return _problem(self.compile_text(tried, limits)) == problem
 
         return SchemaTrials(has_problem, are_cheap=is_cheap)
 
-    def _compile(self, lark: str, limits: LLParserLimits) -> LLMatcher:
+    def compile_text(self, lark: str, limits: LLParserLimits) -> LLMatcher:
+        """Return a matcher of a grammar in Lark's form, whose error says why it is none."""
         text = compiled_text(lark, self._added_texts)
         return LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
 

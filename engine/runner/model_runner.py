@@ -71,7 +71,7 @@ class ModelRunner:
         self._is_measured_alone = back_end.is_measured_alone
         self._decoder = loaded.decoder
         self._cache = cache
-        self._limits = limits
+        self.limits = limits
         self._widest = widest
         self._row_draw = loaded.row_draw or HostDraw(loaded.decoder, limits.vocab_size)
         self._decoding_steps = loaded.decoding_steps
@@ -198,7 +198,7 @@ class ModelRunner:
         """
         if not batch:
             return RunnerResult()
-        flat = flatten(batch, self._limits)
+        flat = flatten(batch, self.limits)
         pending = None
         if self.grammars is not None:
             asks_afterwards = self._row_draw.asks_afterwards
@@ -254,10 +254,10 @@ class ModelRunner:
         results: list[DrawnTokens | None],
     ) -> None:
         """Compute the MTP layer's keys and values of this step; write its drafts into `results`."""
-        step = plan_drafts(batch, flat, results, self._limits)
+        step = plan_drafts(batch, flat, results, self.limits)
         if step is None:
             return
-        for entry, draft_token_ids in run_drafts(mtp, hidden, step, self._limits.block_size):
+        for entry, draft_token_ids in run_drafts(mtp, hidden, step, self.limits.block_size):
             result = results[entry]
             assert result is not None
             result.draft_token_ids = draft_token_ids
@@ -283,13 +283,13 @@ class ModelRunner:
         For measurements of a model's accuracy. Overwrites the first blocks. Raises `InternalError`
         for more tokens than a sequence may have.
         """
-        size, most = self.layout.block_size, self._limits.max_tokens
+        size, most = self.layout.block_size, self.limits.max_tokens
         table = range(blocks_for(len(token_ids), size))
         count = len(token_ids) - 1
         for start in range(0, count, most):
             chunk = token_ids[start : min(start + most, count)]
             scheduled = ScheduledSequence(0, chunk, start, table, None)
-            hidden = self._decoder.begin(flatten(batch_of([scheduled]), self._limits))
+            hidden = self._decoder.begin(flatten(batch_of([scheduled]), self.limits))
             for index in range(self._decoder.num_layers):
                 self._decoder.run_layer(index, hidden)
             for first in range(0, len(chunk), MAX_SAMPLED_ROWS):
@@ -313,7 +313,7 @@ class ModelRunner:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        length = min(32, self.max_model_len, self._limits.max_tokens)
+        length = min(32, self.max_model_len, self.limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
         kinds = (
             SamplingParams(max_tokens=1, temperature=0.0, logprobs=1, prompt_logprobs=1),
@@ -329,5 +329,5 @@ class ModelRunner:
                 self.execute(batch_of([many]))
                 self.execute(batch_of([ScheduledSequence(0, [0], length - 1, table, sample)]))
         self._step_costs = measure_step_costs(
-            self.execute, self._limits, self._widest, has_proposals=self._mtp is not None
+            self.execute, self.limits, self._widest, has_proposals=self._mtp is not None
         )

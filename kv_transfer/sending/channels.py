@@ -55,6 +55,11 @@ class Channel:
         """Return the number of frames in flight."""
         return len(self._in_flight)
 
+    @property
+    def num_acknowledged(self) -> int:
+        """Frames of this connection that the peer has consumed."""
+        return self._next_seq - len(self._in_flight)
+
     def launch(self, flight: InFlight) -> int:
         """Add a frame; return its sequence number on this connection."""
         self._in_flight.append(flight)
@@ -67,7 +72,7 @@ class Channel:
 
         Raises `PeerProtocolError` when fewer were sent.
         """
-        num_new = consumed - (self._next_seq - len(self._in_flight))
+        num_new = consumed - self.num_acknowledged
         if not 0 <= num_new <= len(self._in_flight):
             raise PeerProtocolError(
                 f"{self.peer} acknowledged {consumed} frames: {self._next_seq} were sent"

@@ -42,6 +42,11 @@ class Links:
         self._meters: dict[Hashable, RateMeter] = {}
         self._usual = UsualRates()
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of all links that count against the node's window."""
+        return self._window.in_flight_bytes
+
     def get(self, peer: Peer) -> Link | None:
         return self._by_peer.get(peer)
 

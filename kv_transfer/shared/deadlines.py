@@ -23,13 +23,18 @@ class Deadlines(Generic[Key]):
         self._heap: list[tuple[float, int, Key]] = []
         self._num_pushed = 0
 
+    @property
+    def num_entries(self) -> int:
+        """Entries that take memory: one for each key, and those that are outdated."""
+        return len(self._heap)
+
     def set_no_later(self, key: Key, at_s: float) -> None:
         """Look at `key` at this time, unless it is looked at earlier."""
         if at_s < self._at_s.get(key, float("inf")):
             self._at_s[key] = at_s
             self._num_pushed += 1
             heapq.heappush(self._heap, (at_s, self._num_pushed, key))
-            if len(self._heap) > 2 * len(self._at_s) + MANY_OUTDATED:
+            if self.num_entries > 2 * len(self._at_s) + MANY_OUTDATED:
                 self._heap = [entry for entry in self._heap if self._at_s.get(entry[2]) == entry[0]]
                 heapq.heapify(self._heap)
 

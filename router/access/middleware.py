@@ -23,7 +23,8 @@ from router.http.exchange import Reply
 from router.http.routes import Access, RouteTable, matched_route, put_route
 
 REQUEST_ID = b"x-request-id"
-_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+GOOD_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+"""A client's id of a request that is kept; another one is replaced."""
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
@@ -41,7 +42,7 @@ class RequestIdMiddleware:
             await self.app(scope, receive, send)
             return
         request_id = _header(scope, REQUEST_ID)
-        if not _GOOD_ID.fullmatch(request_id):
+        if not GOOD_REQUEST_ID.fullmatch(request_id):
             request_id = new_id("req").encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 

@@ -90,7 +90,7 @@ def connection_limits(limits: ConnectionLimits, flag: str = "") -> dict[str, str
 
 
 def longest_request_id() -> int:
-    return max(n for n in range(1, 1000) if middleware._GOOD_ID.fullmatch(b"x" * n))
+    return max(n for n in range(1, 1000) if middleware.GOOD_REQUEST_ID.fullmatch(b"x" * n))
 
 
 def trial_limits(limits: TrialLimits) -> dict[str, str]:

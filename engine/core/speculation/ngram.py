@@ -59,6 +59,11 @@ class NgramDrafter:
             return NO_PROPOSAL
         return Proposal(state.text.index.tokens_from(state.position, len(chances)), chances)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that were proposed for and are not forgotten."""
+        return len(self._states)
+
     def forget(self, view: DraftView) -> None:
         """Drop the state of the sequence."""
         self._states.pop(view.sequence_id, None)

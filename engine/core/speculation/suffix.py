@@ -87,6 +87,16 @@ class SuffixDrafter:
         self._keep_current(state)
         return self._walk(state, max_drafts, lowest_chance)
 
+    @property
+    def num_recent_tokens(self) -> int:
+        """Tokens of ended outputs that are kept, with a separator behind each output."""
+        return len(self._recent.tokens)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that were proposed for and are not forgotten."""
+        return len(self._states)
+
     def forget(self, view: DraftView) -> None:
         """Drop the sequence; add its output to the recent ones, and drop the oldest of them."""
         if self._states.pop(view.sequence_id, None) is None:

@@ -42,6 +42,11 @@ class SuffixIndex:
         self._latest: dict[tuple[int, ...], int] = {}
         self._earlier = array("q")  # by position: the position after the run's previous occurrence
 
+    @property
+    def num_runs(self) -> int:
+        """Different runs of `run_length` tokens that `find` can find."""
+        return len(self._latest)
+
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens; amortised constant time for each."""
         tokens, latest, earlier, length = self.tokens, self._latest, self._earlier, self._run_length

@@ -44,7 +44,7 @@ class RowBuffer:
     """Memory for at most `num_rows` rows of `width` float32 values. It never grows."""
 
     def __init__(self, num_rows: int, width: int) -> None:
-        self._num_rows, self._width = num_rows, width
+        self.num_rows, self.width = num_rows, width
         self.num_bytes = num_rows * width * np.dtype(np.float32).itemsize
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, max(self.num_bytes, 1), flags=private)
@@ -68,11 +68,11 @@ class RowBuffer:
         A smaller `width` than the buffer's can be chosen. Raises `InternalError` for more rows, or
         wider ones, than the buffer has: a step is larger than the memory was planned for.
         """
-        width = self._width if width is None else width
-        if num_rows > self._num_rows or width > self._width:
+        width = self.width if width is None else width
+        if num_rows > self.num_rows or width > self.width:
             raise InternalError(
-                f"a step buffer of {num_rows} rows of {width}: wanted at most {self._num_rows} "
-                f"rows of {self._width}"
+                f"a step buffer of {num_rows} rows of {width}: wanted at most {self.num_rows} "
+                f"rows of {self.width}"
             )
         return self._values[: num_rows * width].reshape(num_rows, width)
 

@@ -147,7 +147,7 @@ def _install(debs: Sequence[str], say: Say) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *debs]
     for command in (["apt-get", "update", "-qq"], install):
-        _run(command, APT_LIMIT_S, env=environment)
+        run(command, APT_LIMIT_S, env=environment)
 
 
 def _build(work: Path, say: Say) -> None:
@@ -157,7 +157,7 @@ def _build(work: Path, say: Say) -> None:
     done.mkdir()
     say(f"unpacking Debian {SUITE} and a kernel (once, about half a minute)")
     unpack = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={','.join(DEBS)}"]
-    _run([*unpack, SUITE, str(root), *_mirrors()], BUILD_LIMIT_S)
+    run([*unpack, SUITE, str(root), *_mirrors()], BUILD_LIMIT_S)
     say("adding Python packages")
     site = root / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -165,7 +165,7 @@ def _build(work: Path, say: Say) -> None:
     pinned = work / "requirements.txt"
     pinned.write_text("\n".join(pins_of_wheels()) + "\n")
     verified = ["--no-deps", "--require-hashes", "-r", str(pinned)]
-    _run([*pip, "--no-compile", *target, *verified], BUILD_LIMIT_S)
+    run([*pip, "--no-compile", *target, *verified], BUILD_LIMIT_S)
     say("packing")
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     kernel.rename(done / "vmlinuz")
@@ -177,14 +177,14 @@ def _build(work: Path, say: Say) -> None:
 def _mirrors() -> list[str]:
     """Where apt gets this suite from, if it does; else mmdebstrap's own choice."""
     shown = ["$(REPO_URI)", "Identifier: Packages", f"Codename: {SUITE}", "Component: main"]
-    found = _run(["apt-get", "indextargets", "--format", *shown], APT_LIMIT_S).split()
+    found = run(["apt-get", "indextargets", "--format", *shown], APT_LIMIT_S).split()
     return sorted(set(found))[:1]
 
 
 def _prune(root: Path, version: str) -> None:
-    _run(["chroot", str(root), "depmod", version], BUILD_LIMIT_S)
+    run(["chroot", str(root), "depmod", version], BUILD_LIMIT_S)
     modules = root / "lib" / "modules" / version
-    kept = _with_dependencies((modules / "modules.dep").read_text())
+    kept = with_dependencies((modules / "modules.dep").read_text())
     for path in modules.rglob("*.ko"):
         if str(path.relative_to(modules)) not in kept:
             path.unlink()
@@ -196,7 +196,7 @@ def _prune(root: Path, version: str) -> None:
                 path.unlink()
 
 
-def _with_dependencies(modules_dep: str) -> set[str]:
+def with_dependencies(modules_dep: str) -> set[str]:
     """The paths of `MODULES` and of all that they need, of lines `path: path path…`."""
     needs = dict(line.split(":", 1) for line in modules_dep.splitlines())
     kept: set[str] = set()
@@ -214,10 +214,10 @@ def _configure(root: Path) -> None:
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     # Compiling takes the emulated processor many seconds at every start.
     compiler = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
-    _run(["chroot", str(root), *compiler, "/site", f"/usr/lib/python{PYTHON}"], BUILD_LIMIT_S)
+    run(["chroot", str(root), *compiler, "/site", f"/usr/lib/python{PYTHON}"], BUILD_LIMIT_S)
 
 
-def _run(command: Iterable[str], limit_s: float, env: dict[str, str] | None = None) -> str:
+def run(command: Iterable[str], limit_s: float, env: dict[str, str] | None = None) -> str:
     """The command's output. Raises `CannotBuild` with the end of its errors."""
     arguments = list(command)
     try:

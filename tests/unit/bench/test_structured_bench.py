@@ -89,9 +89,12 @@ def test_forced_tokens_change_no_answer(model: Any) -> None:
 
 def test_another_answer_ends_the_bench(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(structured.Serving):
+        def __init__(self, runner: Any, method: str, max_num_seqs: int) -> None:
+            super().__init__(runner, method, max_num_seqs)
+            self.is_drafted = method != "none"
+
         def arrive(self, prompt: tuple[int, ...], sampling: Any) -> Any:
-            is_drafted = self.scheduler._speculation is not None
-            return super().arrive((7, *prompt) if is_drafted else prompt, sampling)
+            return super().arrive((7, *prompt) if self.is_drafted else prompt, sampling)
 
     monkeypatch.setattr(structured, "Serving", Wrong)
     with pytest.raises(SystemExit, match="changed an answer"):

@@ -74,13 +74,13 @@ def test_what_refers_to_nothing_is_tried_without_definitions() -> None:
 def num_chars(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long each text is that is compiled."""
     sizes: list[int] = []
-    compile_text = compiling.GrammarCompiler._compile
+    compile_text = compiling.GrammarCompiler.compile_text
 
     def counted(self: compiling.GrammarCompiler, lark: str, limits: Any) -> Any:
         sizes.append(len(lark))
         return compile_text(self, lark, limits)
 
-    monkeypatch.setattr(compiling.GrammarCompiler, "_compile", counted)
+    monkeypatch.setattr(compiling.GrammarCompiler, "compile_text", counted)
     return sizes
 
 
@@ -112,13 +112,13 @@ def test_patterns_that_take_long_are_tried_with_little_fuel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fuels: list[int] = []
-    compile_text = compiling.GrammarCompiler._compile
+    compile_text = compiling.GrammarCompiler.compile_text
 
     def counted(self: compiling.GrammarCompiler, lark: str, limits: Any) -> Any:
         fuels.append(limits.initial_lexer_fuel)
         return compile_text(self, lark, limits)
 
-    monkeypatch.setattr(compiling.GrammarCompiler, "_compile", counted)
+    monkeypatch.setattr(compiling.GrammarCompiler, "compile_text", counted)
     bomb = {"type": "string", "pattern": "^(a?){5000}(b|[^c]{3000}){90}$"}
     properties: dict[str, Any] = {f"r{i}": bomb for i in range(150)}
     schema = {"type": "object", "properties": properties | {"z": {"not": {}}}}

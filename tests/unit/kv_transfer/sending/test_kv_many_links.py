@@ -137,12 +137,12 @@ def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:
                 link = sender.links.get(peer(number))
                 assert link is not None
                 channel = link.channels.main
-                done = channel._next_seq - len(channel)
+                done = channel.num_acknowledged
                 sender.on_frame(peer(number), frames.Ack(done + rng.randint(1, sent)), now_s)
             case 3 if rng.random() < 0.1:
                 sender.on_link_lost(peer(number), now_s)
         in_flight = sum(sender.in_flight_bytes.values())
-        assert sender.links._window.in_flight_bytes == in_flight
+        assert sender.links.in_flight_bytes == in_flight
 
 
 def test_times_of_what_ended_early_take_no_memory() -> None:
@@ -151,7 +151,7 @@ def test_times_of_what_ended_early_take_no_memory() -> None:
     for number in range(10_000):
         deadlines.set_no_later(number, 600.0 + number)
         deadlines.discard(number - 3)
-        assert len(deadlines._heap) <= 2 * 4 + MANY_OUTDATED
+        assert deadlines.num_entries <= 2 * 4 + MANY_OUTDATED
     assert deadlines.next_s() == 600.0 + 9_997
     assert deadlines.take_due(1e9) == [9_997, 9_998, 9_999]
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import Limits
 from kv_transfer.transport import FromPeer, FromSession, NobodyListens, NoConnection
 from kv_transfer.zmq import endpoints
+from kv_transfer.zmq.first_tries import FirstTries
+from kv_transfer.zmq.name_lookup import Found, NameLookup
+from kv_transfer.zmq.parts import PartSender
+from kv_transfer.zmq.readiness import Readiness
 from kv_transfer.zmq.transport import (
     KERNELS_CHOICE,
     LOCAL_SEND_BUFFER_BYTES,
@@ -27,6 +32,26 @@ from kv_transfer.zmq.transport import (
 from tests.support.kv.kv_cluster import LAYOUT
 
 NOBODY = Peer("tcp://127.0.0.1:1", Incarnation("nobody", 1))
+
+
+class NotedContext(zmq.Context[zmq.Socket[bytes]]):
+    """A context that notes each DEALER which it opens."""
+
+    opened: ClassVar[list[zmq.Socket[bytes]]]
+
+    def socket(self, socket_type: int, *arguments: Any, **options: Any) -> zmq.Socket[bytes]:
+        made = super().socket(socket_type, *arguments, **options)
+        if socket_type == zmq.DEALER:
+            self.opened.append(made)
+        return made
+
+
+@pytest.fixture
+def dealers(monkeypatch: pytest.MonkeyPatch) -> list[zmq.Socket[bytes]]:
+    """The DEALERs that transports open, in order; requested before the transport is made."""
+    monkeypatch.setattr(NotedContext, "opened", [], raising=False)
+    monkeypatch.setattr(zmq, "Context", NotedContext)
+    return NotedContext.opened
 
 
 @pytest.mark.parametrize(
@@ -39,11 +64,11 @@ NOBODY = Peer("tcp://127.0.0.1:1", Incarnation("nobody", 1))
     ],
 )
 def test_only_towards_this_machine_the_kernel_holds_little(
-    transport: ZmqTransport, endpoint: str, wanted: int
+    dealers: list[zmq.Socket[bytes]], transport: ZmqTransport, endpoint: str, wanted: int
 ) -> None:
-    peer = Peer(endpoint, Incarnation("d", 1))
-    transport.connect(peer)
-    assert transport._dealers[peer].getsockopt(zmq.SNDBUF) == wanted
+    transport.connect(Peer(endpoint, Incarnation("d", 1)))
+    [dealer] = dealers
+    assert dealer.getsockopt(zmq.SNDBUF) == wanted
 
 
 @pytest.fixture
@@ -72,24 +97,27 @@ def test_what_was_sent_during_a_wait_is_let_go_of_when_it_ends(
 ) -> None:
     """A sender that an acknowledgement wakes sends again, in memory that it made free."""
     itself = Peer(transport.endpoint, Incarnation("itself", 1))
-    part = np.ones(1 << 20, np.uint8)
-    kept = weakref.ref(part)
     transport.connect(itself)
-    assert transport.send(itself, [memoryview(b"header"), part.data])
-    del part
+    assert transport.send(itself, [memoryview(b"header"), memoryview(b"part")])
+    order: list[str] = []
+    forget_sent = PartSender.forget_sent
 
-    def until_it_is_sent(_: float) -> list[object]:
-        while 0 in transport._part_senders[itself]._held[0][0]:
-            pass
+    def waited(_: Readiness, timeout_s: float) -> list[object]:
+        order.append("waited")
         return []
 
-    monkeypatch.setattr(transport._readiness, "wait", until_it_is_sent)
+    def forgot(self: PartSender) -> bool:
+        order.append("forgot what was sent")
+        return forget_sent(self)
+
+    monkeypatch.setattr(Readiness, "wait", waited)
+    monkeypatch.setattr(PartSender, "forget_sent", forgot)
     transport.wait(1.0)
-    assert kept() is None
+    assert order == ["waited", "forgot what was sent"]
 
 
 def test_an_address_that_is_found_too_late_is_used_the_next_time(
-    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+    dealers: list[zmq.Socket[bytes]], transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a name server that is slower than the peer timeout is never heard."""
     asked: list[str] = []
@@ -107,11 +135,10 @@ def test_an_address_that_is_found_too_late_is_used_the_next_time(
     transport.disconnect(peer)
     assert not transport.send(peer, [memoryview(b"hello")])
     may_answer.set()
-    while not transport._names._known:
-        transport.wait(1.0)
-    assert peer not in transport._dealers
+    transport.wait(20.0)  # Ended by the address.
+    assert not dealers
     transport.connect(peer)
-    assert peer in transport._dealers
+    assert len(dealers) == 1
     assert asked == ["d.example"]
 
 
@@ -126,11 +153,11 @@ def test_nobody_waits_while_something_that_arrived_was_not_read(
         transport.wait(1.0)
     timeouts: list[float] = []
 
-    def noted(timeout_s: float) -> list[object]:
+    def noted(_: Readiness, timeout_s: float) -> list[object]:
         timeouts.append(timeout_s)
         return []
 
-    monkeypatch.setattr(transport._readiness, "wait", noted)
+    monkeypatch.setattr(Readiness, "wait", noted)
     transport.wait(1.0)
     # There is nothing more to read, which only the next look finds out.
     assert transport.receive_nowait() is None
@@ -151,15 +178,16 @@ def test_what_waits_for_a_name_is_bounded(
     may_answer.set()
 
 
-def test_the_connections_of_a_pair_are_moved_by_different_threads() -> None:
+def test_the_connections_of_a_pair_are_moved_by_different_threads(
+    dealers: list[zmq.Socket[bytes]],
+) -> None:
     limits = Limits(max_channels=3)
     with closing(ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, limits)) as transport:
-        peers = [Peer(NOBODY.endpoint, NOBODY.incarnation, channel=n) for n in range(3)]
-        for peer in peers:
-            transport.connect(peer)
-        threads = [transport._dealers[peer].getsockopt(zmq.AFFINITY) for peer in peers]
+        for channel in range(3):
+            transport.connect(Peer(NOBODY.endpoint, NOBODY.incarnation, channel=channel))
+        threads = [dealer.getsockopt(zmq.AFFINITY) for dealer in dealers]
         assert threads == [0b001, 0b010, 0b100]
-        assert transport._context.get(zmq.IO_THREADS) == 3
+        assert {dealer.context.get(zmq.IO_THREADS) for dealer in dealers} == {3}
 
 
 @pytest.fixture
@@ -170,10 +198,32 @@ def refusing() -> Iterator[int]:
         yield bound.getsockname()[1]
 
 
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> list[Peer]:
+    """The peers whose names were not found, or whose ports refused, as the transport learns it."""
+    peers: list[Peer] = []
+    take, end = NameLookup.take, FirstTries.end
+
+    def taken(self: NameLookup) -> list[tuple[Peer, Found]]:
+        found = take(self)
+        peers.extend(peer for peer, address in found if not isinstance(address, str))
+        return found
+
+    def ended(self: FirstTries, source: zmq.Socket[bytes]) -> Peer | None:
+        refused = end(self, source)
+        peers.extend([] if refused is None else [refused])
+        return refused
+
+    monkeypatch.setattr(NameLookup, "take", taken)
+    monkeypatch.setattr(FirstTries, "end", ended)
+    return peers
+
+
 @pytest.mark.parametrize(("is_found", "wanted"), [(False, NoConnection), (True, NobodyListens)])
 def test_a_connection_that_failed_is_not_told_of_when_it_is_over(
     transport: ZmqTransport,
     monkeypatch: pytest.MonkeyPatch,
+    failed: list[Peer],
     refusing: int,
     is_found: bool,
     wanted: type[NoConnection | NobodyListens],
@@ -190,7 +240,7 @@ def test_a_connection_that_failed_is_not_told_of_when_it_is_over(
     peers = [Peer(f"tcp://{name}:{refusing}", Incarnation(name, 1)) for name in names]
     for peer in peers:
         transport.connect(peer)
-    while len(transport._failed) < 2:
+    while len(failed) < 2:
         transport.wait(1.0)
     transport.disconnect(peers[0])
     told = transport.receive_nowait()
@@ -216,8 +266,19 @@ def test_a_port_where_nobody_listens_is_told_of_once(
             told.add(type(arrival))
 
 
-def test_those_that_have_something_to_read_take_turns(transport: ZmqTransport) -> None:
+def test_those_that_have_something_to_read_take_turns(
+    dealers: list[zmq.Socket[bytes]], transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer that sends without end stops no other one."""
+    readable = set[object]()
+    wait = Readiness.wait
+
+    def noted(self: Readiness, timeout_s: float) -> list[zmq.Socket[bytes] | int]:
+        arrived = wait(self, timeout_s)
+        readable.update(arrived)
+        return arrived
+
+    monkeypatch.setattr(Readiness, "wait", noted)
     with closing(ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, Limits())) as other:
         peers = [Peer(one.endpoint, Incarnation(f"d{n}", 1)) for n, one in enumerate((other,) * 2)]
         sessions = []
@@ -231,7 +292,7 @@ def test_those_that_have_something_to_read_take_turns(transport: ZmqTransport) -
             for _ in range(3):
                 other.reply(session, [memoryview(b"answer")])
         order: list[Peer] = []
-        while len(transport._ready) < 2:
+        while not readable.issuperset(dealers):
             transport.wait(1.0)
         while len(order) < 6:
             if (arrival := transport.receive_nowait()) is None:

@@ -106,7 +106,7 @@ def test_drafts_below_the_lowest_chance_are_left_out() -> None:
 def test_a_forgotten_sequence_leaves_nothing() -> None:
     drafter, view = NgramDrafter(), view_of("abcab")
     drafter.propose(view, 4)
-    assert len(drafter._states) == 1
+    assert drafter.num_sequences == 1
     drafter.forget(view)
     drafter.forget(view)  # unknown by now
-    assert not drafter._states
+    assert drafter.num_sequences == 0

@@ -70,7 +70,7 @@ def test_forgetting_reaches_the_drafter(method: str) -> None:
     speculation.forget(view)
     drafter = speculation.drafter
     assert isinstance(drafter, NgramDrafter | SuffixDrafter)
-    assert not drafter._states
+    assert drafter.num_sequences == 0
 
 
 # --- drafts from the runner -----------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_long_match_knows_better_than_the_layer() -> None:
     assert len(set(learnt)) == 1
     assert speculation.num_proposals([view_of("x")]) == before
     speculation.forget(repeating)
-    assert not speculation._looked_up
+    assert speculation.learn(repeating, 3, 0).probability < learnt[0].probability
 
 
 def test_without_a_match_the_layer_drafts() -> None:

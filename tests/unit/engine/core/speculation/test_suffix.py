@@ -130,15 +130,15 @@ def test_recent_outputs_are_bounded_and_dropped_as_a_whole(
             remembered.append(output)
         while sum(len(kept) + 1 for kept in remembered) > most:
             remembered.pop(0)
-        assert len(drafter._recent.tokens) == sum(len(kept) + 1 for kept in remembered)
-    assert not drafter._states
+        assert drafter.num_recent_tokens == sum(len(kept) + 1 for kept in remembered)
+    assert drafter.num_sequences == 0
 
 
 def test_an_output_longer_than_all_room_is_not_remembered() -> None:
     drafter = SuffixDrafter(most_recent_tokens=8)
     remember(drafter, "abcdef")
     remember(drafter, "0123456789")
-    assert len(drafter._recent.tokens) == 7
+    assert drafter.num_recent_tokens == 7
 
 
 def test_recent_outputs_are_looked_up_again_when_the_text_went_another_way() -> None:
@@ -179,4 +179,4 @@ def test_a_match_in_an_output_that_was_dropped_meanwhile_is_given_up() -> None:
 def test_forgetting_one_that_never_decoded_here_remembers_nothing() -> None:
     drafter = SuffixDrafter()
     drafter.forget(view_of("abc", "secret words"))
-    assert len(drafter._recent.tokens) == 0
+    assert drafter.num_recent_tokens == 0

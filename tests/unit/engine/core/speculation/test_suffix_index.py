@@ -132,7 +132,7 @@ def test_dropped_texts_are_never_found_and_leave_nothing(
     for context in ([0, 1], [1, 1], [2, 0, 0], [3, 2, 1, 0]):
         expected = [(length, position + dropped) for length, position in search(kept, context, 2)]
         assert index.find(context) == expected
-    assert len(index._latest) <= len(kept)
+    assert index.num_runs <= len(kept)
     matches = [(2, position) for position in range(dropped + len(kept))]
     assert [position for _, position in index.still_there(matches)] == [
         *range(dropped, dropped + len(kept))

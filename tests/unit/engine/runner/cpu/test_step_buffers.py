@@ -32,7 +32,7 @@ def buffers_of(runner: ModelRunner) -> StepBuffers:
 def poison(runner: ModelRunner) -> None:
     """Make every buffer such that reading what a step did not write shows in its results."""
     for buffer in buffers_of(runner).buffers:
-        buffer._values.fill(np.nan)
+        buffer.first(buffer.num_rows).fill(np.nan)
 
 
 def test_the_first_rows_are_contiguous_and_of_one_memory() -> None:

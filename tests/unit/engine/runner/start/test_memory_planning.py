@@ -322,7 +322,7 @@ def test_no_step_takes_more_memory_than_the_largest_one(
     runner.warm_up()
     assert runner.memory is not None
     shape = StepShape(num_tokens=most, num_seqs=NUM_SEATS, num_logits_rows=64)
-    batches = profile_batches(shape, runner._limits, per_seq - 1, has_longest_context=False)
+    batches = profile_batches(shape, runner.limits, per_seq - 1, has_longest_context=False)
 
     def new_node() -> Node:
         return Node(

@@ -33,7 +33,7 @@ def test_it_is_skipped_with_its_reason(
 )
 def test_a_step_that_fails_says_which_and_why(command: list[str], why: str) -> None:
     with pytest.raises(image.CannotBuild, match=why):
-        image._run(command, 0.1 if "sleep" in command else 20)
+        image.run(command, 0.1 if "sleep" in command else 20)
 
 
 def test_modules_are_kept_with_what_they_need() -> None:
@@ -43,7 +43,7 @@ def test_modules_are_kept_with_what_they_need() -> None:
         "core/ib_core.ko:\n"
         "sound/drum.ko: sound/core.ko\n"
     )
-    assert image._with_dependencies(listed) == {
+    assert image.with_dependencies(listed) == {
         "net/veth.ko",
         "rxe/rdma_rxe.ko",
         "core/ib_core.ko",
