@@ -70,7 +70,7 @@ class ModelRunner:
         self.vocab_size = limits.vocab_size
         self._is_measured_alone = back_end.is_measured_alone
         self._decoder = loaded.decoder
-        self._cache = cache
+        self.cache = cache
         self.limits = limits
         self._widest = widest
         self._row_draw = loaded.row_draw or HostDraw(loaded.decoder, limits.vocab_size)
@@ -112,12 +112,12 @@ class ModelRunner:
     @property
     def layout(self) -> KVLayout:
         """Shape and identity of the cache's blocks."""
-        return self._cache.layout
+        return self.cache.layout
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the pool, ids 0 to `num_blocks - 1`."""
-        return self._cache.num_blocks
+        return self.cache.num_blocks
 
     @property
     def kv_bytes(self) -> np.ndarray:
@@ -126,17 +126,17 @@ class ModelRunner:
         With `needs_staging` it is a mirror of the cache, otherwise the cache's own memory. Raises
         `InternalError` where there is a `card_pool`, through which transfers move it.
         """
-        return self._cache.host_bytes
+        return self.cache.host_bytes
 
     @property
     def needs_staging(self) -> bool:
         """Whether KV that is written to `kv_bytes` must be staged in before a step reads it."""
-        return self._cache.is_mirrored
+        return self.cache.is_mirrored
 
     @property
     def card_pool(self) -> object | None:
         """See `cache.contract.Cache.card_pool`."""
-        return self._cache.card_pool
+        return self.cache.card_pool
 
     @property
     def stages_landings(self) -> bool:
@@ -155,7 +155,7 @@ class ModelRunner:
             return self._host_pool.begin_swap(
                 copy.block_ids, copy.host_block_ids, is_out=copy.kind.is_out
             )
-        return self._cache.begin_copy(
+        return self.cache.begin_copy(
             copy.block_ids, self.kv_bytes, copy.block_ids, is_out=copy.kind.is_out
         )
 
@@ -203,7 +203,7 @@ class ModelRunner:
         if self.grammars is not None:
             asks_afterwards = self._row_draw.asks_afterwards
             pending = self.grammars.begin(batch, asks_afterwards=asks_afterwards)
-        layers = self._cache.layers_out(flat.slots, on_layer)
+        layers = self.cache.layers_out(flat.slots, on_layer)
         draws_after_all = len(flat.sampled_rows) == len(flat.token_ids)
         if self._decoding_steps is not None and draws_after_all:
             hidden = self._decoding_steps.begin(flat, batch)

@@ -62,7 +62,7 @@ class PlainRequestMiddleware:
 
     def __init__(self, app: ASGIApp, routes: RouteTable, refused: RefusedRequests) -> None:
         self.app = app
-        self._routes = routes
+        self.routes = routes
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +70,7 @@ class PlainRequestMiddleware:
             await self.app(scope, receive, send)
             return
         problem = path_problem(scope)
-        route = self._routes.find(scope)
+        route = self.routes.find(scope)
         if not problem and not route.takes_slashes and has_escaped_slash(scope):
             problem = f"the path {scope['path'][:MAX_SHOWN_CHARS]!r} has an escaped slash"
         if problem:

@@ -45,7 +45,8 @@ class TextModel:
     generation_config.json and of the tokenizer, as far as the model has them: nodes stop at all.
     `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
     generation_config.json: the model's defaults for parameters that a request does not set.
-    `has_special_tags`: tags of calls or of thinking are special tokens, which have no text.
+    `tokenizer` is that of its folder. `has_special_tags`: tags of calls or of thinking are special
+    tokens, which have no text.
     """
 
     name: str
@@ -54,7 +55,7 @@ class TextModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     default_sampling: Mapping[str, float]
-    _tokenizer: Tokenizer
+    tokenizer: Tokenizer
     _special_token_ids: frozenset[int]
     _special_text: SpecialText
     _describe: DescribeToken
@@ -103,7 +104,7 @@ class TextModel:
             vocab_size=vocab_size,
             eos_token_ids=known_ids(ends, vocab_size),
             default_sampling=_default_sampling(generation, folder),
-            _tokenizer=tokenizer,
+            tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
             _describe=_described_tokens(TokenBytes(tokenizer)),
@@ -165,7 +166,7 @@ class TextModel:
 
         The text of a special token is that token.
         """
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def check_ids(self, ids: Sequence[Any], param: str) -> None:
         """Raise `InvalidRequest` for what is no token id of the vocabulary."""
@@ -188,7 +189,7 @@ class TextModel:
         # The fast variant leaves out the position of each token in the text.
         # A text full of special tokens has few different pieces.
         different = list(dict.fromkeys(pieces))
-        encodings = self._tokenizer.encode_batch_fast(
+        encodings = self.tokenizer.encode_batch_fast(
             different, add_special_tokens=add_special_tokens
         )
         if len(pieces) == 1:
@@ -206,7 +207,7 @@ class TextModel:
 
     def decode(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`, as a rule without special tokens."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=not with_special_tokens)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=not with_special_tokens)
 
     def new_detokenizer(
         self,

@@ -48,7 +48,7 @@ class MemoryWorld:
         self._store.clear()
 
     def num_keys(self) -> int:
-        return len(self._store.nodes) + len(self._store._placements)
+        return len(self._store.nodes) + self._store.num_placements
 
 
 class RedisWorld:

@@ -393,7 +393,7 @@ class TriesHere:
 
 def grammars_of(model: TextModel) -> GrammarCompiler:
     """What compiles grammars for a model."""
-    text, ends = model._tokenizer.to_str(), sorted(model.eos_token_ids)
+    text, ends = model.tokenizer.to_str(), sorted(model.eos_token_ids)
     return GrammarCompiler(LLTokenizer(text, n_vocab=model.vocab_size, eos_token=ends))
 
 

@@ -71,7 +71,7 @@ class RecordingSampler:
 
 def kv_cache_of(runner: ModelRunner) -> KVCache:
     """The runner's cache, which is in host memory."""
-    cache = runner._cache
+    cache = runner.cache
     assert isinstance(cache, KVCache)
     return cache
 

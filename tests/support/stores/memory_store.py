@@ -64,6 +64,10 @@ class MemoryStore:
             if held is not None and held[0].router_id == router_id:
                 del self._placements[attempt]
 
+    @property
+    def num_placements(self) -> int:
+        return len(self._placements)
+
     async def placements(self) -> list[Placement]:
         self._expire()
         return [self._placements[attempt][0] for attempt in sorted(self._placements)]

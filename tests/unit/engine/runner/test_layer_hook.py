@@ -135,7 +135,7 @@ def test_cached_prefixes_are_sent_whole_unless_decode_has_them(
     node.ask(1, prompt)
     node.loop.turn()
     node.end(1)
-    runner._cache.host_bytes[:] = 0 if kind.endswith("mirrored") else runner._cache.host_bytes
+    runner.cache.host_bytes[:] = 0 if kind.endswith("mirrored") else runner.cache.host_bytes
     longer = [*prompt[:64], *prompt_of(26)[::-1]]
     node.ask(2, longer)
     node.connector.pushes.clear()
