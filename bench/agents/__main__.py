@@ -29,7 +29,8 @@ Figures: prompt tokens, those of them that a prefill node computed, times to the
 milliseconds, over all turns and by turn, and seconds: of all turns, and of CPU of all processes;
 `hit_rate_by_tier`, the shares of prompt tokens that were found in the pool, in host memory and on
 disk of the nodes that compute prompts, as those tell that are left at the end; and `pulled_tokens`,
-which other nodes had and which are found in the pool then. `no_reuse` has neither.
+which other nodes had and which are found in the pool then. Both are 0 for `no_reuse`: nodes are
+not asked there.
 Ratios:
 
     fits.ttft_p50_ratio      now over before

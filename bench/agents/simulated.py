@@ -8,7 +8,7 @@ by what nodes report.
 
 Regimes:
 
-    fits      the pools hold all that is asked
+    fits      the pools of the profile, which hold almost all that is asked
     quarter   the pools of all prefill nodes together hold a quarter of it
 
 Ways, and `mixed` beside them:

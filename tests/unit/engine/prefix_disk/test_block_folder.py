@@ -10,13 +10,11 @@ import stat
 import subprocess
 import sys
 import time
-from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.kv.blocks import BlockHash, hash_words_behind
 from engine.core.blocks.disk_jobs import (
     OWN_FOLDER,
     DiskFailure,
@@ -30,6 +28,7 @@ from engine.prefix_disk import block_folder
 from engine.prefix_disk.block_file import HEADER_BYTES, CorruptFile, check_file, file_header
 from engine.prefix_disk.block_folder import BlockFolder
 from tests.support.disk.faulty_files import WRITING, FaultyCalls, sometimes
+from tests.support.disk.written_blocks import files, hash_of, read, write
 
 NUM_HOST_BLOCKS = 8
 LOOK = DiskLook(is_all=True)
@@ -48,22 +47,6 @@ def opened(path: Path, memory: np.ndarray, fingerprint: str = "f" * 16) -> Block
     made = folder(path, memory, fingerprint)
     assert made.look(LOOK).failure is None
     return made
-
-
-def hash_of(number: int) -> BlockHash:
-    return hash_words_behind(b"", array("I", [number]), 1)[0]
-
-
-def write(into: BlockFolder, *numbers: int) -> DiskResult:
-    return into.write(DiskWrite(list(numbers), [hash_of(n) for n in numbers], []))
-
-
-def read(out_of: BlockFolder, number: int, at: int, where: str = OWN_FOLDER) -> DiskResult:
-    return out_of.read(DiskRead([at], [hash_of(number)], [where]))
-
-
-def files(path: Path) -> list[Path]:
-    return [one for one in (path / "d").glob("*/*/*") if one.is_file()]
 
 
 def test_a_block_returns_as_it_was_and_nothing_beside_it_changes(tmp_path: Path) -> None:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import shutil
 import sys
-from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from common.kv.blocks import BlockHash, hash_words_behind
 from engine.core.blocks.disk_jobs import (
     OWN_FOLDER,
     DiskFailure,
     DiskLook,
     DiskRead,
     DiskResult,
-    DiskWrite,
 )
 from engine.prefix_disk.block_file import HEADER_BYTES, file_header
 from engine.prefix_disk.block_folder import BlockFolder
 from engine.prefix_disk.block_seal import SEAL_BYTES, BlockSeal
+from tests.support.disk.written_blocks import files, hash_of, read, write
 
 SECRET, OTHER = b"a" * 40, b"b" * 40
 BLOCK_BYTES = 3 * 2 * 100
@@ -41,22 +39,6 @@ def opened(path: Path, memory: np.ndarray, secret: bytes | None = SECRET) -> Blo
     made = BlockFolder(path / "d", "f" * 16, memory, seal=seal)
     assert made.look(DiskLook(is_all=True)).failure is None
     return made
-
-
-def hash_of(number: int) -> BlockHash:
-    return hash_words_behind(b"", array("I", [number]), 1)[0]
-
-
-def write(into: BlockFolder, *numbers: int) -> DiskResult:
-    return into.write(DiskWrite(list(numbers), [hash_of(n) for n in numbers], []))
-
-
-def read(out_of: BlockFolder, number: int, at: int, where: str = OWN_FOLDER) -> DiskResult:
-    return out_of.read(DiskRead([at], [hash_of(number)], [where]))
-
-
-def files(path: Path) -> list[Path]:
-    return [one for one in (path / "d").glob("*/*/*") if one.is_file()]
 
 
 def test_a_block_returns_as_it_was_and_none_of_it_is_in_the_file(tmp_path: Path) -> None:
