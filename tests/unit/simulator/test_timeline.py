@@ -35,6 +35,16 @@ def test_a_run_ends_when_it_is_told_and_goes_on_from_there() -> None:
     assert log == [1.0, 2.0, 3.0]
 
 
+def test_an_event_can_end_the_run_and_the_next_run_goes_on() -> None:
+    timeline, log = Timeline(), list[str]()
+    timeline.at(1.0, timeline.stop)
+    timeline.at(1.0, lambda: log.append("same moment"))
+    timeline.run()
+    assert (log, timeline.num_handled) == ([], 1)
+    timeline.run()
+    assert (log, timeline.num_handled) == (["same moment"], 2)
+
+
 def test_time_does_not_go_back() -> None:
     timeline = Timeline()
     timeline.at(1.0, lambda: None)
