@@ -46,7 +46,7 @@ class Timeline:
             self._now_s, _, _, call = heappop(events)
             self.num_handled += 1
             call()
-            if self._is_stopping or (until is not None and until()):
+            if (until is not None and until()) or self._is_stopping:
                 return
 
     def stop(self) -> None:

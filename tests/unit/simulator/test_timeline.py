@@ -39,8 +39,14 @@ def test_an_event_can_end_the_run_and_the_next_run_goes_on() -> None:
     timeline, log = Timeline(), list[str]()
     timeline.at(1.0, timeline.stop)
     timeline.at(1.0, lambda: log.append("same moment"))
-    timeline.run()
-    assert (log, timeline.num_handled) == ([], 1)
+    asked: list[float] = []
+
+    def until() -> bool:
+        asked.append(timeline.now_s())
+        return False
+
+    timeline.run(until)
+    assert (log, timeline.num_handled, asked) == ([], 1, [1.0]), "asked after the last event too"
     timeline.run()
     assert (log, timeline.num_handled) == (["same moment"], 2)
 
