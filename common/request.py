@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -125,7 +126,7 @@ class GenerationRequest:
     """
 
     id: AttemptId
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     deadline_s: float
     priority: int = 0

@@ -217,10 +217,11 @@ class RedisStore:
             return []
         entries: list[tuple[str, _Entry]] = []
         skipped: set[bytes] = set()
+        before_name = self._key(family, "").encode()
         # Neither the server nor the event loop stands still for the whole of a long listing.
         for first in range(0, len(names), VALUES_PER_CALL):
             part = names[first : first + VALUES_PER_CALL]
-            keys = [self._key(family, name.decode(errors="replace")) for name in part]
+            keys = [before_name + name for name in part]
             # One byte more than a record may have, so that too long ones are recognised.
             values: list[bytes] = await self._run(scripts.READ_VALUES, keys, [MAX_VALUE_BYTES])
             for name, value in zip(part, values, strict=True):
@@ -235,7 +236,7 @@ class RedisStore:
         self._skipped[family] = skipped
         return entries
 
-    async def _run(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    async def _run(self, script: str, keys: Sequence[str | bytes], args: Sequence[Any]) -> Any:
         return await self._call(lambda redis: AsyncScript(redis, script)(keys=keys, args=args))
 
     async def _call(self, command: _Command) -> Any:

@@ -145,9 +145,9 @@ class SimulatedCluster:
             nonlocal is_stopped
             assert has_to_stop is not None, "it is asked only if there is one"
             is_stopped = has_to_stop(self.served, self.timeline.now_s())
-            return is_stopped or self._num_open == 0
+            return is_stopped
 
-        self.timeline.run(self._has_ended if has_to_stop is None else until)
+        self.timeline.run(None if has_to_stop is None else until)
         if not is_stopped:
             self._end()
         return self.served
@@ -162,7 +162,7 @@ class SimulatedCluster:
         """
         self._on_served = on_served
         self._begin(ServedRequest(one, one.trace.arrival_s) for one in clients)
-        self.timeline.run(self._has_ended)
+        self.timeline.run()
         self._end()
 
     def role_of(self, node: Incarnation) -> Role:
@@ -205,8 +205,10 @@ class SimulatedCluster:
             self.timeline.at(first_s, partial(self._renew, node))
         self._admit(coming)
 
-    def _has_ended(self) -> bool:
-        return not self._num_open
+    def _close_one(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self.timeline.stop()
 
     def _end(self) -> None:
         if self._num_open:
@@ -218,7 +220,7 @@ class SimulatedCluster:
         """Have the next request arrive at its time, and the one after it then."""
         served = next(coming, None)
         if served is None:
-            self._num_open -= 1
+            self._close_one()
             return
         at_s = max(served.arrived_at_s, self.timeline.now_s())
         self.timeline.at(at_s, partial(self._arrive, served, coming))
@@ -235,7 +237,7 @@ class SimulatedCluster:
         self.router.ask(served.client.generation_request(), served)
 
     def _on_end(self, served: ServedRequest) -> None:
-        self._num_open -= 1
+        self._close_one()
         if self._on_served is not None:
             self._on_served(served)
 

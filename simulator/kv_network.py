@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from common.errors import HandoffFailed
 from common.ids import Incarnation
@@ -63,7 +64,10 @@ class ModelledNetwork:
         self._links = SharedLinks(bytes_per_s)
         self._ports: dict[Incarnation, _Port] = {}
         self._transfers: dict[int, _Transfer] = {}
-        self._looking_at_s = -1.0
+        self._looking_at_s = inf
+        """The time of the next look, which is not after the next end that matters."""
+        self._ending: set[int] = set()
+        """Transfers that are committed, and have bytes on their way."""
         self.num_bytes = 0.0
         """Bytes of KV that were pushed."""
 
@@ -115,6 +119,7 @@ class ModelledNetwork:
             raise ValueError(f"lease {token}: more blocks were pushed than its ticket has")
         num_bytes = num_blocks * self._piece_bytes
         self.num_bytes += num_bytes
+        self._catch_up()
         target, now_s = transfer.ticket.decode_node, self._timeline.now_s()
         if transfer.first_sent_at_s is None:
             transfer.first_sent_at_s = now_s
@@ -129,8 +134,12 @@ class ModelledNetwork:
             return
         if transfer.num_missing and not transfer.ticket.may_be_short:
             raise ValueError(f"lease {token}: {transfer.num_missing} pieces were not pushed")
+        self._catch_up()
         transfer.commit = commit
-        if not transfer.is_moving:
+        if transfer.is_moving:
+            self._ending.add(token)
+            self._look_at_end()
+        else:
             self._send_commit(token)
 
     def abort(self, token: int) -> None:
@@ -144,22 +153,33 @@ class ModelledNetwork:
 
     # Inside.
 
+    def _catch_up(self) -> None:
+        """Take that flows have ended: to be called before anything else is known of transfers.
+
+        What happens at the end of a flow happens there, however late it is taken. An event of its
+        own is needed only for the end of a transfer that is committed.
+        """
+        for token in self._links.take_ended(self._timeline.now_s()):
+            transfer = self._transfers[token]
+            transfer.is_moving = False
+            if transfer.commit is not None:
+                self._ending.discard(token)
+                self._send_commit(token)
+
     def _look_at_end(self) -> None:
-        """Look again when the next flow ends, unless that is looked at already."""
+        """Look when the next flow ends, unless nobody waits for it, or it is looked before that."""
+        if not self._ending:
+            return
         at_s = self._links.next_end_s()
-        if at_s != self._looking_at_s and at_s < float("inf"):
+        if at_s < self._looking_at_s:
             self._looking_at_s = at_s
             self._timeline.at(max(at_s, self._timeline.now_s()), partial(self._on_end, at_s))
 
     def _on_end(self, looked_for_s: float) -> None:
         if looked_for_s != self._looking_at_s:
-            return  # the flows have changed since
-        self._looking_at_s = -1.0
-        for token in self._links.take_ended(self._timeline.now_s()):
-            transfer = self._transfers[token]
-            transfer.is_moving = False
-            if transfer.commit is not None:
-                self._send_commit(token)
+            return  # it was looked before
+        self._looking_at_s = inf
+        self._catch_up()
         self._look_at_end()
 
     def _send_commit(self, token: int) -> None:
@@ -183,9 +203,11 @@ class ModelledNetwork:
 
     def _end(self, token: int, error: HandoffFailed | None) -> None:
         """End a transfer, if it was begun; its sender hears of it one message later."""
+        self._catch_up()
         transfer = self._transfers.pop(token, None)
         if transfer is None:
             return
+        self._ending.discard(token)
         self._links.drop(token, self._timeline.now_s())
         self._look_at_end()
         timing = None if error else self._timing(transfer)

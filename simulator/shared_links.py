@@ -71,11 +71,14 @@ class SharedLinks:
         return self._moved_at_s + min([one.num_left / one.rate for one in self._flows.values()])
 
     def take_ended(self, now_s: float) -> list[int]:
-        """Return the flows that have sent all that they had, and forget them."""
-        self._move(now_s)
-        ended = [name for name, flow in self._flows.items() if flow.num_left < _LEAST_BYTES]
-        for name in ended:
-            self._share(self._flows.pop(name), -1)
+        """Return the flows that have sent all that they had, and forget them; the first first."""
+        ended: list[int] = []
+        while (at_s := self.next_end_s()) <= now_s:
+            self._move(max(at_s, self._moved_at_s))
+            gone = [name for name, flow in self._flows.items() if flow.num_left < _LEAST_BYTES]
+            for name in gone:
+                self._share(self._flows.pop(name), -1)
+            ended += gone
         return ended
 
     def _number(self, port: Hashable) -> int:

@@ -20,6 +20,7 @@ class Timeline:
         self._now_s = 0.0
         self._events: list[_Event] = []
         self._numbers = count()
+        self._is_stopping = False
         self.num_handled = 0
 
     def now_s(self) -> float:
@@ -37,11 +38,17 @@ class Timeline:
         self.at(self._now_s + span_s, call)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Handle events until there is none left, or `until()` is true after one."""
-        events = self._events
+        """Handle events until there is none left, one has called `stop`, or `until()` is true after
+        one.
+        """
+        events, self._is_stopping = self._events, False
         while events:
             self._now_s, _, _, call = heappop(events)
             self.num_handled += 1
             call()
-            if until is not None and until():
+            if (until is not None and until()) or self._is_stopping:
                 return
+
+    def stop(self) -> None:
+        """Have `run` return after the event that is handled."""
+        self._is_stopping = True

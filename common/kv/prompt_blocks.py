@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from common.kv.blocks import BlockHash, hash_words_behind
 
@@ -15,7 +16,7 @@ class PromptBlocks:
 
     __slots__ = ("_hashes", "_words", "token_ids")
 
-    def __init__(self, token_ids: tuple[int, ...], words: array[int] | None = None) -> None:
+    def __init__(self, token_ids: Sequence[int], words: array[int] | None = None) -> None:
         """Take the tokens, and their words from who has them."""
         self.token_ids = token_ids
         self._words = words

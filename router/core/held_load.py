@@ -65,11 +65,14 @@ class OwnLoad:
         if load is None:
             return Held(self.num_requests, own_blocks, self.num_tokens)
         reported = load.num_running + load.num_waiting
+        used = max(0, record.num_blocks - load.free_blocks)
+        if not (self.num_requests or self.num_tokens or self._most_reported):
+            # As most nodes of a wide cluster; what follows comes to the same.
+            return Held(reported, float(used), float(load.queued_tokens))
         own_reported = min(reported, self._most_reported)
         others = reported - own_reported
         own_share = own_reported / reported if reported else 0.0
         still = min(1.0, self.num_requests / own_reported) if own_reported else 1.0
-        used = max(0, record.num_blocks - load.free_blocks)
         return Held(
             self.num_requests + others,
             _combined(used, own_share, still, own_blocks),

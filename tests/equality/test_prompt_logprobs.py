@@ -129,7 +129,7 @@ def test_they_are_those_of_a_forward_pass(
             continue
         assert found is not None
         assert len(found) == len(prompt) - 1
-        judged = log_softmax(runners[1], prompt)[:-1]
+        judged = log_softmax(runners[1], tuple(prompt))[:-1]
         own = judged[np.arange(len(found)), list(prompt[1:])]
         np.testing.assert_allclose(found.logprobs, own, atol=2e-5)
         assert found.ranks == tuple((judged > own[:, None]).sum(axis=1) + 1)

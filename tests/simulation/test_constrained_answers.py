@@ -34,7 +34,7 @@ def test_handoffs_and_continued_answers_follow_the_grammar(
     for num_known in points[: everyday(1, of=4)]:
         world = World(threshold=threshold, decode=size, prefill=size)
         rest = world.ask(
-            whole.prompt_token_ids, max_tokens=40, temperature=1.0, seed=3, grammar=grammar,
+            tuple(whole.prompt_token_ids), max_tokens=40, temperature=1.0, seed=3, grammar=grammar,
             output_token_ids=tuple(right[:num_known]),
         )  # fmt: skip
         world.settle()

@@ -181,11 +181,19 @@ def _list_in_kind(node: Incarnation, standing: Standing) -> None:
 
 
 def _is_only_busier(earlier: NodeView, view: NodeView) -> bool:
-    """Return whether nothing else is new about a node, as with almost every request."""
+    """Return whether nothing is new of what places a node in the lists, as with almost every
+    request and report."""
+    before, load = earlier.load, view.load
     return (
-        view.load is earlier.load
-        and view.record is earlier.record
+        view.record is earlier.record
         and view.is_suspected is earlier.is_suspected
+        and (
+            load is before
+            or (
+                load.is_draining is before.is_draining
+                and load.kv_unreachable == before.kv_unreachable
+            )
+        )
         and view.is_full is earlier.is_full
     )
 

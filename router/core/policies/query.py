@@ -58,7 +58,7 @@ class Query:
     `session`.
     """
 
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     max_tokens: int
     needs_grammars: bool = False
     needs_token_rules: bool = False

@@ -89,6 +89,48 @@ def test_a_commit_after_the_last_byte_lands_one_message_later() -> None:
     pair.timeline.at(5.0, partial(pair.p.commit, 1, COMMIT))
     pair.timeline.run()
     assert [(node, at_s) for node, at_s, _ in pair.events] == [("d", 5.25), ("p", 5.5)]
+    assert pair.timeline.num_handled == 3, "the bytes had ended"
+
+
+def test_transfers_that_share_a_port_land_one_after_the_other() -> None:
+    pair = Pair()
+    for token, num_blocks in ((1, 1), (2, 3)):
+        pair.d.expect(ticket(token, num_blocks), sender_deadline_s=10.0)
+        pair.p.open(ticket(token, num_blocks), deadline_s=10.0)
+        for layer in (0, 1):
+            every = tuple(range(num_blocks))
+            pair.p.push(token, layer=layer, ordinals=every, source_blocks=every)
+        pair.p.commit(token, COMMIT)
+    pair.timeline.run()
+    landed = [(at_s, event) for node, at_s, event in pair.events if node == "d"]
+    assert landed == [(2.25, Landed(1, COMMIT)), (4.25, Landed(2, COMMIT))]
+
+
+def test_a_piece_that_ends_unseen_makes_room_when_it_ends() -> None:
+    pair = Pair()
+    for token in (1, 2):
+        pair.d.expect(ticket(token), sender_deadline_s=10.0)
+        pair.p.open(ticket(token), deadline_s=10.0)
+    pair.p.push(1, layer=0, ordinals=(0,), source_blocks=(3,))  # 20 bytes, in 1 s of half a port
+    for layer in (0, 1):
+        pair.p.push(2, layer=layer, ordinals=(0, 1), source_blocks=(3, 4))  # 80: 20 of them by then
+    pair.timeline.at(2.0, partial(pair.p.commit, 2, COMMIT))
+    pair.timeline.at(9.0, partial(pair.p.abort, 1))
+    pair.timeline.run()
+    assert pair.events[:2] == [("d", 2.75, Landed(2, COMMIT)), ("p", 3.0, TransferEnded(2, None))]
+    assert pair.network.is_idle
+
+
+def test_only_the_end_of_what_is_committed_is_an_event() -> None:
+    pair = Pair()
+    pair.begin()
+    for at_s in (0.0, 5.0):  # each piece has ended before the next one
+        pair.timeline.at(at_s, partial(pair.push, 0 if at_s == 0.0 else 1))
+    pair.timeline.run()
+    assert pair.timeline.num_handled == 2
+    pair.p.commit(1, COMMIT)
+    pair.timeline.run()
+    assert [(node, at_s) for node, at_s, _ in pair.events] == [("d", 6.25), ("p", 6.5)]
 
 
 def test_an_aborted_transfer_fails_its_landing_and_frees_both_sides() -> None:

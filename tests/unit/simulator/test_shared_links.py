@@ -48,3 +48,13 @@ def test_more_bytes_go_behind_those_that_are_left_and_a_dropped_flow_makes_room(
     assert links.next_end_s() == pytest.approx(1.5 + 100 / 100)
     links.drop(2, 1.5)
     assert links.take_ended(2.5) == [1]
+
+
+def test_flows_that_ended_one_after_the_other_are_taken_together() -> None:
+    seen, unseen = SharedLinks(100.0), SharedLinks(100.0)
+    for links in (seen, unseen):
+        for flow, num_bytes in enumerate((30.0, 70.0, 110.0)):
+            links.add(flow, "p", "d", num_bytes, 0.0)
+    assert [seen.take_ended(at_s) for at_s in (1.0, 1.8, 2.0)] == [[0], [1], []]
+    assert (unseen.take_ended(2.0), unseen.next_end_s()) == ([0, 1], seen.next_end_s())
+    assert unseen.next_end_s() == pytest.approx(2.1)

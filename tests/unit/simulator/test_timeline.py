@@ -35,6 +35,22 @@ def test_a_run_ends_when_it_is_told_and_goes_on_from_there() -> None:
     assert log == [1.0, 2.0, 3.0]
 
 
+def test_an_event_can_end_the_run_and_the_next_run_goes_on() -> None:
+    timeline, log = Timeline(), list[str]()
+    timeline.at(1.0, timeline.stop)
+    timeline.at(1.0, lambda: log.append("same moment"))
+    asked: list[float] = []
+
+    def until() -> bool:
+        asked.append(timeline.now_s())
+        return False
+
+    timeline.run(until)
+    assert (log, timeline.num_handled, asked) == ([], 1, [1.0]), "asked after the last event too"
+    timeline.run()
+    assert (log, timeline.num_handled) == (["same moment"], 2)
+
+
 def test_time_does_not_go_back() -> None:
     timeline = Timeline()
     timeline.at(1.0, lambda: None)

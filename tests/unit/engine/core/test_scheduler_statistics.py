@@ -175,7 +175,7 @@ def test_queued_tokens_leave_out_what_is_cached() -> None:
     engine.step()
     prompt = (*first.prompt_token_ids, 5, 6, 7)
     waiting = engine.add(make_request(prompt, max_tokens=1))
-    whole = engine.add(make_request(first.prompt_token_ids, max_tokens=1))
+    whole = engine.add(make_request(tuple(first.prompt_token_ids), max_tokens=1))
     num_running = 1
     assert (waiting.num_found_tokens, whole.num_found_tokens) == (16, 12), "some is computed"
     assert engine.scheduler.num_queued_tokens == num_running + 3 + 4

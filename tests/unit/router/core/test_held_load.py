@@ -33,6 +33,12 @@ def test_what_other_routers_have_counts_as_it_was_reported() -> None:
     assert own(0).held(RECORD, load(3, used=30, queued=400)) == Held(3, 30, 400)
 
 
+def test_prompts_count_on_a_node_without_requests_of_this_router() -> None:
+    mine = own(1)
+    mine.close(0)  # its tokens count elsewhere
+    assert mine.held(RECORD, load(1, used=5, queued=40)) == Held(1, 15, 200)
+
+
 def test_what_was_sent_since_the_report_counts() -> None:
     assert own(2).held(RECORD, load(0)) == Held(2, 20, 320)
 

@@ -33,6 +33,12 @@ def busier(view: NodeView, rng: random.Random) -> NodeView:
     return dataclasses.replace(view, num_requests=num_requests, is_suspected=is_suspected)
 
 
+def reported(view: NodeView, rng: random.Random) -> NodeView:
+    """A view of the same record with the next report."""
+    load = any_view(rng, view.record.node_id).load
+    return dataclasses.replace(view, load=load, num_requests=rng.choice([0, 10]))
+
+
 def described(roster: Roster) -> object:
     """What a roster says, without the order in which it learned it."""
     kinds = []
@@ -50,7 +56,7 @@ def test_whatever_happened_it_is_that_of_its_views() -> None:
     for _ in range(3000):
         one = any_view(rng, f"n{rng.randrange(40)}")
         if one.incarnation in views and rng.random() < 0.4:
-            one = busier(views[one.incarnation], rng)
+            one = rng.choice([busier, reported])(views[one.incarnation], rng)
         if rng.random() < 0.3:
             roster.discard(one.incarnation)
             views.pop(one.incarnation, None)
