@@ -86,10 +86,10 @@ test-page: compiled-kernels  ## test the live page in a headless Chromium, which
 	$(BIN)/python -m tests.page $(ARGS)
 
 test-compose: env  ## build the images and run the compose files on a Docker engine, which is installed if possible
-	$(BIN)/python -m pytest tests/compose --compose $(ARGS)
+	$(BIN)/python -m pytest tests/compose --compose --capture=sys $(ARGS)
 
 test-chart: env  ## render and validate the Helm chart, and test the alert rules, with tools that are fetched if possible
-	$(BIN)/python -m pytest tests/chart --chart $(ARGS)
+	$(BIN)/python -m pytest tests/chart --chart --capture=sys $(ARGS)
 
 fuzz-kv: env  ## send a million frames to the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000

@@ -1,4 +1,4 @@
-"""No test's time limit includes compiling the CPU kernels: `make` compiles them before."""
+"""No time limit of a test includes compiling kernels, and progress is shown: `make` sees to it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[3]
 TARGET = re.compile(r"^(test[a-z-]*): ([a-z -]*)  ##.*\n((?:\t.*\n)+)", re.MULTILINE)
 COMPUTES = re.compile(r"^\s*from (engine\.runner(?!\.gpu)|tests\.support\.cluster)\b", re.MULTILINE)
 """What imports these runs CPU kernels, or nodes that do."""
+
+SAYS = re.compile(r"^from tests\.support\.commands import .*\bsay\b", re.MULTILINE)
 
 
 def targets() -> dict[str, tuple[list[str], str]]:
@@ -43,3 +45,12 @@ def test_tests_that_compute_find_their_kernels_compiled(name: str) -> None:
     sources = [path for folder in folders(commands) for path in folder.rglob("*.py")]
     computes = [one.name for one in sources if COMPUTES.search(one.read_text(encoding="utf-8"))]
     assert not computes or "compiled-kernels" in required, computes[:5]
+
+
+@pytest.mark.parametrize("name", targets())
+def test_progress_is_shown_by_suites_that_tell_it(name: str) -> None:
+    """What `say` prints goes past pytest's capture of `sys.stderr`, not of the descriptor."""
+    _, commands = targets()[name]
+    sources = [path for folder in folders(commands) for path in folder.glob("*.py")]
+    tells = [one.name for one in sources if SAYS.search(one.read_text(encoding="utf-8"))]
+    assert not tells or "--capture=sys" in commands, tells
