@@ -52,13 +52,13 @@ test-quick: env  ## run the unit tests without those of kernels, training and be
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination --numprocesses 2 $(ARGS)
 
-test-kernels: env  ## run the GPU kernels in Triton's interpreter, and compile each for three generations of cards; no card is needed
+test-kernels: compiled-kernels  ## run the GPU kernels in Triton's interpreter, and compile each for three generations of cards; no card is needed
 	$(BIN)/python -m pytest tests/gpu_kernels --kernels --numprocesses 2 $(ARGS)
 
 test-gpu: env  ## run and measure the GPU kernels on a card of this machine, some 3 minutes
 	$(BIN)/python -m tests.gpu.on_card $(ARGS)
 
-test-models: env  ## test tiny models that are odd, and Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
+test-models: compiled-kernels  ## test tiny models that are odd, and Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
 	-@$(MAKE) --no-print-directory model MODEL=qwen2.5-coder-0.5b
 	$(BIN)/python -m pytest tests/models --models $(ARGS)
 
@@ -67,10 +67,10 @@ test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine 
 
 EXAMPLES = tests/property tests/simulation $(shell grep -rl --include='test_*.py' 'tests.support.examples import' tests/unit tests/contract)
 
-test-examples: env  ## run all examples, seeds and points of tests of which make test takes a part: properties, simulations and others
+test-examples: compiled-kernels  ## run all examples, seeds and points of tests of which make test takes a part: properties, simulations and others
 	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) --hypothesis-profile=thorough $(EXAMPLES) $(ARGS)
 
-test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
+test-endurance: compiled-kernels  ## test real clusters under faults, and clusters that shrink under load
 	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) tests/integration tests/contract --endurance $(ARGS)
 
 test-soak: env  ## run a real cluster under mixed load, with one random fault every 20 s, for 5 minutes
@@ -82,14 +82,14 @@ test-upgrade: env  ## upgrade a real cluster from the previous release under loa
 test-clients: env demo-model  ## run clients of other projects (anthropic, langchain-openai, instructor, litellm, aiperf, guidellm, lm-eval), each in its own environment
 	$(BIN)/python -m tests.clients $(ARGS)
 
-test-page: env  ## test the live page in a headless Chromium, which is installed if possible
+test-page: compiled-kernels  ## test the live page in a headless Chromium, which is installed if possible
 	$(BIN)/python -m tests.page $(ARGS)
 
 test-compose: env  ## build the images and run the compose files on a Docker engine, which is installed if possible
-	$(BIN)/python -m pytest tests/compose --compose $(ARGS)
+	$(BIN)/python -m pytest tests/compose --compose --capture=sys $(ARGS)
 
 test-chart: env  ## render and validate the Helm chart, and test the alert rules, with tools that are fetched if possible
-	$(BIN)/python -m pytest tests/chart --chart $(ARGS)
+	$(BIN)/python -m pytest tests/chart --chart --capture=sys $(ARGS)
 
 fuzz-kv: env  ## send a million frames to the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000

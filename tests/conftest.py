@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -88,7 +89,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def heed_ctrl_c() -> None:
+    """Heed Ctrl-C: a shell's background job, and all that it starts, would ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    heed_ctrl_c()
     config.pluginmanager.register(whole_files)
     config.pluginmanager.register(told_reports)
     config.pluginmanager.register(templates)

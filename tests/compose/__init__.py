@@ -2,7 +2,6 @@
 
 engine        a running Docker engine: the machine's own, or one started for the tests
 base_images   the base images of the builds: pulled, or stand-ins where no registry is reachable
-commands      runs programs, with time limits
 compose_cli   the commands of both generations of Compose
 project       one compose project on that engine
 cluster       that project as a cluster of routers, nodes and Redis

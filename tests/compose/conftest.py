@@ -39,10 +39,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder more time; in a run of several folders all are passed."""
+    """Give the tests of this folder more time; in a run of several folders all are passed.
+
+    Fixtures have limits of their own: an engine's start, a build, a cluster's start.
+    """
     for item in items:
         if item.nodeid.startswith("tests/compose/"):
-            item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.timeout(1200, func_only=True))
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""Models that are too large for the everyday tests: `make test-models`."""
+"""Models that are odd or too large for the everyday tests: `make test-models`."""

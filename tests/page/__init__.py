@@ -1,6 +1,7 @@
 """The live page in a real browser.
 
-browser     a headless Chromium, driven over a pipe
-test_…      what a person would look at
-__main__    installs Chromium where that is possible, then runs the tests
+served_edge        the page over scripted engines
+test_page          what a person would look at, over scripted engines
+test_real_cluster  the same over processes that start, fall silent and return
+__main__           installs Chromium where that is possible, then runs the tests
 """

@@ -1,4 +1,4 @@
-"""Runs the programs that the tests of `compose/` require, each with a time limit."""
+"""Runs programs that tests of `compose/` and of the chart require, each with a time limit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CommandFailed(Exception):
 
 
 def say(text: str) -> None:
-    """Print a progress message, past pytest's capture of the output."""
-    print(f"compose: {text}", file=sys.__stderr__, flush=True)
+    """Print a progress message, past pytest's capture of `sys.stderr` (`--capture=sys`)."""
+    print(f"--- {text}", file=sys.__stderr__, flush=True)
 
 
 def run(

@@ -12,8 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator")
 OTHERS = ("grammars", "placement", "http_serving", "protos")
 SUPPORT = ("tests/support",)
+SUITES = tuple(f"tests/{name}" for name in ("clients", "compose", "page", "soak", "upgrade"))
 MOST_ROUTER_ROOMS = 12
 MOST_MODULES = 15
+NO_PART = ("__", "test_", "with_", "conftest")
+"""Beginnings of names of modules that a map need not name."""
 ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
 
 
@@ -22,12 +25,12 @@ def packages(tops: tuple[str, ...] = MAPPED) -> list[Path]:
 
 
 def mapped() -> list[Path]:
-    return packages((*MAPPED, *SUPPORT))
+    return packages((*MAPPED, *SUPPORT, *SUITES))
 
 
 def children(package: Path) -> list[str]:
     """Modules and packages directly in `package`."""
-    modules = [path.stem for path in package.glob("*.py") if not path.stem.startswith("__")]
+    modules = [path.stem for path in package.glob("*.py") if not path.stem.startswith(NO_PART)]
     return sorted(modules + [path.parent.name for path in package.glob("*/__init__.py")])
 
 

@@ -1,6 +1,11 @@
-"""A rolling upgrade: processes of the previous release beside those of this one, under load.
+"""Processes of the previous release beside those of this one, under load: `make test-upgrade`.
 
-`release` takes the previous release's sources out of the repository's history, `rollout` says what
-is replaced in which order, `handoffs` records which nodes were paired, `report` judges and counts.
-Run `python -m tests.upgrade --help`.
+__main__  the run
+release   takes the previous release's sources out of the repository's history
+rollout   what is replaced in which order
+watch     looks at routers and leases meanwhile
+handoffs  which nodes were paired
+report    judges and counts
+
+`python -m tests.upgrade --help` says more.
 """
