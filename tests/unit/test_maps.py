@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator")
 OTHERS = ("grammars", "placement", "http_serving", "protos")
-SUPPORT = ("tests/support",)
+SUPPORT = ("bench", "tests/support")
 MOST_ROUTER_ROOMS = 12
 MOST_MODULES = 15
 ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
