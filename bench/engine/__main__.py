@@ -283,7 +283,9 @@ def peak_rss_mib() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of one engine, and of another.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.engine", description="Speed of one engine, and of another."
+    )
     parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every measure")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")

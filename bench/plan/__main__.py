@@ -55,7 +55,9 @@ REPORT_BYTES = 11
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    flags = argparse.ArgumentParser(description="Serve a trace on a simulated cluster.")
+    flags = argparse.ArgumentParser(
+        prog="python -m bench.plan", description="Serve a trace on a simulated cluster."
+    )
     flags.add_argument("--trace", type=Path, help="an Azure or Mooncake trace (default: made up)")
     flags.add_argument("--requests", type=int, help="of the trace, from its start (default: all)")
     flags.add_argument(

@@ -294,7 +294,9 @@ def _percentiles(kinds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What one scheduling step costs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scheduler", description="What one scheduling step costs."
+    )
     parser.add_argument("--steps", type=int, default=300, help="measured steps of every case")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     arguments = parser.parse_args()

@@ -321,7 +321,9 @@ def main() -> None:
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Speed with and without speculation.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.speculation", description="Speed with and without speculation."
+    )
     parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))

@@ -367,7 +367,9 @@ def _judge(model: Model, name: str, sequence: Sequence) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of answers under JSON schemas.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.structured", description="The cost of answers under JSON schemas."
+    )
     parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
     parser.add_argument("--steps", type=int, default=1200, help="decode steps of each kind")
     parser.add_argument("--rounds", type=int, default=5, help="repetitions of the extractions")
