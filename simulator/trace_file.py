@@ -45,8 +45,10 @@ def read_trace(path: Path, most_requests: int | None = None) -> list[TraceReques
             numbered = ((n, line.strip()) for n, line in enumerate(file, 1))
             lines = ((n, line) for n, line in numbered if line)
             return _from_zero(list(islice(_requests(path, lines), most_requests)), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"trace {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"trace {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"trace {path} is not UTF-8 text") from error
 
 
 def _requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRequest]:

@@ -418,7 +418,10 @@ class NodeFlow:
         effects: list[Effect] = [AnswerCall(reply_to, CallRefused(error)) for reply_to in waiting]
         if not waiting:
             effects.append(emit_error(attempt, error))
-        return effects + self._release(attempt)
+        effects += self._release(attempt)
+        if waiting:  # a refused call leaves nothing: its router may ask again, to wait for room
+            self.attempts.reopen(attempt.id)
+        return effects
 
     def _release(self, attempt: NodeAttempt) -> list[Effect]:
         return (self.prompts if attempt.is_prompt else self.reservations).release(attempt)

@@ -71,8 +71,9 @@ def _answer_pipe(chat: Chat, source: TextIO) -> int:
     """Take all of the input as one message, and write the answer alone to standard output."""
     try:
         text = source.read(_MOST_PIPED_CHARS + 1).strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the input is not UTF-8 text: {error.reason}") from None
+        text.encode()  # in the locales C and POSIX, other bytes are read as lone surrogates
+    except UnicodeError:
+        raise ConfigError("the input is not UTF-8 text") from None
     if not text or len(text) > _MOST_PIPED_CHARS:
         found = f"more than {_MOST_PIPED_CHARS} characters" if text else "empty"
         raise ConfigError(f"the input is {found}: wanted a message")

@@ -137,8 +137,10 @@ def read_history(path: Path) -> History:
     """Read a history. Raises `ConfigError`, which names the file and what is wrong in it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"history {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"history {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"history {path} is no JSON: wanted a history or a recording") from error
     try:
         return _history(found)
     except ValueError as error:

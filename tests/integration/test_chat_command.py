@@ -118,6 +118,22 @@ def test_a_pipe_without_an_answer_fails(router: tuple[str, type[StandIn]]) -> No
     assert "nothing listens there" in done.stderr
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_pipe_that_is_no_text_is_refused(router: tuple[str, type[StandIn]], locale: str) -> None:
+    url, seen = router
+    done = subprocess.run(
+        [*COMMAND, url],
+        input=b"caf\xe9",
+        capture_output=True,
+        env={**os.environ, "LC_ALL": locale},
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == b"pdserve: the input is not UTF-8 text\n"
+    assert not seen.bodies
+
+
 class Terminal:
     """A `pdserve chat` with a terminal, and what is on it."""
 

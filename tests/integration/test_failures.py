@@ -79,6 +79,7 @@ def started_prefill(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor, salt: int
 ) -> Future[Answer]:
     """A request whose long prompt the prefill node is in the middle of."""
+    cluster.wait_trusted()
     prompt = prompt_tokens(LONG_PROMPT, salt=salt)
     answer = threads.submit(api.complete, prompt, max_tokens=8, **GREEDY)
     cluster.wait_status("prefill-1", lambda status: status.blocks.running > 4, "runs the prompt")

@@ -59,6 +59,7 @@ def cluster(
 
 @pytest.fixture
 def api(cluster: Cluster) -> Iterator[Api]:
+    cluster.wait_trusted()
     with Api(cluster.url, "tiny", cluster.headers) as api:
         yield api
     cluster.check_settled()

@@ -48,6 +48,7 @@ def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluste
 
 def complete(cluster: Cluster, prompt: list[int]) -> tuple[list[int], int, str]:
     """The tokens of an answer, how many of its prompt were cached, and the node that had it."""
+    cluster.wait_trusted()
     fields = {"prompt": prompt, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
     with Api(cluster.url, MODEL) as api:
         body = {"model": MODEL, "return_token_ids": True, **fields}

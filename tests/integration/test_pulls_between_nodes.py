@@ -61,6 +61,8 @@ def clusters(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[dict[
 
 @pytest.fixture(autouse=True)
 def _settled(clusters: dict[str, Cluster]) -> Iterator[None]:
+    for cluster in clusters.values():
+        cluster.wait_trusted()
     yield
     for cluster in clusters.values():
         cluster.check_settled()

@@ -158,6 +158,7 @@ class ScriptedRouter:
         match answer:
             case CallRefused(error):
                 if not asked.is_done:
+                    asked.legs.pop(node, None)  # nothing is held where a call was refused
                     asked.error = error
                     self._end(asked, f"refused: {error.code}")
             case Reserved(ticket):

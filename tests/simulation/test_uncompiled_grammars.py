@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import InvalidRequest, PdserveError
+from common.errors import InvalidRequest, Overloaded, PdserveError
 from common.ids import Incarnation
 from engine.core.sequences.status import SequenceStatus
 from node.flow.messages import AbortAttempt, Compiled, Drain, Message, RouterGone, Submit
@@ -249,6 +249,28 @@ def test_a_reservation_that_may_not_wait_is_refused_when_there_is_no_room_any_mo
     world.settle()
     assert asked.outcomes == ["refused: overloaded"]
     assert other.outcomes == ["finished"]
+    world.check_closed()
+
+
+@pytest.mark.parametrize("why", [None, Overloaded("256 grammars wait to be compiled")])
+def test_one_refused_behind_its_grammar_may_be_asked_again_to_wait(
+    why: PdserveError | None,
+) -> None:
+    """Every node was full, so its router asks one of them to queue it, in the same attempt."""
+    world = CompilingWorld(DECODE, decode=NodeSize(budget=8, seats=1))
+    asked = ask(world)
+    world.step()
+    other = world.ask(9, max_tokens=12, ignore_eos=True, name="other")
+    world.step_until(lambda: other.has_started)
+    world.compile(why)
+    world.step_until(lambda: asked.is_done)
+    assert asked.outcomes == ["refused: overloaded"]
+    asked.outcomes, asked.may_wait = [], True
+    world.router.send_reserve(asked)
+    world.step()
+    world.compile()
+    world.settle()
+    assert asked.answer() == right_answer(asked.request)
     world.check_closed()
 
 

@@ -170,6 +170,10 @@ class AttemptTable:
         if len(self._closed) > MAX_CLOSED_ATTEMPTS:
             self._closed.popitem(last=False)
 
+    def reopen(self, attempt_id: AttemptId) -> None:
+        """Forget that this attempt is over: the call for it was refused, and may come again."""
+        self._closed.pop(attempt_id, None)
+
     def is_closed(self, attempt_id: AttemptId) -> bool:
         """Return whether the attempt is over, as far as the bounded memory goes."""
         return attempt_id in self._closed

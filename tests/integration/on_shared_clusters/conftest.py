@@ -29,6 +29,7 @@ def _shared_tiny_cluster(
 @pytest.fixture
 def tiny_cluster(_shared_tiny_cluster: Cluster) -> Iterator[Cluster]:
     """See `handoff_spec`; no test kills what it is made of."""
+    _shared_tiny_cluster.wait_trusted()
     yield _shared_tiny_cluster
     _shared_tiny_cluster.check_settled()
 

@@ -52,6 +52,7 @@ def cluster(
 
 @pytest.fixture
 def api(cluster: Cluster) -> Iterator[Api]:
+    cluster.wait_trusted()
     with Api(cluster.url, "tiny") as api:
         yield api
     cluster.check_settled()

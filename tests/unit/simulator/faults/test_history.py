@@ -133,13 +133,21 @@ def test_a_fault_of_nonsense_is_refused(
         read_history(path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
-def test_what_is_no_history_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "history.json is no JSON: wanted a history or a recording$"),
+        (b"{", "history.json is no JSON: wanted a history or a recording$"),
+        (b"\xff\0", "history.json is no JSON: wanted a history or a recording$"),
+        (b"[]", "history.json: wanted an object"),
+    ],
+)
+def test_what_is_no_history_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "history.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="history"):
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=says):
         read_history(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
         read_history(tmp_path / "none.json")
 
 
