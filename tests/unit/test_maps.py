@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator")
+MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator", "bench")
 OTHERS = ("grammars", "placement", "http_serving", "protos")
-SUPPORT = ("bench", "tests/support")
+SUPPORT = ("tests/support",)
 MOST_ROUTER_ROOMS = 12
 MOST_MODULES = 15
 ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
