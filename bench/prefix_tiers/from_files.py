@@ -11,7 +11,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from bench.engine import synthetic_prompt
+from bench.engine.__main__ import synthetic_prompt
 from bench.prefix_tiers.in_one_engine import BLOCK_BYTES
 from bench.prefix_tiers.pulled import BLOCK_SIZE, TOLD_WITHIN_S, first_token_ms
 from bench.running_cluster import POLL_S, RunningCluster, started_cluster

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from bench.engine import synthetic_prompt
+from bench.engine.__main__ import synthetic_prompt
 from common.files.cache_folder import cache_root
 from common.ids import AttemptId
 from common.nodes import Role

@@ -7,7 +7,7 @@ import statistics
 import sys
 from itertools import count
 
-from bench.engine import synthetic_prompt
+from bench.engine.__main__ import synthetic_prompt
 from bench.prefix_tiers.in_one_engine import BLOCK_BYTES
 from bench.running_cluster import POLL_S, RunningCluster, started_cluster
 from common.settings.config import EngineConfig

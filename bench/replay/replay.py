@@ -12,8 +12,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from bench.local_node import tickets_without_kv
 from bench.replay.rows import Row
+from bench.scheduler.local_node import tickets_without_kv
 from common.errors import InternalError
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout

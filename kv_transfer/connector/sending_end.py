@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVarTuple, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from kv_transfer.sending.effects import (
     PeerSilent,
     SayHello,
     SendChunk,
-    SenderEffect,
     SendToPeer,
     TakeLane,
 )
@@ -45,13 +43,11 @@ from kv_transfer.wire.header_seal import DamagedHeader
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
-Args = TypeVarTuple("Args")
-
 
 class SendingEnd:
     """The sending half of a connector.
 
-    Any thread may call `open`, `push`, `call` and the properties. These only queue calls of the
+    Any thread may call `open` and the properties, and add to `calls`. These only queue calls of the
     machine, so that the thread which runs steps is hardly delayed. Everything else, with the
     machine, belongs to the connector's thread: `take_calls` makes these calls there, in their
     order. Effects go into the connector's queue.
@@ -82,10 +78,9 @@ class SendingEnd:
         self._clock = parts.clock
         self._effects = parts.effects
         self._workers = parts.workers
-        self.calls = QueuedCalls(self.machine)
+        self.calls = QueuedCalls(self.machine, parts.transport.wake)
         # For what `open` checks; not held while the machine works.
         self._lock = threading.Lock()
-        self._is_closed = False
         self._open: set[int] = set()
         self._lane_to: dict[Peer, Lane] = {}
         by_rdma = {name: lane for name, lane in parts.lanes.items() if name in RDMA_LANES}
@@ -116,27 +111,13 @@ class SendingEnd:
         if not ticket.target_block_ids:
             raise ValueError(f"lease {token:#x} has no target block")
         with self._lock:
-            if self._is_closed:
+            if self.calls.is_closed:
                 raise ValueError("the KV connector is closed")
             if token in self._open:
                 raise ValueError(f"lease {token:#x} is open already")
             self._open.add(token)
             self._metrics.on_open(token, Peer(ticket.kv_endpoint, ticket.decode_node), now_s)
             self.calls.add(partial(self.machine.on_open, ticket, deadline_s, now_s, priority))
-
-    def call(self, event: Callable[[*Args], list[SenderEffect]], *args: *Args) -> None:
-        """Queue a call of `machine`, and wake its thread; after `close` everything has ended."""
-        if not self._is_closed:
-            self.calls.add(partial(event, *args))
-            self._transport.wake()
-
-    def push(
-        self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
-    ) -> None:
-        """Queue a push, like `call`."""
-        if not self._is_closed:
-            self.calls.add_push(lease_token, layer, ordinals, source_blocks)
-            self._transport.wake()
 
     def take_calls(self) -> None:
         """Make the queued calls."""
@@ -194,7 +175,7 @@ class SendingEnd:
 
     def close(self) -> None:
         with self._lock:
-            self._is_closed = True
+            self.calls.close()
         while self.calls:
             try:
                 self._effects.extend(self.calls.take_next())

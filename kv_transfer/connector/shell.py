@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from common.ids import Incarnation
@@ -172,19 +173,18 @@ class TransportConnector:
     def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         self._refuse_when_closing()
         self.sending.open(ticket, deadline_s, priority)
-        self.transport.wake()
 
     def push(
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        self.sending.push(lease_token, layer, ordinals, source_blocks)
+        self.sending.calls.add_push(lease_token, layer, ordinals, source_blocks)
 
     def commit(self, lease_token: int, commit: Commit) -> None:
         self._metrics.on_commit(lease_token, self._clock.now_s())
-        self.sending.call(self.sending.machine.on_commit, lease_token, commit)
+        self.sending.calls.add(partial(self.sending.machine.on_commit, lease_token, commit))
 
     def abort(self, lease_token: int) -> None:
-        self.sending.call(self.sending.machine.on_abort, lease_token)
+        self.sending.calls.add(partial(self.sending.machine.on_abort, lease_token))
 
     def close(self) -> None:
         self.is_closing = True

@@ -10,9 +10,9 @@ import numpy as np
 
 from common.request import GREEDY_BELOW
 from engine.runner.gpu.drawing.filter_launches import (
-    FilteredDraw,
     bind_filters,
     buffer_sizes,
+    filtered_draw,
     has_filters,
     put_filters,
     staged_filters,
@@ -86,10 +86,7 @@ class DrawnRows:
         find, choose = self.make.draw_rows(memory["logits"], ways, best, memory["tokens"], num_rows)
         if not with_filters:
             return [find, choose]
-        draw = FilteredDraw(
-            memory["logits"], staging["filter_temperatures"], staging["seeds"], staging["indices"],
-            staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
-        )  # fmt: skip
+        draw = filtered_draw(staging, memory["logits"], seeds=ways[1], indices=ways[2], best=best)
         masks = bind_masks(self.make, memory["logits"], staging, num_rows)
         return [masks, find, *bind_filters(self.make, draw, memory, num_rows), choose]
 

@@ -137,6 +137,15 @@ def ids(chunks: list[TokenChunk]) -> list[int]:
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
+async def placement_written(cluster: Cluster) -> None:
+    """Return when the store has a placement: a router writes it a moment after it was made."""
+    for _ in range(5000):
+        if await cluster.store.placements():
+            return
+        await asyncio.sleep(0.002)
+    pytest.fail("not within 10 s: a placement in the store")
+
+
 async def no_placements(cluster: Cluster) -> None:
     for _ in range(1000):
         if not await cluster.store.placements():

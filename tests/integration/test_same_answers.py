@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bench.structured_schemas import SCHEMAS
+from bench.structured.schemas import SCHEMAS
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.text.text_model import TextModel

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator")
+PRODUCT = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator")
+MAPPED = (*PRODUCT, "bench")
 OTHERS = ("grammars", "placement", "http_serving", "protos")
 SUPPORT = ("tests/support",)
 SUITES = tuple(f"tests/{name}" for name in ("clients", "compose", "page", "soak", "upgrade"))
@@ -66,7 +67,7 @@ def test_a_map_names_no_module_that_is_gone(package: Path) -> None:
 def test_the_architecture_names_every_room() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`(?:\w+/)*(\w+)/`", page))
-    rooms = packages((*MAPPED, *OTHERS))
+    rooms = packages((*PRODUCT, *OTHERS))
     assert [room.relative_to(ROOT).as_posix() for room in rooms if room.name not in named] == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import TypeGuard
 
@@ -140,6 +141,55 @@ def records_by_position(source: str) -> list[str]:
             if isinstance(node.ctx, ast.Store) or None in kinds or len(kinds) > 1:
                 found.append(f"{node.lineno}: {ast.unparse(node)[:60]}")
     return found
+
+
+def large_named_tuples(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    """Return the named tuples with so many fields that their order is not known by heart."""
+    return {
+        node.name: node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base) == "NamedTuple" for base in node.bases)
+        and sum(isinstance(one, ast.AnnAssign) for one in node.body) > MOST_FIELDS
+    }
+
+
+def made_by_position(tree: ast.AST, names: Container[str]) -> list[int]:
+    """Return the lines of calls of `names` with arguments by position; `*whole` is one of them."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+        if any(not isinstance(one, ast.Starred) for one in node.args) or len(node.args) > 1
+    ]
+
+
+def test_large_named_tuples_are_made_by_name() -> None:
+    sources = {
+        name_of(path): path.read_text()
+        for path in python_files()
+        if not name_of(path).startswith(("tests/", "bench/", "tools/"))
+    }
+    inside = {
+        name: large_named_tuples(parsed(source))
+        for name, source in sources.items()
+        if "NamedTuple" in source
+    }
+    large = frozenset().union(*inside.values())
+    assert len(large) > 5, "they were found"
+    found = [
+        f"{name}:{line}"
+        for name, source in sources.items()
+        if any(one in source for one in large)
+        for line in made_by_position(parsed(source), large)
+    ]
+    found += [
+        f"{name}:{line}"
+        for name, classes in inside.items()
+        for one in classes.values()
+        for line in made_by_position(one, ("cls",))
+    ]
+    assert found == []
 
 
 def test_records_have_names_for_their_fields() -> None:

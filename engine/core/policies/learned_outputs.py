@@ -110,7 +110,15 @@ class _Future(NamedTuple):
         used = left_known + num_left * (ends + rest)
         most_used = int(used.max(initial=0))
         with_one = np.maximum.accumulate(used + ends)
-        return cls(ends, known, weights, num_left, left_known, most_used, with_one)
+        return cls(
+            ends=ends,
+            known=known,
+            weights=weights,
+            num_left=num_left,
+            left_known=left_known,
+            most_used=most_used,
+            most_with_one=with_one,
+        )
 
     def changed(self, end: int, num_known: int, weight: int, rest: int) -> _Future:
         """Return it with one more sequence, or with `weight` -1 without one."""
@@ -135,7 +143,7 @@ class _Future(NamedTuple):
         return max(most, at_end)
 
 
-_NO_FUTURE = _Future(_NONE, _NONE, _NONE, _NONE, _NONE, 0, _NONE)
+_NO_FUTURE = _Future.of_sorted(_NONE, _NONE, _NONE, _NONE, _NONE, 0)
 
 
 class PeakReserve:

@@ -1,9 +1,9 @@
 """Where a body is planned: on the event loop, on a thread, or by the planning process.
 
 What holds the interpreter's lock stops every stream of the router, on a thread as well. The bounds
-are such that no body stops it for 50 ms; `bench.planning` measures it. Each grammar that is new to
-this router is tried in a process of its own, where clients take turns, and every one in GBNF is
-translated there. No body waits for another one's grammar.
+are such that no body stops it for 50 ms; `bench.router.planning` measures it. Each grammar that is
+new to this router is tried in a process of its own, where clients take turns, and every one in GBNF
+is translated there. No body waits for another one's grammar.
 """
 
 from __future__ import annotations

@@ -200,14 +200,14 @@ def _is_only_busier(earlier: NodeView, view: NodeView) -> bool:
 
 def _kind_key(record: NodeRecord) -> _KindKey:
     return _KindKey(
-        record.role,
-        record.fingerprint,
-        record.kv_protocol,
-        record.block_size,
-        record.max_model_len,
-        record.has_grammars,
-        record.has_token_rules,
-        record.has_prompt_logprobs,
+        role=record.role,
+        fingerprint=record.fingerprint,
+        kv_protocol=record.kv_protocol,
+        block_size=record.block_size,
+        max_model_len=record.max_model_len,
+        has_grammars=record.has_grammars,
+        has_token_rules=record.has_token_rules,
+        has_prompt_logprobs=record.has_prompt_logprobs,
     )
 
 

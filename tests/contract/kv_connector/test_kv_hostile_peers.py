@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from common.errors import PeerProtocolError
 from kv_transfer.contract import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.lanes.pieces import packed_sums, piece_sum
 from kv_transfer.receiving.effects import DropReason
@@ -248,7 +249,12 @@ def test_data_out_of_sequence_ends_the_session(
 def test_frames_of_the_other_side(decode: Node, raw: Raw, frame: frames.Frame) -> None:
     raw.hello()
     raw.send(frame)
-    assert isinstance(raw.answer(), frames.Rejected)
+    answer = raw.answer()
+    assert isinstance(answer, frames.Rejected)
+    assert (answer.code, answer.message) == (
+        PeerProtocolError.code,
+        f"{type(frame).__name__} from a sender",
+    )
 
 
 def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> None:
@@ -258,6 +264,7 @@ def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> No
     raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 0, 4, 0, ()))
     answer = raw.answer()
     assert isinstance(answer, frames.Rejected)
+    assert (answer.code, answer.message) == (PeerProtocolError.code, "COMMIT before BEGIN")
     assert decode.connector.statistics().landings_open == 1
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.speculation.speculation import make_speculation
+from engine.core.speculation.speculation import Speculation, make_speculation
 from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.core.step.step_results import StepOutput, StepOutputs
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
@@ -159,7 +159,13 @@ def state_of(scheduler: Scheduler) -> str:
     unseen = ("block_hashes", "prompt_blocks", "_seats")
     fields = [name for name in Sequence.__slots__ if name not in unseen]
     fields += ["num_known", "num_computed", "output_token_ids", "block_table"]
-    of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
+    blocks = range(pool.num_blocks)
+    of_pool = (
+        pool.next_evicted(pool.num_blocks + pool.num_free),
+        [(pool.use_of(block), pool.is_unshared(block)) for block in blocks],
+        (pool.num_allocated, pool.num_taken),
+        pool.counts(),
+    )
     of_seats = [
         seats.token_ids.tobytes(),
         seats.block_tables.tobytes(),
@@ -200,6 +206,16 @@ def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView)
         list(scheduler.receiving),
         scheduler.reservation,
     )  # fmt: skip
+
+
+class _Drafting:
+    """A `Speculation` that another one can take the place of."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter = drafter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
 
 
 class Engine:
@@ -253,6 +269,8 @@ class Engine:
         speculation = SpeculationConfig(
             speculative_method=method, num_speculative_tokens=num_drafts
         )
+        made = make_speculation(speculation, self.runner.step_costs)
+        self._speculation = None if made is None else _Drafting(made)
         self.config = SchedulingConfig(**scheduling)
         self.scheduler = Scheduler(
             limits=StepLimits(
@@ -265,7 +283,7 @@ class Engine:
                 pairs_per_token=pairs_per_token,
             ),
             config=self.config,
-            speculation=make_speculation(speculation, self.runner.step_costs),
+            speculation=cast(Speculation | None, self._speculation),
             num_host_blocks=num_host_blocks,
             keeps_prefixes=keeps_prefixes,
             disk_index=disk_index,
@@ -287,7 +305,8 @@ class Engine:
 
     def draft_with(self, speculation: Any) -> None:
         """Let a fake of `Speculation` draft from now on."""
-        self.scheduler._speculation = self.scheduler._results._speculation = speculation
+        assert self._speculation is not None, "this engine does not draft"
+        self._speculation.drafter = speculation
 
     def plan(self) -> PlannedStep:
         """Begin a step, with its invariants checked."""

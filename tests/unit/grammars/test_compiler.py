@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bench.structured_schemas import SCHEMAS
+from bench.structured.schemas import SCHEMAS
 from common.errors import CheckpointError, InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars.bounds import MAX_DEPTH, MAX_OPTIONAL

@@ -32,9 +32,9 @@ from engine.runner.gpu.drawing.card_logprobs import CardLogprobs
 from engine.runner.gpu.drawing.edit_launches import LogitEdits, has_edits
 from engine.runner.gpu.drawing.filter_launches import (
     LEFT_TO_HOST,
-    FilteredDraw,
     bind_filters,
     buffer_sizes,
+    filtered_draw,
     has_filters,
     put_filters,
 )
@@ -268,10 +268,7 @@ class CardDraw:
         find, choose = make.draw_rows(logits, ways, best, memory["drawn"], num_rows)
         if not with_filters:
             return find, choose
-        filtered = FilteredDraw(
-            logits, staging["filter_temperatures"], *ways[1:],
-            staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
-        )  # fmt: skip
+        filtered = filtered_draw(staging, logits, seeds=ways[1], indices=ways[2], best=best)
         return find, *bind_filters(make, filtered, self._memory, num_rows), choose
 
     def bind_all(self) -> None:

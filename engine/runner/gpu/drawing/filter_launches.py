@@ -48,6 +48,23 @@ class FilteredDraw(NamedTuple):
     best_tokens: int
 
 
+def filtered_draw(
+    staging: Staging, logits: int, *, seeds: int, indices: int, best: tuple[int, int]
+) -> FilteredDraw:
+    """Return the draw of rows whose filters `put_filters` writes; `best` are scores and tokens."""
+    return FilteredDraw(
+        logits=logits,
+        temperatures=staging["filter_temperatures"],
+        seeds=seeds,
+        indices=indices,
+        top_ks=staging["top_ks"],
+        top_ps=staging["top_ps"],
+        deepests=staging["deepests"],
+        best_scores=best[0],
+        best_tokens=best[1],
+    )
+
+
 def staged_filters(num_rows: int) -> dict[str, tuple[int, ...]]:
     """Return the arrays of `Staging` that `put_filters` writes."""
     return {

@@ -24,7 +24,7 @@ def wide_open(*tokens: int) -> tuple[Sender, QueuedCalls]:
     welcome(sender)
     for link in sender.links.all():
         link.grant(LIMITS.window_bytes)
-    return sender, QueuedCalls(sender)
+    return sender, QueuedCalls(sender, wake=lambda: None)
 
 
 def add_push(calls: QueuedCalls, token: int, layer: int) -> None:
@@ -108,3 +108,15 @@ def test_an_error_of_a_call_leaves_the_others() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         calls.take_next()
     assert layers_of(taken(calls)) == [(1, 0)]
+
+
+def test_each_call_wakes_the_thread_that_makes_it_and_none_after_a_close() -> None:
+    woken: list[int] = []
+    calls = QueuedCalls(ready(limits=LIMITS), wake=lambda: woken.append(len(calls)))
+    add_push(calls, 1, 0)
+    calls.add(list)
+    assert woken == [1, 2], "woken when the call is there"
+    calls.close()
+    add_push(calls, 1, 1)
+    calls.add(list)
+    assert (woken, len(calls)) == ([1, 2], 2), "those that waited are still taken"

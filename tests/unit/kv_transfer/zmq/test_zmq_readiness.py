@@ -9,7 +9,6 @@ from contextlib import closing
 import pytest
 import zmq
 
-from kv_transfer.zmq import readiness as zmq_readiness
 from kv_transfer.zmq.readiness import Readiness, Socket
 
 SOON_S = 10.0
@@ -118,13 +117,13 @@ def test_only_sockets_with_news_are_asked(
     while readiness.wait(0.1):
         pass  # News of the connections.
     asked: list[Socket] = []
-    can_be_read = zmq_readiness._can_be_read
+    getsockopt = zmq.Socket.getsockopt
 
-    def asking(source: Socket) -> bool:
+    def asking(source: Socket, option: int) -> object:
         asked.append(source)
-        return can_be_read(source)
+        return getsockopt(source, option)
 
-    monkeypatch.setattr(zmq_readiness, "_can_be_read", asking)
+    monkeypatch.setattr(zmq.Socket, "getsockopt", asking)
     router.send_multipart([b"7", b"answer"])
     wait_for(readiness, dealers[7])
     assert set(asked) == {dealers[7]}

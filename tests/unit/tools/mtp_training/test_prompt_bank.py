@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bench.speculation_prompts import PROMPTS
+from bench.speculation.prompts import PROMPTS
 from tools.mtp_training.everyday_messages import GAPS, MESSAGES
 from tools.mtp_training.prompt_bank import bank
 

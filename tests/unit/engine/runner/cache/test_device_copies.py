@@ -23,7 +23,7 @@ class FakeDevice:
         self.host = np.arange(NUM_LAYERS * NUM_BLOCKS).reshape(NUM_LAYERS, NUM_BLOCKS)
         self.cache = np.zeros_like(self.host)
         self.asked: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self.copying: list[tuple[list[bool], Callable[[], None]]] = []
+        self.copying: list[tuple[list[Exception | None], Callable[[], None]]] = []
         self.order: list[tuple[int, list[int]]] = []
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
@@ -64,14 +64,24 @@ class FakeDevice:
         self, layer: int, block_ids: np.ndarray, copy: Callable[[], None]
     ) -> Callable[[], bool]:
         self.order.append((layer, block_ids.tolist()))
-        is_done = [False]
-        self.copying.append((is_done, copy))
-        return lambda: is_done[0]
+        ends: list[Exception | None] = []
+        self.copying.append((ends, copy))
+
+        def is_done() -> bool:
+            for error in ends:
+                if error is not None:
+                    raise error
+            return bool(ends)
+
+        return is_done
 
     def finish_next(self) -> None:
-        is_done, copy = self.copying.pop(0)
+        ends, copy = self.copying.pop(0)
         copy()
-        is_done[0] = True
+        ends.append(None)
+
+    def fail_next(self, error: Exception) -> None:
+        self.copying.pop(0)[0].append(error)
 
 
 def copies(device: FakeDevice) -> DeviceCopies:
@@ -218,12 +228,8 @@ def test_a_device_that_fails_later_ends_the_copy_it_made_and_no_other() -> None:
     while device.asked:
         device.work_next()
     good = owner.begin([2], device.host, [2], is_out=False)
-
-    def fail() -> bool:
-        raise RuntimeError("the device is lost")
-
     owner.advance()
-    owner._under_way[0].is_complete = fail
+    device.fail_next(RuntimeError("the device is lost"))
     assert not good.is_done()
     for _ in range(30):
         if device.copying:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from engine.runner.weights.gguf_file import GgufFile
+from engine.runner.weights.gguf_file import GgufFile, GgufTensor
 from engine.runner.weights.stored_tensor import GROUP_SIZES, row_bytes
 from tests.support.models.tokenizer_gguf import WriteGguf, write_tiny_gguf
 
@@ -101,7 +101,28 @@ def test_garbage_in_the_header_is_an_error_or_harmless(
             math.prod(tensor.shape[:-1]),
             row_bytes(tensor.type_name, tensor.shape[-1]),
         )
-        assert rows.tobytes() in content
+        assert rows.tobytes() == tensor.raw.tobytes()
+    assert_read_where_described(list(tensors.values()), bytes(content))
+
+
+def description(tensor: GgufTensor) -> bytes:
+    """Return what a file says of a tensor, apart from where it is."""
+    name, shape = tensor.name.encode(), tensor.shape[::-1]
+    layout = f"<Q{len(name)}sI{len(shape)}QI"
+    kind = gguf.GGMLQuantizationType[tensor.type_name]
+    return struct.pack(layout, len(name), name, len(shape), *shape, kind)
+
+
+def assert_read_where_described(tensors: list[GgufTensor], content: bytes) -> None:
+    """Compare what was read with the file: tensors begin behind all descriptions, aligned."""
+    described = {one.name: content.find(description(one)) for one in tensors}
+    assert min(described.values(), default=0) >= 0, "a tensor that the file does not describe"
+    offset_at = {one.name: described[one.name] + len(description(one)) for one in tensors}
+    end = max(offset_at.values(), default=0) + 8
+    start = -(-end // 32) * 32
+    for one in tensors:
+        at = start + struct.unpack_from("<Q", content, offset_at[one.name])[0]
+        assert one.raw.tobytes() == content[at : at + one.raw.size]
 
 
 HEADER = b"GGUF" + struct.pack("<I", 3)

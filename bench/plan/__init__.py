@@ -1,0 +1,8 @@
+"""`pdserve plan`, measured: `python -m bench.plan` takes its time.
+
+many           a cluster of many nodes, simulated
+accuracy       how far plans are from real clusters
+stages         times of a request by stage, planned and real
+errors         figures of these differences
+machine_speed  how fast the machine is, over time
+"""

@@ -1,0 +1,301 @@
+"""How far plans are from real clusters: `python -m bench.plan.accuracy --json`.
+
+The same requests, a published trace with shorter prompts and answers and less load, go to clusters
+of `pdserve up` on this machine and to simulated ones with the profile of this machine:
+
+    1P1D, 2P1D, 1P2D, 2 mixed
+
+Here all nodes run with one thread, so the profile is measured with one thread too, and the plan is
+told how many cores they share. `oversubscribed` lists the shapes with as many nodes as cores, or
+more: the router and the client take some of these, which the plan does not know.
+
+    real                the figures of each shape: TTFT and TPOT at p50 and p99, goodput
+    as_profiled         the plan with the profile as it was measured, before the first shape
+    at_measured_speed   the same plan, whose steps become slower and faster when the machine does
+
+The speed of a machine may change by half while this runs, as that of a virtual one does, and then
+`as_profiled` errs by as much. So two steps of the model are timed every two seconds beside the
+clusters, and between the requests with which the profile was measured (`machine_speed.py`); no
+figure of a cluster is used for it. `slowness` is how many times as long they took as then: least,
+mean and most. Where all of it is near 1, both plans are the same.
+
+Of each plan: figures, their relative `error`, `worst` of all shapes, and `winner`, the shape with
+the least median TTFT of those whose goodput is within 2 % of the most. A figure of a plan is the
+median of five seeds, which choose between equal nodes; `spread` has the least and the most. A real
+cluster draws once, so of few requests p99 may be anything in between. `stages` and `cpu_s` show
+where both sides differ (`stages.py`), the real value first; a figure that misses its goal is
+told on standard error, with its stage.
+
+Each shape serves for `--duration-s`, ten minutes by default. Run it while the machine does nothing
+else; `--quick` serves few requests, and its percentiles say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bench.plan.errors import num_cores, of_plan, rounded, side_of, spread_of, winner
+from bench.plan.machine_speed import (
+    Pace,
+    SampledBetween,
+    SlowedSteps,
+    Slowness,
+    SpeedHistory,
+    SpeedMeter,
+)
+from bench.plan.stages import RealStages, Run, planned_cpu_s, planned_stages, stages_of
+from bench.running_cluster import Load, started_cluster
+from bench.serving import WARM_UP, replay
+from common.errors import ConfigError
+from common.nodes import Role
+from common.observing.latency import LatencyTargets, RequestTiming
+from common.settings.config import Config, EngineConfig, ModelConfig
+from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.configuration.flags import UP_DEFAULTS
+from pdserve.planning.search import Fleet
+from pdserve.planning.trial import setup_of
+from pdserve.profiling.profile_command import (
+    ProfiledRunner,
+    loaded_runner,
+    run_profile,
+    served_times,
+)
+from pdserve.profiling.served_times import ServedTimes, StreamAsker
+from simulator.clients import ClientRequest
+from simulator.cluster import SimulatedCluster
+from simulator.profile import DeviceProfile, read_profile
+from simulator.trace_file import TraceRequest, read_trace
+
+TRACE = Path(__file__).parents[1] / "traces" / "azure_conv.csv"
+SHAPES = {
+    "1P1D": Fleet(1, 1),
+    "2P1D": Fleet(2, 1),
+    "1P2D": Fleet(1, 2),
+    "2 mixed": Fleet(mixed=2),
+}
+SEEDS = range(5)
+NUM_THREADS = 1
+SHORTER = 4
+"""A prompt and an answer have so many times fewer tokens than those of the trace."""
+PROFILED_BEFORE_S = 15.0
+"""Seconds in which the speed is measured where the profile is a file."""
+_LEAST_PROMPT, _MOST_PROMPT, _LEAST_OUTPUT, _MOST_OUTPUT = 16, 1024, 2, 96
+
+
+def scaled(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequest]:
+    """Return the requests with lengths for a small model, at `rate_rps` in the mean."""
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    pace = (len(requests) - 1) / rate_rps / span_s
+    return [
+        TraceRequest(
+            (one.arrival_s - requests[0].arrival_s) * pace,
+            min(_MOST_PROMPT, max(_LEAST_PROMPT, one.num_prompt // SHORTER)),
+            min(_MOST_OUTPUT, max(_LEAST_OUTPUT, one.num_output // SHORTER)),
+        )
+        for one in requests
+    ]
+
+
+def planned_run(
+    profile: DeviceProfile,
+    config: Config,
+    shape: Fleet,
+    requests: Sequence[TraceRequest],
+    slowness: Slowness | None = None,
+    seed: int = 0,
+) -> Run:
+    """Return what the plan says of each request; with `slowness` at the speed of the real machine.
+
+    Clients ask for exactly as many tokens as they get, as those of the real cluster do.
+    """
+    at_once = max(1, num_cores() // NUM_THREADS)
+    slowed = None
+    if slowness is not None:
+        slowed = SlowedSteps(profile.step, slowness)
+        profile = replace(profile, step=slowed)
+    cluster = SimulatedCluster(setup_of(profile, config, shape, seed=seed, at_once=at_once))
+    if slowed is not None:
+        slowed.now_s = cluster.timeline.now_s
+    clients = [ClientRequest(one, i, one.num_output, 0) for i, one in enumerate(requests)]
+    served = cluster.run(clients)
+    timings = [
+        RequestTiming(
+            arrived_at_s=one.arrived_at_s,
+            chunk_at_s=(one.first_at_s, one.second_at_s, one.last_at_s)[: one.num_tokens],
+            num_tokens=one.num_tokens,
+        )
+        for one in served
+        if one.num_tokens
+    ]
+    return Run(
+        timings=timings,
+        took_s=max(one.last_at_s for one in served),
+        stages=stages_of(timings, planned_stages(served)),
+        cpu_s=planned_cpu_s(cluster),
+    )
+
+
+async def real_run(
+    shape: Fleet, requests: Sequence[TraceRequest], meter: SpeedMeter, profiled: Pace
+) -> tuple[Run, Slowness]:
+    """Return what a cluster on this machine does, and how slow the machine was meanwhile."""
+    flags = [f for role, n in shape.num_nodes.items() for f in (f"--{role.value}", str(n))]
+    planned = [
+        (one.arrival_s, Load(num_prompt_tokens=one.num_prompt, num_output_tokens=one.num_output,
+                             seed=index))
+        for index, one in enumerate(requests)
+    ]  # fmt: skip
+    async with started_cluster([*flags, "--num-threads", str(NUM_THREADS)]) as cluster:
+        for _ in range(shape.total):
+            await cluster.timed(WARM_UP)
+        stages = RealStages(cluster)
+        await stages.begin()
+        with meter.sampling() as history:
+            began_at_s = time.monotonic()
+            timings, num_failed, took_s = await replay(cluster, planned)
+        before, cpu_s = await stages.until_now()
+    run = Run(
+        timings=timings,
+        took_s=took_s,
+        stages=stages_of(timings, before),
+        cpu_s=cpu_s,
+        num_failed=num_failed,
+    )
+    return run, Slowness(history, profiled, began_at_s)
+
+
+def profiled_config() -> Config:
+    """Return the settings with which the demo model is profiled. Raises `CheckpointError`."""
+    return Config(
+        role=Role.MIXED,
+        model=ModelConfig(model=str(resolve_checkpoint(str(UP_DEFAULTS["model"])))),
+        engine=EngineConfig(
+            max_num_batched_tokens=int(UP_DEFAULTS["max_num_batched_tokens"]),
+            num_threads=NUM_THREADS,
+        ),
+    )
+
+
+def loaded_meter(config: Config) -> tuple[SpeedMeter, ProfiledRunner]:
+    """Return a meter of the machine's speed, and its runner, warm."""
+    with redirect_stdout(sys.stderr):
+        runner = loaded_runner(config)
+    return SpeedMeter(runner, config.engine.block_size), runner
+
+
+def measured_profile(folder: Path) -> tuple[Path, SpeedMeter, Pace]:
+    """Measure the demo model on this machine with one thread, as `pdserve profile` does.
+
+    Return the profile, a meter of the machine's speed, and the speed when a cluster was measured:
+    what a profile says of a cluster follows from that time.
+    """
+    config, path, history = profiled_config(), folder / "profile.json", SpeedHistory()
+    meter, runner = loaded_meter(config)
+
+    def serve(served: Config) -> ServedTimes:
+        return served_times(served, lambda url: SampledBetween(StreamAsker(url), meter, history))
+
+    with redirect_stdout(sys.stderr):
+        run_profile(config, str(path), lambda wanted: runner, serve)
+    return path, meter, history.mean()
+
+
+def read_before(path: Path) -> tuple[Path, SpeedMeter, Pace]:
+    """Return a profile that was measured before, a meter, and the machine's speed now."""
+    meter, _ = loaded_meter(profiled_config())
+    with meter.sampling() as history:
+        time.sleep(PROFILED_BEFORE_S)
+    return path, meter, history.mean()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    flags = argparse.ArgumentParser(prog="python -m bench.plan.accuracy", description=__doc__)
+    flags.formatter_class = argparse.RawDescriptionHelpFormatter
+    flags.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    flags.add_argument("--quick", action="store_true", help="12 requests to each shape")
+    flags.add_argument("--trace", type=Path, default=TRACE, help="an Azure or Mooncake trace")
+    flags.add_argument("--profile", type=Path, help="measured with --num-threads 1 (default: now)")
+    flags.add_argument("--shape", action="append", choices=SHAPES, help="default: all")
+    flags.add_argument("--duration-s", type=float, default=600.0, help="seconds of arrivals")
+    flags.add_argument("--rate-rps", type=float, default=0.5, help="mean arrivals per second")
+    flags.add_argument("--slo-ttft-ms", type=float, default=2000.0)
+    flags.add_argument("--slo-tpot-ms", type=float, default=150.0)
+    return flags
+
+
+def chosen_requests(options: argparse.Namespace) -> list[TraceRequest]:
+    """Return the requests of a run. Raises `ConfigError` for a trace or a rate that gives none."""
+    if options.rate_rps <= 0 or options.duration_s <= 0:
+        raise ConfigError("--rate-rps and --duration-s: wanted numbers above 0")
+    count = 12 if options.quick else max(2, round(options.rate_rps * options.duration_s))
+    requests = read_trace(options.trace, count)
+    if len(requests) < 2 or not requests[-1].arrival_s > requests[0].arrival_s:
+        raise ConfigError(f"{options.trace}: wanted at least two requests at different times")
+    return scaled(requests, options.rate_rps)
+
+
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    """Run every shape, in reality and in both plans. Raises `ConfigError`."""
+    requests = chosen_requests(options)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = read_before(options.profile) if options.profile else None
+        path, meter, profiled = measured or measured_profile(Path(folder))
+        profile = read_profile(path, transport="shm")
+    config = Config(
+        role=Role.DECODE,
+        engine=EngineConfig(max_num_batched_tokens=int(UP_DEFAULTS["max_num_batched_tokens"])),
+    )
+    targets = LatencyTargets(ttft_s=options.slo_ttft_ms / 1e3, tpot_s=options.slo_tpot_ms / 1e3)
+    names: list[str] = options.shape or list(SHAPES)
+    real, planned, followed = dict[str, list[Run]](), dict[str, list[Run]](), dict[str, list[Run]]()
+    slowness: dict[str, dict[str, list[float]]] = {}
+    for name in names:
+        print(f"{len(requests)} requests to {name}", file=sys.stderr, flush=True)
+        run, slow = asyncio.run(real_run(SHAPES[name], requests, meter, profiled))
+        real[name], slowness[name] = [run], slow.shown()
+        planned[name], followed[name] = (
+            [planned_run(profile, config, SHAPES[name], requests, one, seed) for seed in SEEDS]
+            for one in (None, slow)
+        )
+    sides = [side_of(runs, targets) for runs in (real, planned, followed)]
+    shown = {name: row for name, (row, _) in sides[0].items()}
+    return {
+        "cores": num_cores(),
+        "requests": len(requests),
+        "oversubscribed": [n for n in names if SHAPES[n].total * NUM_THREADS >= num_cores()],
+        "slowness": slowness,
+        "real": rounded(shown),
+        "winner": winner(shown),
+        "failed": {name: one.num_failed for name, (one,) in real.items()},
+        "as_profiled": of_plan(sides[0], sides[1], "as profiled")
+        | {"spread": spread_of(planned, targets)},
+        "at_measured_speed": of_plan(sides[0], sides[2], "at the measured speed")
+        | {"spread": spread_of(followed, targets)},
+        "unevenness": round(getattr(profile.step, "unevenness", 0.0), 3),
+        "beside": {name: round(value, 6) for name, value in asdict(profile.beside).items()},
+    }
+
+
+def main() -> int:
+    """Parse, measure, print."""
+    options = parser().parse_args()
+    try:
+        result = measure(options)
+    except ConfigError as error:
+        sys.exit(str(error))
+    print(json.dumps(result, indent=None if options.json else 2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,4 @@
+"""What drafts gain: `python -m bench.speculation`.
+
+prompts  three kinds of prompts
+"""

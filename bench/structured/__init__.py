@@ -1,0 +1,4 @@
+"""What grammars cost: `python -m bench.structured`.
+
+schemas  JSON schemas to answer by
+"""

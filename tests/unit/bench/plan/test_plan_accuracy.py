@@ -1,0 +1,228 @@
+"""The accuracy of plans: the same requests on both sides, errors of each figure, the winner."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from bench.plan import accuracy
+from bench.plan.accuracy import (
+    SHAPES,
+    TRACE,
+    chosen_requests,
+    measure,
+    measured_profile,
+    parser,
+    planned_run,
+    scaled,
+)
+from bench.plan.errors import errors, figures, goal_of, side_of, spread_of, winner
+from bench.plan.machine_speed import Pace, Slowness, SpeedHistory, SpeedMeter
+from bench.plan.stages import OF_TPOT, OF_TTFT, Run
+from common.errors import ConfigError
+from common.nodes import Role
+from common.observing.latency import LatencyTargets, RequestTiming
+from common.settings.config import Config
+from engine.core.runner_contract import ScheduledSequence
+from pdserve.planning.search import Fleet
+from simulator.profile import FOLDER, read_profile
+from simulator.trace_file import TraceRequest, read_trace
+
+TARGETS = LatencyTargets(ttft_s=1.0, tpot_s=0.1)
+PROFILE = read_profile(FOLDER / "8b_h100.json")
+CONFIG = Config(role=Role.DECODE)
+
+
+def options(*flags: str) -> argparse.Namespace:
+    return parser().parse_args(["--quick", *flags])
+
+
+def test_a_trace_is_scaled_in_lengths_and_rate() -> None:
+    found = scaled(read_trace(TRACE, 50), 0.5)
+    assert found[-1].arrival_s == pytest.approx(49 / 0.5)
+    assert all(16 <= one.num_prompt <= 1024 and 2 <= one.num_output <= 96 for one in found)
+    assert len({one.num_prompt for one in found}) > 20
+
+
+def test_every_request_is_in_the_plan_with_its_length() -> None:
+    requests = chosen_requests(options())
+    for shape in SHAPES.values():
+        run = planned_run(PROFILE, CONFIG, shape, requests)
+        assert [one.num_tokens for one in run.timings] == [one.num_output for one in requests]
+        assert run.took_s >= requests[-1].arrival_s
+        stages = run.stages
+        ttft_s = fmean(one.ttft_s for one in run.timings)
+        assert sum(stages[name] for name in OF_TTFT) == pytest.approx(ttft_s)
+        assert all(0 <= stages[name] < 1 for name in (*OF_TTFT, *OF_TPOT))
+        assert set(run.cpu_s) == {role.value for role in shape.num_nodes}
+
+
+def test_figures_are_those_of_the_definitions() -> None:
+    timings = [
+        RequestTiming(arrived_at_s=0.0, chunk_at_s=(0.5, 1.0), num_tokens=11),
+        RequestTiming(arrived_at_s=0.0, chunk_at_s=(2.0, 3.0), num_tokens=11),
+    ]
+    found = figures(timings, TARGETS, 4.0)
+    assert found["goodput"] == 0.25
+    assert (found["ttft_p50"], found["tpot_p50"]) == pytest.approx((1.25, 0.075))
+    assert found["ttft_p99"] > 1.9
+
+
+def test_a_figure_of_several_runs_is_their_median_and_a_stage_their_mean() -> None:
+    def run(ttft_s: float) -> Run:
+        timing = RequestTiming(arrived_at_s=0.0, chunk_at_s=(ttft_s, ttft_s + 1), num_tokens=11)
+        return Run(timings=[timing], took_s=2.0, stages={"place": ttft_s}, cpu_s={})
+
+    runs = {"1P1D": [run(0.1), run(0.6), run(0.2)]}
+    found, shown = side_of(runs, TARGETS)["1P1D"]
+    assert found["ttft_p50"] == pytest.approx(0.2)
+    assert shown.stages == {"place": pytest.approx(0.3)}
+    spread: Any = spread_of(runs, TARGETS)
+    assert spread["1P1D"]["ttft_p50"] == [0.1, 0.6]
+
+
+def test_errors_are_shares_of_the_real_figure() -> None:
+    assert errors({"a": 2.0, "b": 0.0, "c": 0.0}, {"a": 1.5, "b": 0.0, "c": 3.0}) == {
+        "a": 0.25, "b": 0.0, "c": 1.0
+    }  # fmt: skip
+    assert [goal_of(name) for name in ("ttft_p50", "tpot_p99", "goodput")] == [0.07, 0.2, 0.07]
+
+
+def test_the_winner_has_the_most_goodput_and_then_the_least_ttft() -> None:
+    results = {
+        "a": {"goodput": 0.4, "ttft_p50": 0.1},
+        "b": {"goodput": 0.5, "ttft_p50": 0.3},
+        "c": {"goodput": 0.495, "ttft_p50": 0.2},
+    }
+    assert winner(results) == "c", "about the same goodput"
+
+
+def slowness(factor: float) -> Slowness:
+    history = SpeedHistory()
+    history.add(0.0, Pace(factor, factor))
+    return Slowness(history, Pace(1.0, 1.0))
+
+
+def test_a_plan_becomes_slower_when_the_machine_does() -> None:
+    """After 11 s, by a factor of 3: the load lasts for twice as long."""
+    requests, history = chosen_requests(options()), SpeedHistory()
+    for at_s, pace in ((0.0, 1.0), (22.0, 3.0)):
+        history.add(at_s, Pace(pace, pace))
+    plain = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests).timings
+    slower = Slowness(history, Pace(1.0, 1.0))
+    turned = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests, slower).timings
+    assert requests[0].arrival_s < 11 < requests[-1].arrival_s
+    assert turned[0].ttft_s == pytest.approx(plain[0].ttft_s)
+    assert turned[-1].ttft_s > 2 * plain[-1].ttft_s
+
+
+class Cluster:
+    """Stands in for real clusters, profiles and meters: it does what a plan says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.profile, self.slowness = PROFILE, slowness(1.0)
+        monkeypatch.setattr(accuracy, "real_run", self.run)
+        monkeypatch.setattr(accuracy, "read_before", lambda path: (path, None, Pace(1.0, 1.0)))
+        monkeypatch.setattr(accuracy, "read_profile", lambda path, transport: PROFILE)
+        monkeypatch.setattr(accuracy, "num_cores", lambda: 3)
+
+    async def run(
+        self, shape: Fleet, requests: list[TraceRequest], meter: object, profiled: Pace
+    ) -> tuple[Run, Slowness]:
+        up = replace(CONFIG, engine=replace(CONFIG.engine, max_num_batched_tokens=512))
+        return planned_run(self.profile, up, shape, requests, self.slowness), self.slowness
+
+
+def measured(*flags: str) -> dict[str, Any]:
+    return measure(options("--profile", "any.json", *flags))
+
+
+def test_a_cluster_that_does_what_the_plan_says_has_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(monkeypatch)
+    found = measured()
+    for plan in (found["as_profiled"], found["at_measured_speed"]):
+        assert set(plan["worst"].values()) == {0.0}
+        assert plan["within_goals"] is True
+        assert plan["winner"] == found["winner"]
+    assert found["oversubscribed"] == ["2P1D", "1P2D"]
+    assert "most of it in" not in capsys.readouterr().err
+    cluster.profile = replace(PROFILE, network_latency_s=5.0)
+    found = measured("--shape", "1P1D")
+    plan = found["as_profiled"]
+    assert plan["worst"]["tpot_p50"] > 0.5
+    assert plan["within_goals"] is False
+    real_s, planned_s = plan["stages"]["1P1D"]["handoff"]
+    assert real_s > planned_s + 2, "most prompts are handed off"
+    assert "1P1D tpot_p50: " in (said := capsys.readouterr().err)
+    assert "most of it in handoff: -" in said
+
+
+def test_a_machine_that_became_slower_is_no_error_of_the_plan_that_follows_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Cluster(monkeypatch).slowness = slowness(1.5)
+    found = measured("--shape", "1P1D")
+    assert set(found["at_measured_speed"]["worst"].values()) == {0.0}
+    assert found["as_profiled"]["worst"]["tpot_p50"] == pytest.approx(1 - 1 / 1.5, abs=0.02)
+    assert found["as_profiled"]["within_goals"] is False
+    assert found["slowness"]["1P1D"]["decode"] == [1.5, 1.5, 1.5]
+    said = capsys.readouterr().err
+    assert ", as profiled " in said
+    assert ", at the measured speed " not in said
+
+
+def test_the_speed_of_a_profile_is_that_of_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are measured later, and follow what clients saw."""
+    times = count(1)
+    runner = Runner(num_steps := [0])
+    meter = SpeedMeter(runner, 16, lambda: 0.0, lambda: float(next(times) ** 2))
+
+    def profile(config: Config, file: str, load: Any, serve: Any) -> None:
+        assert config.engine.num_threads == 1
+        assert serve(config) == 7.0
+        assert num_steps == [2], "one sample, before the request"
+        assert load(config) is runner
+
+    def served(config: Config, asker: Any) -> float:
+        answer: float = asker("http://there")(512, 2, [], lambda: None)
+        return answer
+
+    def ask(num_prompt: int, num_output: int, at_s: list[float], on_token: object) -> float:
+        assert num_steps == [2]
+        return 7.0
+
+    one_thread = replace(CONFIG, engine=replace(CONFIG.engine, num_threads=1))
+    monkeypatch.setattr(accuracy, "profiled_config", lambda: one_thread)
+    monkeypatch.setattr(accuracy, "loaded_meter", lambda config: (meter, runner))
+    monkeypatch.setattr(accuracy, "run_profile", profile)
+    monkeypatch.setattr(accuracy, "served_times", served)
+    monkeypatch.setattr(accuracy, "StreamAsker", lambda url: ask)
+    path, found, pace = measured_profile(tmp_path)
+    assert found is meter
+    assert path.parent == tmp_path
+    assert pace == (4 - 1, 16 - 9)
+
+
+class Runner:
+    def __init__(self, num_steps: list[int]) -> None:
+        self._num_steps = num_steps
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> None:
+        self._num_steps[0] += 1
+
+
+@pytest.mark.parametrize("flags", [("--rate-rps", "0"), ("--duration-s", "-1")])
+def test_a_load_that_is_none_is_refused(flags: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="wanted numbers above 0"):
+        chosen_requests(options(*flags))
