@@ -49,7 +49,8 @@ from router.core.effects import (
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
-from router.core.placement import Placing
+from router.core.known.sessions import SessionId
+from router.core.placement import ChosenNodes, Placing
 from router.core.policies.query import Query, query_of
 from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from router.dispatch.handoff_watch import HandoffWatch
@@ -143,7 +144,9 @@ class SimulatedRouter:
         """Return the nodes that can be chosen."""
         return self._membership.nodes()
 
-    def ask(self, request: GenerationRequest, served: ServedRequest) -> None:
+    def ask(
+        self, request: GenerationRequest, served: ServedRequest, session: SessionId = b""
+    ) -> None:
         """Take a request of a client."""
         name, prompt = request.id.choice_id, request.prompt_blocks
         flow = RequestFlow(
@@ -153,7 +156,7 @@ class SimulatedRouter:
             deadline_at_s=self._timeline.now_s() + request.deadline_s,
             priority=request.priority,
         )
-        query = query_of(prompt, request.sampling, request.cache_salt)
+        query = query_of(prompt, request.sampling, request.cache_salt, session)
         choice = self._choices[name] = _Choice(flow, query, served)
         self._perform(choice, flow.start())
 
@@ -274,9 +277,12 @@ class SimulatedRouter:
             chosen, _ = self._chooser.choose(nodes, choice.query, effect, now_s)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
+        self._on_chosen(choice, effect, chosen)
+        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
+
+    def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
         pair = f"decode {chosen.decode}, prefill {chosen.prefill or 'none'}"
         self._note(choice, f"placed by {chosen.reason}: {pair}")
-        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
         submit = Submit(

@@ -19,13 +19,8 @@ from pdserve.configuration.config_sources import SettingsError
 from pdserve.simulating.replay_command import run_replay
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes
-from simulator.faults.history import (
-    MOST_REQUESTS,
-    FaultKind,
-    History,
-    read_history,
-    to_json,
-)
+from simulator.faults.history import MOST_REQUESTS, History, read_history, to_json
+from simulator.faults.kinds import FaultKind
 from simulator.faults.search import WrongHistory, quiet, shortened, wrong_histories
 from simulator.faults.shape import MOST_NODES
 

@@ -2,12 +2,13 @@
 
 search        many histories from their seeds, until one is wrong, which is made short
 history       what happens to a cluster, as a list that can be written, read and shortened
+kinds         what is broken, or changed, and in which ways
 shape         the nodes of a cluster and their settings
 drawing       a history from its seed: pure
 cluster       runs one history
 fault_events  what each kind of fault does to a cluster
 checks        what must hold, whatever happens
-router        the simulator's router, on streams that break
+router        the simulator's router, on streams that break; its books are checked
 streams       the stream of a router and a node: what gRPC over TCP does to messages
 between       what nodes have for each other, through a router
 beside        changes that an administrator asks a router for

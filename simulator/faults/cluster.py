@@ -18,8 +18,9 @@ from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
 from simulator.faults.fault_events import begin
-from simulator.faults.history import BREAKING, CHANGES, AskedRequest, Fault, FaultKind, History
+from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.hosts import Paths, ProcessClock
+from simulator.faults.kinds import BREAKING, CHANGES, FaultKind
 from simulator.faults.kv.wires import KVWires
 from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk
@@ -171,6 +172,7 @@ class FaultyCluster:
             self.leases,
             self.lives,
             policy=shape.placement_policy,
+            session_ttl_s=shape.session_ttl_s,
             lease_s=shape.lease_s,
             latency_s=shape.message_s,
             seed=self.history.seed,
@@ -222,7 +224,8 @@ class FaultyCluster:
         if not router.clock.is_alive:
             self._lose(request)
             return
-        ask = partial(router.ask_for, _generation_request(request), request.answered)
+        session = asked.session.encode()
+        ask = partial(router.ask_for, _generation_request(request), request.answered, session)
         router.clock.run(ask)
         if asked.leaves_at_s is not None:
             leave = partial(self._leave, router, request)

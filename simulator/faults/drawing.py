@@ -6,17 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from simulator.faults.history import (
-    BETWEEN_TWO,
-    BREAKING,
-    HARMLESS,
-    STORE,
-    WAYS,
-    AskedRequest,
-    Fault,
-    FaultKind,
-    History,
-)
+from simulator.faults.history import AskedRequest, Fault, History
+from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
 from simulator.faults.kv.wires import INLINE_LANE
 from simulator.faults.shape import CARD_LANES, ROUTER, Shape, node_names, router_names
 
@@ -27,11 +18,14 @@ TIMES_LATER = 10.0
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
+_SOON = (4.0, 20.0, 100.0)
+_MORE_BREAKS = (0, 0, 1, 3)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
+_SESSIONS = ("", "a", "a", "b", "c")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +41,9 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes and priorities, and where its nodes keep KV, come from random numbers of
-    their own: whatever is drawn of them, the rest of a seed's history is the same.
+    Its routers, changes, priorities, sessions and further breaks, and where its nodes keep KV, come
+    from random numbers of their own: whatever is drawn of them, the rest of a seed's history is the
+    same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
@@ -61,6 +56,9 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     changing = [kind for kind in wishes.kinds if kind in HARMLESS]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
+    sessions = random.Random(f"sessions of {seed}")
+    shape = replace(shape, session_ttl_s=sessions.choice((0.1, 1.0, 60.0)))
+    requests = _in_sessions(sessions, requests)
     if shape.keeps_prefixes:
         requests = [_that_comes_back(more, one) for one in requests]
     faults: list[Fault] = []
@@ -69,6 +67,8 @@ def draw_history(seed: int, wishes: Wishes) -> History:
             _at_any_router(more, _fault(rng, breaking, names, around_s, unit_s), routers)
             for around_s in _times(rng, requests, rng.randint(1, MOST_FAULTS))
         ]
+        again = random.Random(f"again of {seed}")
+        faults += list(_broken_again(again, faults, breaking, shape.kv_message_s))
     if changing:
         faults += [
             _change(more, changing, names, routers, around_s)
@@ -92,8 +92,31 @@ def _at_any_router(rng: random.Random, fault: Fault, routers: Sequence[str]) -> 
     return fault if fault.target != ROUTER else replace(fault, target=rng.choice(routers))
 
 
+def _broken_again(
+    rng: random.Random,
+    faults: Sequence[Fault],
+    kinds: Sequence[FaultKind],
+    kv_message_s: float,
+) -> Iterator[Fault]:
+    """Yield further breaks, of these kinds, of connections that broke, soon after: what was sent
+    again is on its way then, or has just arrived."""
+    breaks = [kind for kind in kinds if kind in BREAKS]
+    for fault in faults:
+        at_s = fault.at_s
+        for _ in range(rng.choice(_MORE_BREAKS) if fault.kind in BREAKS else 0):
+            at_s += rng.choice(_SOON) * rng.random() * kv_message_s
+            yield replace(fault, at_s=round(at_s, 4), kind=rng.choice(breaks))
+
+
 def _to_any_router(rng: random.Random, asked: AskedRequest, routers: Sequence[str]) -> AskedRequest:
     return replace(asked, router=rng.choice(routers), priority=rng.choice(_PRIORITIES))
+
+
+def _in_sessions(rng: random.Random, requests: Sequence[AskedRequest]) -> list[AskedRequest]:
+    """Return the requests, in half of the histories most of them with one of three sessions."""
+    if rng.random() < 0.5:
+        return list(requests)
+    return [replace(one, session=rng.choice(_SESSIONS)) for one in requests]
 
 
 def _that_comes_back(rng: random.Random, asked: AskedRequest) -> AskedRequest:
@@ -177,6 +200,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         reservation_policy=rng.choice(("learned", "none", "token_ratio")),
         speculative_method=rng.choice(("none", "ngram")),
         placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
+        session_ttl_s=60.0,
         lease_s=rng.choice((2.0, 4.0)),
         kv_lease_s=more.choice((3.0, 30.0)),
         drain_s=more.choice((0.02, 0.2, 1.0, 5.0)),

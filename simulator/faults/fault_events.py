@@ -6,8 +6,9 @@ from functools import partial
 from typing import Protocol
 
 from common.nodes import Role
-from simulator.faults.history import STORE, Fault, FaultKind
+from simulator.faults.history import Fault
 from simulator.faults.hosts import Paths, ProcessClock
+from simulator.faults.kinds import STORE, FaultKind
 from simulator.faults.kv.wires import KVWires
 from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -14,14 +15,20 @@ from common.ids import Incarnation
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
+from router.core.attempts import Attempt
+from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
+from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 from router.core.membership import (
+    Membership,
     MembershipEffect,
     NodeSuspected,
     NodeTrusted,
     StreamLost,
 )
+from router.core.placement import ChosenNodes
+from router.core.policies.query import NodeView, Query
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
@@ -68,6 +75,7 @@ class FaultyRouter(SimulatedRouter):
         nodes: Mapping[Incarnation, FaultyNode],
         *,
         policy: str,
+        session_ttl_s: float,
         lease_s: float,
         latency_s: float,
         seed: int,
@@ -77,7 +85,7 @@ class FaultyRouter(SimulatedRouter):
         super().__init__(
             clock,  # type: ignore[arg-type]
             policy=policy,
-            session_ttl_s=60.0,
+            session_ttl_s=session_ttl_s,
             model=MODEL,
             lease_s=lease_s,
             latency_s=latency_s,
@@ -95,6 +103,8 @@ class FaultyRouter(SimulatedRouter):
         self._lives = timeline
         self._refresh_s = lease_s / 4
         self._refreshing = 0
+        self._sessions = SessionBooks(session_ttl_s)
+        self._num_performing = 0
         self.links: dict[Incarnation, NodeLink] = {}
         self._between = NodesInContact(me, self._send, self.nodes)
         self.beside = AdministratorCalls(
@@ -125,9 +135,9 @@ class FaultyRouter(SimulatedRouter):
 
     # Events of the cluster.
 
-    def ask_for(self, request: GenerationRequest, answered: Answered) -> None:
+    def ask_for(self, request: GenerationRequest, answered: Answered, session: SessionId) -> None:
         """Take a request of a client, and its deadline."""
-        self.ask(request, answered)
+        self.ask(request, answered, session)
         choice = self._choices.get(request.id.choice_id)
         if choice is not None:
             self.clock.after(request.deadline_s, partial(self._on_deadline, choice))
@@ -251,6 +261,25 @@ class FaultyRouter(SimulatedRouter):
 
     # Inside: what differs from a cluster without faults.
 
+    def _perform(
+        self, choice: _Choice, effects: Sequence[Effect], times: TokenTimes | None = None
+    ) -> None:
+        """Perform effects, and check the books when those are done that follow from them."""
+        self._num_performing += 1
+        super()._perform(choice, effects, times)
+        self._num_performing -= 1
+        if not self._num_performing:
+            choices = self._choices.values()
+            running = ((one.num_prompt_tokens, one.flow._attempts._all()) for one in choices)
+            check_counted(self._membership, running)
+
+    def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
+        super()._on_chosen(choice, wanted, chosen)
+        check_choice(self._membership.nodes(), wanted, chosen)
+        if choice.query.session:
+            num_known, now_s = self._chooser.num_sessions, self.clock.now_s()
+            self._sessions.check(choice.query, chosen, num_known, now_s)
+
     def _send(self, node: Incarnation, message: Message) -> bool:
         """Return whether the message leaves; a call that does not has failed."""
         link = self.links.get(node)
@@ -287,3 +316,65 @@ class FaultyRouter(SimulatedRouter):
 def _answered(choice: _Choice) -> Answered:
     assert isinstance(choice.served, Answered), "requests come by `ask_for`"
     return choice.served
+
+
+def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[Attempt]]]) -> None:
+    """Check the requests and prompt tokens that count on nodes.
+
+    `running` has of each request the tokens of its prompt, and the attempts that go on. Raises
+    `InternalError`.
+    """
+    requests: Counter[Incarnation] = Counter()
+    tokens: Counter[Incarnation] = Counter()
+    for num_tokens, attempts in running:
+        for one in attempts:
+            computing = one.prefill, one.planned_prefill, one.decode if one._has_prompt else None
+            requests.update(filter(None, (one.decode, one.prefill, one.planned_prefill)))
+            for node in filter(None, computing):
+                tokens[node] += num_tokens
+    for node, member in membership._members.items():
+        found = member.own.num_requests, member.own.num_tokens
+        if found != (requests[node], tokens[node]):
+            has = requests[node], tokens[node]
+            raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
+
+
+class SessionBooks:
+    """Where the requests of sessions were placed, as long as sessions are known."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._placed: dict[SessionId, tuple[SessionNodes, float]] = {}
+
+    def check(self, query: Query, chosen: ChosenNodes, num_known: int, now_s: float) -> None:
+        """Check what a choice was told of its session, and how many are known after it.
+
+        Raises `InternalError`.
+        """
+        self._placed = {
+            name: placed for name, placed in self._placed.items() if placed[1] + self._ttl_s > now_s
+        }
+        last, _ = self._placed.get(query.session, (NO_NODES, 0.0))
+        if query.last != last:
+            raise InternalError(f"a session was last on {last}: the choice is told {query.last}")
+        nodes = SessionNodes(
+            chosen.decode or last.decode,
+            chosen.prefill or last.prefill,
+            len(query.prompt_token_ids),
+        )
+        self._placed[query.session] = nodes, now_s
+        if num_known != len(self._placed):
+            raise InternalError(f"{num_known} sessions are known: {len(self._placed)} are not over")
+
+
+def check_choice(nodes: Iterable[NodeView], wanted: Choose, chosen: ChosenNodes) -> None:
+    """Check that chosen nodes can take a request: they are there, stay, and have not refused it.
+
+    One that holds a reservation is not chosen anew. Raises `InternalError`.
+    """
+    able = {one.incarnation for one in nodes if not one.load.is_draining} - wanted.excluded
+    for node in filter(None, (chosen.decode, chosen.prefill)):
+        if node not in able and node != wanted.decode:
+            raise InternalError(f"{node} is chosen, which is gone, leaves or has refused it")
+    if chosen.decode is not None and chosen.decode == chosen.prefill:
+        raise InternalError(f"{chosen.decode} is chosen to send to itself")

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes, draw_history
-from simulator.faults.history import HARMLESS, Fault, FaultKind, History
+from simulator.faults.history import Fault, History
+from simulator.faults.kinds import HARMLESS, FaultKind
 
 MOST_RUNS = 400
 IsWrong = Callable[[History], str]

@@ -35,7 +35,8 @@ class Shape:
     reservation. With `keeps_prefixes` host memory holds prefixes too; with
     `is_warmed` a node that starts pulls what others have cached. A node that drains gives what runs
     on it `drain_s` to finish. KV travels on `lane`. With `is_staged` steps read other memory than
-    transfers write, as on a GPU, and copies are made beside the steps.
+    transfers write, as on a GPU, and copies are made beside the steps. Routers know a session for
+    `session_ttl_s` after its last request.
     """
 
     num_routers: int
@@ -59,6 +60,7 @@ class Shape:
     reservation_policy: str
     speculative_method: str
     placement_policy: str
+    session_ttl_s: float
     lease_s: float
     kv_lease_s: float
     drain_s: float

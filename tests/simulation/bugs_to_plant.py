@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.faults.history import FaultKind
+from simulator.faults.kinds import FaultKind
 
 
 class Bug(NamedTuple):
@@ -93,6 +93,54 @@ ROUTER = [
         "    if role is Role.PREFILL and all(",
         "    if role is Role.PREFILL and not all(",
         (FaultKind.ROLE,),
+    ),
+    Bug(
+        "the tokens of a prompt are not taken off when it is computed",
+        "router.core.attempts",
+        "        return [PromptComputed(decode)]",
+        "        return []",
+    ),
+    Bug(
+        "the tokens of a prompt are taken off twice",
+        "router.core.attempts",
+        "        self._has_prompt = False\n        return [PromptComputed(decode)]",
+        "        return [PromptComputed(decode)]",
+    ),
+    Bug(
+        "a prompt counts on the node that goes on with it too",
+        "router.core.counted_legs",
+        "num_prompt_tokens if prefill is None else 0)",
+        "num_prompt_tokens)",
+    ),
+    Bug(
+        "an attempt that ends before its first token leaves its prompt counted",
+        "router.core.attempts",
+        "        return LegClosed(node, had_prompt)",
+        "        return LegClosed(node, has_prompt=False)",
+    ),
+    Bug(
+        "a node whose role moved is to send KV to itself",
+        "router.core.placement",
+        "            and node.incarnation != decode.incarnation\n",
+        "            and node.incarnation.epoch\n",
+    ),
+    Bug(
+        "a node that refused a request is asked again",
+        "router.core.placement",
+        "_trusted_first(_without(fitting, excluded))",
+        "_trusted_first(fitting)",
+    ),
+    Bug(
+        "a session is known for longer than its time",
+        "router.core.known.sessions",
+        "+ self._ttl_s <= now_s:",
+        "+ 2 * self._ttl_s <= now_s:",
+    ),
+    Bug(
+        "a session forgets its prefill node where none was needed",
+        "router.core.known.sessions",
+        "            before.prefill if nodes.prefill is None else nodes.prefill,\n",
+        "            nodes.prefill,\n",
     ),
 ]
 
@@ -202,6 +250,19 @@ NODE = [
         "            if attempt.waiting_replies or not attempt.is_over\n",
         (FaultKind.DRAIN,),
     ),
+    Bug(
+        "of a pull that came short all blocks count as cached",
+        "node.flow.pulls.prefix_pulls",
+        "        self._transfers.land(pull.coming, num_blocks)\n",
+        "        self._transfers.land(pull.coming, len(pull.coming.block_ids))\n",
+    ),
+    Bug(
+        "a node that drains goes on fetching parts of a pull",
+        "node.flow.node_flow",
+        "        self.pulls.end_fetching()\n",
+        "        pass\n",
+        (FaultKind.DRAIN,),
+    ),
 ]
 
 ENGINE = [
@@ -277,6 +338,12 @@ ENGINE = [
         "engine.core.disk_prefixes",
         "read.hashes[:num_done][::-1])",
         "read.hashes[:num_done])",
+    ),
+    Bug(
+        "a read of a disk that fails keeps a block of host memory",
+        "engine.core.disk_prefixes",
+        "self._host_pool.release(read.host_block_ids[num_done:])",
+        "self._host_pool.release(read.host_block_ids[num_done + 1 :])",
     ),
 ]
 
@@ -372,6 +439,19 @@ LANES = [
         "            landing.may_be_written or (will_be_written and is_copied)\n",
         "            will_be_written and is_copied\n",
         _BREAKS,
+    ),
+    Bug(
+        "slots of a pulled frame are freed on the acknowledgement of the resend",
+        "kv_transfer.sending.sent_slots",
+        "            if sent.is_pulled or not is_first:\n",
+        "            if not is_first:\n",
+        _BREAKS,
+    ),
+    Bug(
+        "a header is sent before the batch that writes its bytes has ended",
+        "kv_transfer.lanes.rdma.batch_queue",
+        "        if not (self._queue or self._under_way or self._is_telling):\n",
+        "        if not (self._queue or self._is_telling):\n",
     ),
 ]
 

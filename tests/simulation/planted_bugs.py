@@ -83,7 +83,7 @@ def histories_until_found(bug: Bug, most: int, seed: int) -> Found:
 
 def _search(bug: Bug, most: int, seed: int) -> Found:
     plant(bug)
-    from simulator.faults.history import FaultKind
+    from simulator.faults.kinds import FaultKind
     from simulator.faults.search import first_wrong
 
     return Found(*first_wrong(seed, most, bug.faults or tuple(FaultKind)))

@@ -21,7 +21,7 @@ from simulator.timeline import Timeline
 
 GIVEN_UP_S = (0.02, 0.3, 3.0, 10.0)
 """After one of these a card says that a read or a write has failed which does not go on."""
-DISTURBED_S = (0.05, 0.5, 3.0)
+DISTURBED_S = (0.0, 0.0, 0.05, 0.5, 3.0)
 """After a connection broke, reads and writes between the two fail and are late for such a time."""
 _LATE_S = (0.0, 0.01, 0.1, 1.0, 4.0)
 _LATENCIES = (0.3, 1.0, 1.0, 5.0)
@@ -98,9 +98,10 @@ class Flights:
                 self._disturb(flight)
 
     def _disturb(self, flight: Flight) -> None:
-        """Have a flight be late, and perhaps fail before."""
+        """Have a flight be late, and in half of the cases perhaps fail before."""
         flight.late_s = self._rng.choice(_LATE_S)
-        self._give_up_later(flight)
+        if self._rng.random() < 0.5:
+            self._give_up_later(flight)
 
     def _later(self, flight: Flight) -> None:
         span_s = self._latency_s * self._rng.choice(_LATENCIES)

@@ -351,6 +351,31 @@ def test_a_ping_renews_only_what_it_names() -> None:
     assert machine.next_deadline_s() == 2.5
 
 
+def test_begin_data_and_commit_renew_what_they_name() -> None:
+    machine = receiver(ticket(), sender_deadline_s=1.5)
+    hello(machine, b"a")
+    heard: list[tuple[float, frames.Frame, list[int]]] = [
+        (1.4, BEGIN, []),
+        (2.8, data(0, 0), [P, P]),
+        (4.2, data(1, 1), [P, P]),
+        (5.6, COMMIT, []),
+    ]
+    for at_s, frame, sizes in heard:
+        machine.on_frame(b"a", frame, sizes, at_s)
+        assert events(machine.on_tick(at_s + 1.3)) == []
+    assert [type(event) for event in events(machine.on_tick(7.1))] == [LandingFailed]
+
+
+def test_a_landing_that_is_begun_again_counts_once() -> None:
+    machine, next_life = receiver(ticket()), Incarnation(SENDER.node_id, SENDER.epoch + 1)
+    for session in (b"a", b"b"):
+        hello(machine, session)
+        machine.on_frame(session, BEGIN, [], 0.0)
+    assert machine.sessions.earlier_lives(next_life) == [SENDER]
+    machine.on_revoke(1)
+    assert machine.sessions.earlier_lives(next_life) == []
+
+
 def test_a_ping_is_answered_with_the_credit_given_so_far() -> None:
     """An acknowledgement that did not fit into a full queue is lost; its bytes must not be."""
     machine = receiver(ticket())

@@ -15,7 +15,8 @@ from common.version import VERSION
 from pdserve.cli import main
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.simulating.simulate_command import lines_of, run_simulation, simulation_of
-from simulator.faults.history import FaultKind, History, read_history
+from simulator.faults.history import History, read_history
+from simulator.faults.kinds import FaultKind
 from simulator.faults.search import history_of
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.nodes.node_views import placing

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.faults.history import BREAKING, AskedRequest, Fault, History
+from simulator.faults.history import AskedRequest, Fault, History
+from simulator.faults.kinds import BREAKING
 from simulator.faults.search import ALL, history_of
 from simulator.faults.shape import ROUTER, Shape
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from common.nodes import Role
 from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import Fault, FaultKind, History
+from simulator.faults.history import Fault, History
+from simulator.faults.kinds import FaultKind
 from simulator.faults.search import quiet
 from simulator.faults.shape import ROUTER
 from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request

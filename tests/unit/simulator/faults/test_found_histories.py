@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import Fault, FaultKind
+from simulator.faults.history import Fault
 from simulator.faults.hosts import ProcessClock
+from simulator.faults.kinds import FaultKind
 from simulator.faults.search import ALL, history_of, quiet
 from simulator.timeline import Timeline
 from tests.unit.simulator.faults.histories import an_asked_request, plain

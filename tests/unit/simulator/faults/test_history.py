@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from common.errors import ConfigError
 from simulator.faults.drawing import Wishes, draw_history
-from simulator.faults.history import BREAKING, FaultKind, History, read_history, to_json
+from simulator.faults.history import History, read_history, to_json
+from simulator.faults.kinds import BREAKING, FaultKind
 from simulator.faults.shape import problems_of
 
 WISHES = Wishes(kinds=tuple(FaultKind), num_requests=20)
@@ -71,6 +73,21 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     asked = [one for seed in range(20) for one in a_history(seed).requests]
     assert {one.router for one in asked} == {"router", "router-2"}
     assert len({one.priority for one in asked}) > 2
+    assert {one.session for one in asked} == {"", "a", "b", "c"}
+    assert len({shape.session_ttl_s for shape in shapes}) == 3
+
+
+def test_a_connection_that_broke_may_break_again_soon_after() -> None:
+    wishes = replace(WISHES, kinds=(FaultKind.LOSS,))
+    found = [draw_history(seed, wishes) for seed in range(30)]
+    breaks = [(one.seed, one.shape.kv_message_s, fault) for one in found for fault in one.faults]
+    assert all(fault.kind is FaultKind.LOSS for _, _, fault in breaks)
+    spans = [
+        (second.at_s - first.at_s) / message_s
+        for (seed, message_s, first), (other, _, second) in pairwise(breaks)
+        if (seed, first.target, first.other) == (other, second.target, second.other)
+    ]
+    assert sum(0 < span <= 100 for span in spans) > 20
 
 
 def test_a_change_is_asked_of_a_router(tmp_path: Path) -> None:
@@ -96,7 +113,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 7}, "format 3"),
+        ({"format": 7}, "format 4"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from simulator.faults.drawing import Wishes, draw_history
-from simulator.faults.history import FaultKind, History
+from simulator.faults.history import History
+from simulator.faults.kinds import FaultKind
 from simulator.faults.search import kind_of, shortened
 
 HISTORY = draw_history(

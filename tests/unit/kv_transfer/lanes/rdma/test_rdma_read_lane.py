@@ -353,6 +353,22 @@ def test_as_many_peers_as_there_may_be(ends: Ends, monkeypatch: pytest.MonkeyPat
     assert not ends.connect(OTHER)
 
 
+def test_a_sender_that_is_left_counts_until_its_last_read_has_ended(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_lane, "MAX_READERS", 2)
+    ends.connect()
+    ends.engine.is_held = True
+    ends.write([1], [12])
+    wait_until(lambda: ends.engine.num_under_way)
+    assert ends.connect()  # The session comes again.
+    assert not ends.connect(OTHER)
+    ends.engine.is_held = False
+    ends.engine.let_go.release()
+    ends.wait_copied()
+    wait_until(lambda: ends.connect(OTHER))
+
+
 def test_a_process_without_addresses_sends_and_does_not_read(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,63 @@
+"""The kinds of faults and of changes, and in which ways each may happen. It imports nothing of what
+serves, so that a bug can be planted anywhere in that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+STORE = "store"
+
+
+class FaultKind(Enum):
+    """What is broken, or changed. `how` of a fault says in which way, where there are several.
+
+    crash      a process ends, and starts again after `span_s` (0: never). `known`: its host says
+               so at once; `silent`: the host is gone too; `renamed`: as `known`, and what starts
+               has another name. A router loses its requests with it.
+    freeze     a process stands still for `span_s`, and then goes on
+    partition  messages between two wait for `span_s`: `both` ways, or `to` the second, or `from`
+    loss       the connections between two break; what is on its way is lost
+    repeat     the connections between two break; what is on its way to the second one arrives, and
+               nobody knows, so that it is sent again
+    clock      the clock of a process jumps ahead by `span_s`; of the store: leases expire earlier
+    store      the store is `away` for `span_s`, or `empty` from now on
+
+    role       a router gives a node another role, as `pdserve role` does
+    drain      a router has a node leave in order; it starts again after `span_s` (0: never)
+    disk       the files of a node's prefixes are `slow`, give an `error` or are `corrupt` for
+               `span_s`; that costs hits, and nothing else
+    """
+
+    CRASH = "crash"
+    FREEZE = "freeze"
+    PARTITION = "partition"
+    LOSS = "loss"
+    REPEAT = "repeat"
+    CLOCK = "clock"
+    STORE = "store"
+    ROLE = "role"
+    DRAIN = "drain"
+    DISK = "disk"
+
+
+CHANGES = (FaultKind.ROLE, FaultKind.DRAIN)
+"""What a router is asked for."""
+HARMLESS = (*CHANGES, FaultKind.DISK)
+"""What breaks nothing."""
+BREAKING = tuple(one for one in FaultKind if one not in HARMLESS)
+WAYS: Mapping[FaultKind, tuple[str, ...]] = {
+    FaultKind.CRASH: ("known", "silent", "renamed"),
+    FaultKind.FREEZE: ("",),
+    FaultKind.PARTITION: ("both", "to", "from"),
+    FaultKind.LOSS: ("",),
+    FaultKind.REPEAT: ("",),
+    FaultKind.CLOCK: ("",),
+    FaultKind.STORE: ("away", "empty"),
+    FaultKind.ROLE: ("prefill", "decode", "mixed"),
+    FaultKind.DRAIN: ("",),
+    FaultKind.DISK: ("slow", "error", "corrupt"),
+}
+BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
+"""What ends connections."""
+BETWEEN_TWO = (FaultKind.PARTITION, *BREAKS)

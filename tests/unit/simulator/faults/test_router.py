@@ -1,0 +1,81 @@
+"""What a router has counted and remembers is compared with what follows from its requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import InternalError
+from common.ids import AttemptId, Incarnation
+from common.request import GenerationRequest, SamplingParams
+from placement.store import LiveNode
+from router.core.attempts import Attempt
+from router.core.effects import Choose
+from router.core.known.sessions import NO_NODES, SessionNodes
+from router.core.membership import Membership
+from router.core.placement import ChosenNodes
+from router.core.policies.query import Query
+from router.core.token_ledger import TokenLedger
+from simulator.faults.router import SessionBooks, check_choice, check_counted
+from tests.support.nodes.node_views import node, prefill
+
+D, P = Incarnation("d", 1), Incarnation("p", 1)
+ASKED = AttemptId("r", 1)
+
+
+def members() -> Membership:
+    found = Membership(model="m", lease_s=10.0)
+    views = (node("d"), prefill("p"))
+    found.on_listing([LiveNode(record=one.record, load=one.load) for one in views], 0.0)
+    return found
+
+
+def reserved(planned: Incarnation | None) -> Attempt:
+    sampling = SamplingParams(max_tokens=3)
+    attempt = Attempt(ASKED, TokenLedger(sampling))
+    request = GenerationRequest(id=ASKED, prompt_token_ids=(1, 2), sampling=sampling, deadline_s=1)
+    attempt.reserve(D, planned, request, may_wait=False)
+    return attempt
+
+
+def test_what_counts_on_nodes_is_what_requests_have_there() -> None:
+    found = members()
+    check_counted(found, [])
+    found.on_leg_opened(D, 0)
+    found.on_leg_opened(P, 2)
+    check_counted(found, [(2, [reserved(P)])])
+    with pytest.raises(InternalError, match=r"count on p#1, which has \(0, 0\)"):
+        check_counted(found, [(0, [reserved(None)])])
+    with pytest.raises(InternalError, match=r"count on d#1, which has \(1, 2\)"):
+        check_counted(found, [(2, [reserved(None)])])
+    found.on_leg_closed(D, 0)
+    found.on_leg_closed(P, 1)
+    with pytest.raises(InternalError, match=r"\(0, 1\) count on p#1"):
+        check_counted(found, [])
+
+
+def test_a_session_is_known_for_its_time() -> None:
+    books = SessionBooks(5.0)
+    first = ChosenNodes(decode=D, prefill=P, reason="")
+    alone = ChosenNodes(decode=D, prefill=None, reason="")
+    books.check(Query((1,), 1, session=b"a"), first, 1, 0.0)
+    books.check(Query((1, 2), 1, session=b"a", last=SessionNodes(D, P, 1)), alone, 1, 4.0)
+    books.check(Query((1,), 1, session=b"b"), first, 2, 8.0)
+    with pytest.raises(InternalError, match="the choice is told"):
+        books.check(Query((1,), 1, session=b"a"), first, 2, 8.5)
+    books.check(Query((1,), 1, session=b"a", last=SessionNodes(D, P, 2)), first, 2, 8.5)
+    books.check(Query((1,), 1, session=b"b", last=NO_NODES), first, 2, 13.0)
+    with pytest.raises(InternalError, match="3 sessions are known: 2 are not over"):
+        books.check(Query((1,), 1, session=b"c"), first, 3, 14.0)
+
+
+def test_a_chosen_node_can_take_the_request() -> None:
+    nodes, pair = [node("d"), prefill("p")], ChosenNodes(decode=D, prefill=P, reason="")
+    check_choice(nodes, Choose(None, frozenset()), pair)
+    check_choice(nodes[1:], Choose(D, frozenset({D})), pair)
+    leaving = [nodes[0], prefill("p", is_draining=True)]
+    for there, excluded in ((nodes[1:], ()), (nodes, (P,)), (leaving, ())):
+        with pytest.raises(InternalError, match="is gone, leaves or has refused it"):
+            check_choice(there, Choose(None, frozenset(excluded)), pair)
+    itself = ChosenNodes(decode=D, prefill=D, reason="")
+    with pytest.raises(InternalError, match="d#1 is chosen to send to itself"):
+        check_choice(nodes, Choose(None, frozenset()), itself)
