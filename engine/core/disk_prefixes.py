@@ -14,7 +14,7 @@ from itertools import chain
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.disk_index import DiskIndex
-from engine.core.blocks.disk_jobs import DiskFailure, DiskRead, DiskResult, DiskWrite
+from engine.core.blocks.disk_jobs import DiskFailure, DiskRead, DiskResult, DiskScan, DiskWrite
 from engine.core.blocks.host_pool import HostPool
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
@@ -217,16 +217,18 @@ class DiskPrefixes:
     # --- what is there ------------------------------------------------------------------------
 
     def end_look(self, result: DiskResult, *, is_all: bool) -> None:
-        """Take what a look has found. Files may be written if this node's folder could be seen."""
+        """Take what a look has found. Files may be written if this node's folder could be seen, and
+        until a look finds that it is this node's no more."""
         assert self.index is not None, "there is no disk"
         self.index.take_others(result.scan.others)
-        if not is_all:
-            return
-        if result.failure is None:
+        if result.failure is not None:
+            self.count(DiskEvent.WRITE_FAILED)
+        if is_all and result.failure is None:
             self.index.take_own(result.scan)
             self.may_write = True
-        else:
-            self.count(DiskEvent.WRITE_FAILED)
+        elif result.failure is not None and not is_all:
+            self.index.take_own(DiskScan())
+            self.may_write = False
 
     def check(self) -> None:
         """Raise `AssertionError` if what is being read can be found, or what is written is lost."""

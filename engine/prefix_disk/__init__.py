@@ -21,6 +21,14 @@ of a killed process, so a node that restarts finds what it had, whatever its nam
 one fingerprint read each other's files; what vanishes meanwhile is a miss. Files of other models in
 a node's folder count against its bound and go first.
 
+A lock is that of a file, so a node owns a folder as long as `.lock` in it is the file that it has
+locked, and no link leads there. It looks before each file that it writes or removes, and with each
+look at the disk. A node whose folder was removed, replaced or moved away (`rm -rf` under a live
+node) writes nothing until it has taken one as at its start; one that is back in its place is still
+its own. A file that is being written at that moment may come to lie in a folder that another node
+has just taken there: one block, which that node counts after its next start. Where a file, a link
+or somebody else's folder has the place of `node-0`, the node takes the next one.
+
 Only files of this user count: others could make a model answer with their text. With
 `--prefix-disk-encryption` blocks are sealed by AES-256-GCM with a key that follows from the KV key,
 so nodes of one cluster read each other's files. It is asked for, and does not come with a KV key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,10 @@ MOST_EMPTIED = 4096
 """Files that are removed for that at once."""
 MOST_BLOCKS_SEEN = 1_000_000
 """Blocks of other nodes that one node knows of."""
+_IN_THE_WAY = (
+    errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM
+)  # fmt: skip
+"""Errors that say that something else has the place of a folder or of its lock."""
 _BLOCK, _NEW, _LOCK = ".kv", ".new", ".lock"
 _HASH_LETTERS = 32
 
@@ -73,16 +78,21 @@ class BlockFolder:
         """What was read last."""
 
     def look(self, look: DiskLook) -> DiskResult:
-        """See which blocks there are. Without a folder of its own a node still sees the others."""
+        """See which blocks there are. Without a folder of its own a node still sees the others.
+
+        It fails where this node cannot have a folder, or has it no more.
+        """
         failure, why = None, ""
         own: tuple[BlockHash, ...] = ()
         strangers: tuple[tuple[str, int], ...] = ()
-        if look.is_all:
-            try:
+        try:
+            if look.is_all:
                 self._take_folder()
                 own, strangers = self._scan_own()
-            except OSError as error:
-                failure, why = DiskFailure.ERROR, str(error)
+            elif self._lock is not None:
+                self._check_own()
+        except OSError as error:
+            failure, why = DiskFailure.ERROR, str(error)
         self._note_that_it_lives()
         self._empty_abandoned()
         others = self._scan_others()
@@ -139,15 +149,52 @@ class BlockFolder:
         problem = why_untrusted(self._path, has_contents=False)
         if problem:
             raise NoFolder(f"{problem}: wanted a folder that only this user may write")
+        refused: OSError | None = None
         for number in range(MOST_FOLDERS):
-            name = f"node-{number}"
-            self._calls.make_folder(self._path / name)
-            self._lock = self._calls.lock(self._path / name / _LOCK)
-            if self._lock is not None:
-                self._own = name
-                self._calls.make_folder(self._folder_path(name))
-                return
-        raise NoFolder(f"{MOST_FOLDERS} nodes have a folder in {self._path}")
+            try:
+                if self._take(f"node-{number}"):
+                    return
+            except OSError as error:
+                if error.errno not in _IN_THE_WAY:
+                    raise
+                refused = refused or error
+        raise refused or NoFolder(f"{MOST_FOLDERS} nodes have a folder in {self._path}")
+
+    def _take(self, name: str) -> bool:
+        """Make a folder this node's, unless another one has it. Raises `OSError`."""
+        top = self._path / name
+        self._make_folder(top)
+        lock = self._calls.lock(top / _LOCK)
+        if lock is None:
+            return False
+        self._own, self._lock = name, lock
+        try:
+            self._make_folder(self._folder_path(name))
+            self._check_own()
+        except OSError:
+            self.close()
+            raise
+        return True
+
+    def _make_folder(self, path: Path) -> None:
+        """Make a folder unless there is one. What a link leads to is not below `self._path`."""
+        self._calls.make_folder(path)
+        if not self._calls.is_folder(path):
+            raise FileExistsError(errno.EEXIST, "a link is in the place of a folder", str(path))
+
+    def _check_own(self) -> None:
+        """Raise `NoFolder` unless this node's folder is its own, and let go of it if it is not.
+
+        The lock is that of a file. Where its folder was removed or replaced, another node locks
+        another file in the same place. While a descriptor is open nothing else gets its number.
+        """
+        if self._lock is None:
+            raise NoFolder("this node has no folder on disk")
+        top, home = self._path / self._own, self._folder_path(self._own)
+        is_there = self._calls.is_folder(top) and self._calls.is_folder(home)
+        if not (is_there and self._calls.is_at(top / _LOCK, self._lock)):
+            self.close()
+            raise NoFolder(f"{home} was removed or replaced while this node had it")
 
     def _note_that_it_lives(self) -> None:
         if self._lock is not None:
@@ -248,8 +295,7 @@ class BlockFolder:
     # --- files ----------------------------------------------------------------------------------
 
     def _write_block(self, block_hash: BlockHash, block: memoryview) -> None:
-        if self._lock is None:
-            raise NoFolder("this node has no folder on disk")
+        self._check_own()
         path = self._block_path(self._own, block_hash)
         new = path.with_suffix(_NEW)
         content = block
@@ -305,8 +351,7 @@ class BlockFolder:
             into = into[num_read:]
 
     def _remove(self, name: FileName) -> None:
-        if self._lock is None:
-            raise NoFolder("this node has no folder on disk")
+        self._check_own()
         if isinstance(name, str):
             path = self._path / self._own / name
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,20 @@ class FileCalls:
     def make_folder(self, path: Path) -> None:
         """Make a folder unless there is one."""
         path.mkdir(0o700, exist_ok=True)
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether there is a folder, and no link to one."""
+        try:
+            return stat.S_ISDIR(path.lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def is_at(self, path: Path, fd: int) -> bool:
+        """Return whether a path still names the file of a descriptor."""
+        try:
+            return os.path.samestat(path.lstat(), os.fstat(fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def lock(self, path: Path) -> int | None:
         """Hold a lock file until `close`; return its descriptor, or None if another process does.

@@ -1,12 +1,17 @@
-"""Between which nodes cached KV goes: for a prompt, and when a node leaves. Pure."""
+"""Between which nodes cached KV goes: for a prompt, when a node leaves, when one starts. Pure.
+
+A router that has just started hears its nodes one after the other, and a stream may have broken: so
+the node that a new one wants may be there and not be heard yet. The new node serves meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
-from common.nodes import Role
+from common.nodes import NodeRecord, Role
 from router.core.known.block_index import HeldBlocks
 from router.core.policies.least_loaded import pressure
 from router.core.policies.query import NodeView
@@ -72,14 +77,16 @@ def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | No
 
 AUTO = "auto"
 """Any node may warm the one that asks."""
+WAIT_S = 30.0
+"""A node that others can warm has computed prompts of its own after this time."""
 
 
 def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> Incarnation | None:
     """Return the node that warms a new one: that with the id `wanted`, or any; None: there is none.
 
     Of any it is one of the new one's role, if one has cached blocks; then that with most of them,
-    as far as the new one has room for them. A new node asks once and waits for nothing, so a
-    suspected node is asked as well, which answers when it is heard again, but after all others.
+    as far as the new one has room for them. No prompt waits for that, so a suspected node is
+    asked as well, which answers when it is heard again, but after all others.
     """
     receiver = next((node for node in nodes if node.incarnation == new), None)
     if receiver is None:
@@ -121,3 +128,62 @@ def _stays_in_reach(node: NodeView, receiver: NodeView) -> bool:
 def _reaches(source: NodeView, node: NodeView) -> bool:
     can_use = source.record.can_exchange_kv(node.record)
     return can_use and node.incarnation not in source.load.kv_unreachable
+
+
+class Settled(NamedTuple):
+    """A wish that is over: `source` is to be asked for what `new` may pull; None: nobody is."""
+
+    new: Incarnation
+    wanted: str
+    source: Incarnation | None
+
+
+class WarmWishes:
+    """The wishes of new nodes, at most one of each."""
+
+    def __init__(self) -> None:
+        self._wishes: dict[Incarnation, tuple[str, float]] = {}
+
+    def __len__(self) -> int:
+        """Return how many nodes wait."""
+        return len(self._wishes)
+
+    def add(self, new: Incarnation, wanted: str, now_s: float) -> None:
+        """Take that a new node wants the blocks of the node with the id `wanted`, or of any."""
+        self._wishes[new] = wanted, now_s + WAIT_S
+
+    def forget(self, new: Incarnation) -> None:
+        """Take that a node is lost."""
+        self._wishes.pop(new, None)
+
+    def settle(
+        self, nodes: Sequence[NodeView], records: Sequence[NodeRecord], now_s: float
+    ) -> list[Settled]:
+        """Return the wishes that are over, once; to be called when a node is heard, and now and
+        then.
+
+        `nodes` are those that are heard, `records` those of all members. A wish whose node cannot
+        come, or did not in time, has no source.
+        """
+        settled = []
+        for new, (wanted, until_s) in list(self._wishes.items()):
+            source = warm_source_of(new, nodes, wanted)
+            if source is not None or now_s >= until_s or not _can_come(new, wanted, nodes, records):
+                del self._wishes[new]
+                settled.append(Settled(new, wanted, source))
+        return settled
+
+
+def _can_come(
+    new: Incarnation, wanted: str, nodes: Sequence[NodeView], records: Sequence[NodeRecord]
+) -> bool:
+    """Return whether a node that could send is not heard yet, or `new` itself is not."""
+    heard = {node.incarnation: node.record for node in nodes}
+    receiver = heard.get(new)
+    if receiver is None or (wanted != AUTO and all(one.node_id != wanted for one in records)):
+        return True
+    return any(
+        one.incarnation not in heard and one.sends_blocks and one.can_exchange_kv(receiver)
+        for one in records
+        if wanted in (one.node_id, AUTO)
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from common.ids import Incarnation
+from common.observing.clock import Clock
 from protos import pdserve_node_pb2 as pb
-from router.core.policies.query import NodeView
-from router.core.prefix_sources import heir_of, warm_source_of
+from router.core.membership import Membership
+from router.core.prefix_sources import WarmWishes, heir_of
 from router.dispatch.node_clients import NodeClient
 
 log = logging.getLogger("pdserve.router.nodes")
@@ -43,11 +44,14 @@ class BetweenNodes:
     def __init__(
         self,
         client: Callable[[Incarnation], NodeClient | None],
-        nodes: Callable[[], Sequence[NodeView]],
+        membership: Membership,
+        clock: Clock,
     ) -> None:
         self._client = client
-        self._roster = nodes
+        self._membership = membership
+        self._clock = clock
         self._passed = PassedPulls()
+        self._wishes = WarmWishes()
 
     def take(self, node: Incarnation, message: pb.NodeMessage) -> None:
         """Take a message of a node for what it has for others."""
@@ -60,12 +64,27 @@ class BetweenNodes:
             new = Incarnation(to.node_id, to.epoch) if message.HasField("offered_to") else None
             self._offer(node, message.offered_hashes, new)
         if message.warm_from:
-            self._warm(node, message.warm_from)
+            self._wishes.add(node, message.warm_from, self._clock.now_s())
+            self.warm()
 
-    def on_lost(self, source: Incarnation) -> None:
+    def on_lost(self, lost: Incarnation) -> None:
         """Tell those that pull from a node that it is lost."""
-        for node, lease_token in self._passed.take(source):
+        self._wishes.forget(lost)
+        for node, lease_token in self._passed.take(lost):
             self._refuse(node, lease_token)
+
+    def warm(self) -> None:
+        """Ask other nodes what new ones may pull of them, as far as they are heard by now."""
+        if not self._wishes:
+            return
+        members = self._membership
+        settled = self._wishes.settle(members.nodes(), members.records(), self._clock.now_s())
+        for new, wanted, source in settled:
+            client = None if source is None else self._client(source)
+            if client is not None:
+                client.offer_nowait(new)
+                continue
+            log.info("%s starts cold: warm_from is %r, and no such node can send it", new, wanted)
 
     def _pull(self, node: Incarnation, pull: pb.Pull) -> None:
         """Pass a pull on to its source, unread; say at once if nobody answers."""
@@ -81,18 +100,9 @@ class BetweenNodes:
         if client is not None:
             client.refuse_pull_nowait(lease_token)
 
-    def _warm(self, node: Incarnation, wanted: str) -> None:
-        """Ask another node what a new one may pull of it."""
-        source = warm_source_of(node, self._roster(), wanted)
-        client = None if source is None else self._client(source)
-        if client is None:
-            log.info("%s starts cold: warm_from is %r, and no such node can send it", node, wanted)
-        else:
-            client.offer_nowait(node)
-
     def _offer(self, node: Incarnation, block_hashes: bytes, new: Incarnation | None) -> None:
         """Let a new node, or one that stays, pull what this one has."""
-        heir = new or heir_of(node, self._roster())
+        heir = new or heir_of(node, self._membership.nodes())
         client = None if heir is None else self._client(heir)
         if client is not None:
             log.info("cached blocks of %s, which %s, go to %s", node, _why(new), heir)

@@ -101,7 +101,7 @@ class NodePool:
         self._on_trusted = on_trusted
         self._clients: dict[Incarnation, NodeClient | None] = {}
         """None: it could not be made, and is tried again."""
-        self._between = BetweenNodes(self.client, self.nodes)
+        self._between = BetweenNodes(self.client, membership, clock)
         self._alarm_ticks = 0
         """The ticks for which all nodes are asked often, because one fell silent."""
         self._should_refresh = asyncio.Event()
@@ -187,6 +187,7 @@ class NodePool:
         while self.membership.has_unread:
             self.nodes()
             await asyncio.sleep(0)
+        self._between.warm()
         self._count_nodes()
 
     async def wait_heard(self) -> None:
@@ -259,6 +260,7 @@ class NodePool:
                 case NodeTrusted(node, was_suspected):
                     if was_suspected:
                         log.info("%s is trusted again", node)
+                    self._between.warm()
                     self._on_trusted(node)
                 case NodeSuspected(node, reason, is_heard, was_trusted):
                     self._metrics.nodes_suspected.inc(was_trusted)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from common.ids import Incarnation
+from common.observing.clock import Clock
 from node.flow.messages import (
     AskBlocks,
     FetchBlocks,
@@ -17,8 +18,8 @@ from node.flow.messages import (
     SendBlocks,
     WarmNode,
 )
-from router.core.policies.query import NodeView
-from router.core.prefix_sources import heir_of, warm_source_of
+from router.core.membership import Membership
+from router.core.prefix_sources import WarmWishes, heir_of
 from router.dispatch.between_nodes import PassedPulls
 from simulator.node import NodeSaid
 
@@ -30,12 +31,15 @@ class NodesInContact:
         self,
         router: Incarnation,
         send: Callable[[Incarnation, Message], bool],
-        nodes: Callable[[], Sequence[NodeView]],
+        membership: Membership,
+        clock: Clock,
     ) -> None:
         self._router = router
         self._send = send
-        self._nodes = nodes
+        self._membership = membership
+        self._clock = clock
         self._passed = PassedPulls()
+        self._wishes = WarmWishes()
 
     def take(self, node: Incarnation, said: NodeSaid) -> None:
         """Take a message of a node for what it has for others."""
@@ -46,14 +50,24 @@ class NodesInContact:
         for offered in said.offers:
             self._offer(node, offered)
         if said.warm_from:
-            source = warm_source_of(node, self._nodes(), said.warm_from)
-            if source is not None:
-                self._send(source, WarmNode(self._router, node))
+            self._wishes.add(node, said.warm_from, self._clock.now_s())
+            self.warm()
 
-    def on_lost(self, source: Incarnation) -> None:
+    def on_lost(self, lost: Incarnation) -> None:
         """Tell those that pull from a node that it is lost."""
-        for puller, token in self._passed.take(source):
+        self._wishes.forget(lost)
+        for puller, token in self._passed.take(lost):
             self._send(puller, PullRefused(token))
+
+    def warm(self) -> None:
+        """Ask other nodes what new ones may pull of them, as far as they are heard by now."""
+        if not self._wishes:
+            return
+        members = self._membership
+        settled = self._wishes.settle(members.nodes(), members.records(), self._clock.now_s())
+        for new, _, source in settled:
+            if source is not None:
+                self._send(source, WarmNode(self._router, new))
 
     def _pull(self, node: Incarnation, wanted: AskBlocks) -> None:
         """Pass a pull on; say at once if nobody answers."""
@@ -66,6 +80,6 @@ class NodesInContact:
     def _offer(self, node: Incarnation, offered: OfferBlocks) -> None:
         """Let a new node, or one that stays, pull what this one has."""
         new = offered.new_node
-        heir = heir_of(node, self._nodes()) if new is None else new.node
+        heir = heir_of(node, self._membership.nodes()) if new is None else new.node
         if heir is not None:
             self._send(heir, FetchBlocks(self._router, node, offered.block_hashes))

@@ -106,7 +106,7 @@ class FaultyRouter(SimulatedRouter):
         self._sessions = SessionBooks(session_ttl_s)
         self._num_performing = 0
         self.links: dict[Incarnation, NodeLink] = {}
-        self._between = NodesInContact(me, self._send, self.nodes)
+        self._between = NodesInContact(me, self._send, self._membership, clock)
         self.beside = AdministratorCalls(
             me,
             clock,
@@ -198,6 +198,7 @@ class FaultyRouter(SimulatedRouter):
         self._match_links()
         while membership.has_unread:
             membership.nodes()
+        self._between.warm()
         self.clock.after(self._refresh_s, partial(self._refresh, self._refreshing))
 
     def _refresh_soon(self) -> None:
@@ -225,6 +226,7 @@ class FaultyRouter(SimulatedRouter):
         for effect in effects:
             match effect:
                 case NodeTrusted(node, _):
+                    self._between.warm()
                     for choice in list(self._choices.values()):
                         self._perform(choice, choice.flow.on_node_trusted(node))
                 case NodeSuspected(node, _, is_heard, _):

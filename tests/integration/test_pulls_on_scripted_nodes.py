@@ -192,6 +192,33 @@ async def test_a_new_node_is_offered_what_the_one_that_it_names_has(cluster: Clu
     assert nodes[0].fetches == nodes[1].fetches == []
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_new_node_is_warmed_when_the_one_that_it_names_is_heard(
+    cluster: Cluster, is_listed: bool
+) -> None:
+    new = await add(cluster, "d2", Role.DECODE, sends_blocks=True)
+    port = 0
+    if is_listed:
+        before = await add(cluster, "d1", Role.DECODE, sends_blocks=True)
+        port = before.port
+        await before.stop()
+        cluster.nodes.remove(before)
+    await cluster.router()
+    say(new, pb.NodeMessage(warm_from="d1"))
+    report(new)
+    await wait_until(
+        lambda: cluster.registry.get_sample_value("pdserve_router_known_blocks") == len(BLOCKS),
+        "what came behind its wish is known",
+    )
+    named = FakeNode("d1", Role.DECODE)
+    named.sends_blocks = True
+    await named.start(cluster.store, port=port)
+    cluster.nodes.append(named)
+    await cluster.refresh()
+    await wait_until(lambda: bool(named.new_nodes), "it is asked for")
+    assert named.new_nodes == [pb.NewNode(node_id="d2", epoch=1)]
+
+
 async def test_a_message_has_no_more_pulls_than_a_node_reads() -> None:
     unsent = UnsentCalls(Incarnation("p1", 1))
     taken = [unsent.add_pull(pb.Pull(attempt=number + 1)) for number in range(MOST_PULLS + 1)]

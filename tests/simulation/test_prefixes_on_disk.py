@@ -133,6 +133,34 @@ def test_the_bound_holds_and_what_was_used_longest_ago_goes_first(
     assert (events(world.d)["removed"] > 0) == (num_disk_blocks > 0)
 
 
+@pytest.mark.parametrize("advanced_s", [0.0, LOOK_S], ids=["write", "look"])
+def test_the_bound_holds_where_the_folder_vanished_and_another_node_took_its_place(
+    advanced_s: float, tmp_path: Path
+) -> None:
+    first = mixed(tmp_path, num_disk_blocks=12)
+    fill(first)
+    assert len(files(tmp_path)) == 12
+    shutil.rmtree(tmp_path / "prefixes")
+    second = mixed(tmp_path, num_disk_blocks=12)
+    second.settle()
+    fill(second)
+    assert len(files(tmp_path)) == 12
+    first.advance(advanced_s)
+    first.settle()
+    fill(first)
+    assert {path.parent.parent.name for path in files(tmp_path)} == {"node-0"}
+    if advanced_s:
+        assert first.d.scheduler.statistics().disk.num_blocks == 0
+    first.advance(2 * FIRST_PAUSE_S)
+    for world in (first, second):
+        world.settle()
+        fill(world)
+        fill(world)
+    for number, world in ((1, first), (0, second)):
+        own = [path for path in files(tmp_path) if path.parent.parent.name == f"node-{number}"]
+        assert world.d.scheduler.statistics().disk.num_blocks == len(own) == 12
+
+
 def test_tenants_with_equal_prompts_do_not_share_files(tmp_path: Path) -> None:
     world = mixed(tmp_path)
     for salt in ("a", "b"):

@@ -18,6 +18,7 @@ from common.kv.blocks import BlockHash
 from common.request import GenerationRequest
 from node.flow.messages import Message
 from node.flow.pulls.pull_cost import PullCost
+from router.core.membership import Membership
 from simulator.faults.between import NodesInContact
 from simulator.node import NodeSaid
 from tests.simulation.scripted_node import Node, NodeSize
@@ -58,7 +59,8 @@ class World:
         self.nodes: dict[Incarnation, Node] = {}
         self.listed: set[Incarnation] = set()
         """The nodes that the router knows, until it notices that they are gone."""
-        self.between = NodesInContact(ROUTER, self._pass_on, lambda: ())
+        members = Membership(model="", lease_s=1.0)
+        self.between = NodesInContact(ROUTER, self._pass_on, members, self.clock)
         self.offered: list[tuple[Incarnation, tuple[BlockHash, ...]]] = []
         """What draining nodes have."""
         self.token_s = 1.0

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from engine.prefix_disk.file_calls import FileCalls, FileSeen
 
-WRITING = ("make_folder", "lock", "open_new", "write", "sync", "rename", "remove", "close")
+WRITING = (
+    "make_folder",
+    "is_folder",
+    "is_at",
+    "lock",
+    "open_new",
+    "write",
+    "sync",
+    "rename",
+    "remove",
+    "close",
+)
 READING = ("open_old", "read", "files", "folders", "names", "note_use", "close")
 
 
@@ -39,6 +50,14 @@ class FaultyCalls(FileCalls):
     def make_folder(self, path: Path) -> None:
         self._before("make_folder")
         super().make_folder(path)
+
+    def is_folder(self, path: Path) -> bool:
+        self._before("is_folder")
+        return super().is_folder(path)
+
+    def is_at(self, path: Path, fd: int) -> bool:
+        self._before("is_at")
+        return super().is_at(path, fd)
 
     def lock(self, path: Path) -> int | None:
         self._before("lock")

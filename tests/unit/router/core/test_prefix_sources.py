@@ -15,7 +15,14 @@ from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import BlockReport
 from router.core.placement import Placer
 from router.core.policies.query import NodeView
-from router.core.prefix_sources import heir_of, prefix_source, warm_source_of
+from router.core.prefix_sources import (
+    WAIT_S,
+    Settled,
+    WarmWishes,
+    heir_of,
+    prefix_source,
+    warm_source_of,
+)
 from tests.support.nodes.node_views import node, prefill, query
 
 P0, P1, D0, D1 = (Incarnation(name, 1) for name in ("p0", "p1", "d0", "d1"))
@@ -235,6 +242,66 @@ def test_which_node_warms_a_new_one(nodes: list[NodeView], wanted: str, source: 
     found = warm_source_of(NEW.incarnation, [*nodes, NEW], wanted)
     assert (None if found is None else found.node_id) == source
     assert warm_source_of(NEW.incarnation, nodes, wanted) is None, "it has left again"
+
+
+OLD = prefill("p0", num_cached_blocks=9)
+
+
+def settle(
+    wanted: str, heard: list[NodeView], unheard: list[NodeView], *at_s: float
+) -> list[list[Settled]]:
+    """What a wish at 5 s ends in, by each of these times."""
+    wishes = WarmWishes()
+    wishes.add(NEW.incarnation, wanted, 5.0)
+    records = [one.record for one in (*heard, *unheard)]
+    settled = [wishes.settle(heard, records, now_s) for now_s in at_s]
+    assert len(wishes) == (not any(settled))
+    return settled
+
+
+@pytest.mark.parametrize("wanted", ["p0", "auto"])
+def test_a_new_node_waits_for_one_that_is_not_heard(wanted: str) -> None:
+    warm, cold = Settled(NEW.incarnation, wanted, P0), Settled(NEW.incarnation, wanted, None)
+    assert settle(wanted, [NEW, OLD], [], 5.0, 6.0) == [[warm], []]
+    in_time, late = 4.0 + WAIT_S, 5.0 + WAIT_S
+    assert settle(wanted, [NEW], [OLD], 5.0, in_time, late, late) == [[], [], [cold], []]
+    assert settle(wanted, [OLD], [NEW], in_time, late) == [[], [cold]], "it is not heard itself"
+    wishes, records = WarmWishes(), [NEW.record, OLD.record]
+    wishes.add(NEW.incarnation, wanted, 5.0)
+    assert wishes.settle([NEW], records, 6.0) == []
+    assert wishes.settle([NEW, OLD], records, 7.0) == [warm]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "heard", "unheard", "waits"),
+    [
+        ("p7", [OLD], [], True),
+        ("p7", [OLD], [prefill("p1")], True),
+        ("p0", [prefill("p0", is_draining=True)], [prefill("p1")], False),
+        ("p0", [prefill("p0", fingerprint="other")], [], False),
+        ("p0", [], [prefill("p0", fingerprint="other")], False),
+        ("p0", [], [prefill("p0", sends_blocks=False)], False),
+        ("auto", [prefill("p0")], [], False),
+        ("auto", [prefill("p0")], [prefill("p1")], True),
+        ("auto", [], [prefill("p1", fingerprint="other")], False),
+        ("auto", [], [], False),
+        (NEW.record.node_id, [OLD], [], False),
+    ],
+)
+def test_it_waits_for_none_that_cannot_send(
+    wanted: str, heard: list[NodeView], unheard: list[NodeView], waits: bool
+) -> None:
+    found = [] if waits else [Settled(NEW.incarnation, wanted, None)]
+    assert settle(wanted, [NEW, *heard], unheard, 5.0) == [found]
+
+
+def test_a_new_node_that_is_lost_wants_nothing() -> None:
+    wishes = WarmWishes()
+    wishes.add(NEW.incarnation, "p0", 5.0)
+    wishes.forget(P0)
+    assert len(wishes) == 1
+    wishes.forget(NEW.incarnation)
+    assert wishes.settle([NEW, OLD], [NEW.record, OLD.record], 6.0) == []
 
 
 def test_a_node_that_does_not_reach_it_leaves_it_nothing() -> None:
