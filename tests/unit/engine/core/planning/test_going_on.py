@@ -369,6 +369,7 @@ def steps_until_begun(engine: Engine, drafts: Drafts) -> int:
     raise AssertionError("none was begun")
 
 
+@pytest.mark.covers("S61")
 @WHEN
 def test_a_node_waits_for_drafts_as_long_as_they_have_come_in_the_wait(goes_on: str) -> None:
     """Each draft that comes after it halves it, down to 2; one in the middle of it doubles it."""
