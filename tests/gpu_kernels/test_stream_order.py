@@ -17,7 +17,7 @@ import pytest
 
 from engine.runner.gpu.cache.pool import GpuCache
 from engine.runner.gpu.cuda_driver import GpuError
-from tests.gpu_kernels.test_sharing import LAYOUT, NUM_BLOCKS, content
+from tests.gpu_kernels.small_cache import LAYOUT, NUM_BLOCKS, content
 from tests.support.engine.fake_card import bytes_sum
 from tests.support.engine.moved_blocks import new_ring
 
