@@ -13,12 +13,15 @@ from engine.core.speculation.speculation import Speculation
 from engine.core.step.step_in_flight import PlannedStep
 
 STEPS_WITHOUT_DRAFTS = 16
-"""Steps in a row for which a node found no draft, before it offers the step after one.
+"""The most steps in a row for which a node finds no draft, before it offers the step after one.
 
 What is found in the tokens of a step cannot be verified in the one that was begun behind it. So a
-run of drafts begins one step late, once in so many steps at most; and waiting for the host in each
-of them takes a device 5 to 10 % of its time.
+run of drafts begins one step late; and waiting for the host takes a device 5 to 10 % of each step.
+The number is halved when the wait was in vain, as the next draft came behind it, and doubled when a
+draft came in it. Where drafts are rare, 16 waits for each would cost more than most drafts gain.
 """
+_LEAST_WAIT = 2
+"""The least such number: with one, no draft could come in the wait."""
 
 
 class StepAfter:
@@ -35,8 +38,8 @@ class StepAfter:
         """Take the node's `speculation`, which looks for drafts in the tokens of each step."""
         self._held, self._limits, self._has_priorities = held, limits, has_priorities
         self._most_to_wait = 0 if speculation is None else STEPS_WITHOUT_DRAFTS
-        self._num_to_wait = self._most_to_wait
-        """Steps without drafts that are left until one is offered, and at the most."""
+        self._wait = self._num_to_wait = self._most_to_wait
+        """Steps without drafts until one is offered, and how many of them are left."""
         self._step: PlannedStep | None = None
         """The step after which something was offered."""
         self._entries: dict[int, int] = {}
@@ -72,11 +75,19 @@ class StepAfter:
             entries = [self._entries[one.sequence_id] for one in step.sequences]
             step.batch.continues = np.array(entries, np.int64)
         if has_drafts:
-            self._num_to_wait = self._most_to_wait
+            self._learn_wait()
+            self._num_to_wait = self._wait
         elif self._num_to_wait and step.sequences and step.batch.has_decodes:
             self._num_to_wait -= 1
         if not self._num_to_wait:
             self._offer(step)
+
+    def _learn_wait(self) -> None:
+        """Learn from when a draft was found whether it pays to wait for one."""
+        if not self._num_to_wait:
+            self._wait = max(self._wait // 2, min(_LEAST_WAIT, self._most_to_wait))
+        elif self._num_to_wait < self._wait:  # else the step before had drafts too
+            self._wait = min(2 * self._wait, self._most_to_wait)
 
     def _offer(self, step: PlannedStep) -> None:
         """Let the runner begin the step after `step` as soon as it can, if that costs nobody."""

@@ -40,7 +40,7 @@ def late_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
     late = LateDevice()
     put_interpreter_in_place(monkeypatch, lambda: late, LateCard)
     yield late
-    late.end()
+    assert late.faults == []
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.runner.gpu.cuda_driver import DeviceProperties, Memory
+from engine.runner.gpu.cuda_driver import DeviceProperties, GpuError, Memory
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.tensor_map import MatrixView
 from tests.gpu_kernels.played_sharing import PlayedSharing
@@ -113,6 +113,8 @@ _ONLY_COMPILED = ("IS_PROGRAMMATIC", "PREFETCH", "HAS_PTX")
 """Constants of a kernel's parts that are PTX, which the interpreter does not know."""
 
 
+_LARGEST_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+
 _running = threading.Lock()
 """The interpreter patches Triton's modules while a kernel runs, so one runs at a time."""
 
@@ -127,10 +129,11 @@ class InterpretedKernel:
         )
 
     def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Callable[[int], None]:
-        names = [name for name in self._spec.function.arg_names if name not in self._constants]
+        """Return a launch; `GpuError` for a grid that a driver refuses."""
+        if not all(0 < size <= most for size, most in zip(grid, _LARGEST_GRID, strict=False)):
+            raise GpuError(f"a grid of {grid}: invalid argument (1)")
         given: dict[str, Any] = {}
-        for name, value in zip(names, arguments, strict=True):
-            kind = self._spec.types[name]
+        for name, kind, value in self._with_types(arguments):
             if isinstance(value, MatrixView):
                 given[name] = _described(value, kind)
             else:
@@ -143,6 +146,20 @@ class InterpretedKernel:
                 self._spec.function[grid](**given, **self._constants)
 
         return run
+
+    def addresses(self, *arguments: float | MatrixView) -> tuple[int, ...]:
+        """Return where in memory a launch with these arguments reads and writes."""
+        return tuple(
+            value.address if isinstance(value, MatrixView) else int(value)
+            for _, kind, value in self._with_types(arguments)
+            if isinstance(value, MatrixView) or kind.startswith("*")
+        )
+
+    def _with_types(self, arguments: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
+        """Yield the name, the type and the value of each argument."""
+        names = [name for name in self._spec.function.arg_names if name not in self._constants]
+        for name, value in zip(names, arguments, strict=True):
+            yield name, self._spec.types[name], value
 
 
 def _described(view: MatrixView, kind: str) -> TensorDescriptor:
@@ -244,4 +261,7 @@ class InterpretedDevice:
         return bytearray(ctypes.string_at(source, num_bytes))
 
     def synchronize(self, stream: int) -> None:
+        pass
+
+    def synchronize_all(self) -> None:
         pass

@@ -26,7 +26,8 @@ _NO_MEMORY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 class PlayedSharing:
     """Takes the place of `cuda_driver.Driver`. `failing` names calls that fail.
 
-    `live` counts what was made and not given back: handles, addresses, mappings.
+    `live` counts what was made and not given back: handles, addresses, mappings. `on_mapped` and
+    `on_unmapped` are told the address and the size of what comes, and of what goes before it does.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,8 @@ class PlayedSharing:
         self.live = {"handles": 0, "addresses": 0, "mappings": 0}
         self.location = (1, 0)
         self.can_read_peers = True
+        self.on_mapped: Callable[[int, int], None] = lambda address, num_bytes: None
+        self.on_unmapped = self.on_mapped
 
     def __call__(self, name: str, *arguments: Any) -> None:
         if name in self.failing:
@@ -68,8 +71,10 @@ class PlayedSharing:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         _LIBC.mmap(address.value, size.value, _READ_WRITE, flags, handle.value, 0)
         self.live["mappings"] += 1
+        self.on_mapped(address.value, size.value)
 
     def cu_mem_unmap(self, address: Any, size: Any) -> None:
+        self.on_unmapped(address.value, size.value)
         _LIBC.mmap(address.value, size.value, 0, _NO_MEMORY | _MAP_FIXED, -1, 0)
         self.live["mappings"] -= 1
 

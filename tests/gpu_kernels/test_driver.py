@@ -256,7 +256,8 @@ def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
         device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
         7, PinnedBuffers(device), ends_on(device),
     )  # fmt: skip
-    source, blocks = OpenedCache(device, memory, NUM_BLOCKS), np.array([1, 2])
+    source = OpenedCache(device, memory, NUM_BLOCKS, wait_for_copies=lambda: None)
+    blocks = np.array([1, 2])
     for _ in range(2):  # The first one makes a stream and a buffer.
         library.calls.clear()
         queued = card.begin_copy(
@@ -307,6 +308,16 @@ def test_sums_are_made_behind_the_end_of_their_layer(
         assert not any("Synchronize" in name for name in library.calls)
         # Not for the step behind the one that wrote them, which may take long.
         assert library.events[0] == ("cuStreamWaitEvent", recorded[step][1])
+
+
+def test_what_was_uploaded_is_there_for_any_stream(
+    library: RecordingLibrary, device: Device
+) -> None:
+    """The copy returns as soon as it has read pageable memory, and steps' streams wait for none."""
+    library.calls.clear()
+    device.upload(1 << 20, b"12")
+    device.upload_array(1 << 20, np.ones(2))
+    assert library.calls == 2 * ["cuMemcpyHtoD_v2", "cuStreamSynchronize"]
 
 
 def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:

@@ -11,11 +11,9 @@ from tests.gpu_kernels.late_device import LateDevice  # isort: skip
 
 import pytest
 
-from common.observing.clock import MonotonicClock
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SequencesFailed
 from engine.core.step.step_in_flight import PlannedStep
-from engine.execution import ExecutionThread
 from engine.runner.model_runner import ModelRunner
 from tests.gpu_kernels.stepped_node import DRAWN, GREEDY, Node
 from tests.support.engine.build import check_idle
@@ -30,35 +28,11 @@ def runner(one_layer: Path, late_device: LateDevice) -> ModelRunner:
     return on_card(one_layer)
 
 
-def step_with_the_next_held(
-    node: Node, device: LateDevice, monkeypatch: pytest.MonkeyPatch
-) -> PlannedStep:
-    """Run a step; the card does nothing of the one that is begun behind it."""
-    steps: Any = node.runner.decoder.steps  # type: ignore[attr-defined]
-    read = steps.read
-
-    def read_and_hold(count: int) -> None:
-        read(count)
-        device.queue(device.hold)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(steps, "read", read_and_hold)
-        step = node.step()
+def step_with_the_next_behind(node: Node, device: LateDevice) -> PlannedStep:
+    """Run a step; the card has done nothing of the one that is begun behind it."""
+    step = node.step()
     assert step.batch.has_gone_on
     assert device.num_queued - device.num_done > 5, "the card has computed the next step"
-    return step
-
-
-def take_step(node: Node, device: LateDevice) -> PlannedStep:
-    """Plan and queue a step on a card that is held until then, and take what it has drawn."""
-    execution = ExecutionThread(node.runner, MonotonicClock())
-    step = node.scheduler.plan()
-    execution.begin(step.batch, None)
-    execution.wait_until_queued()
-    device.release()
-    results, _ = execution.wait()
-    node.take(step, results)
-    execution.close()
     return step
 
 
@@ -80,20 +54,19 @@ def alone(runner: ModelRunner, length: int, max_tokens: int, seed: int, **ways: 
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("before", [GREEDY, FILTERED], ids=["greedy", "filtered"])
 def test_blocks_and_seat_of_those_that_ended_are_given_away_while_the_card_still_writes_them(
-    runner: ModelRunner, late_device: LateDevice, monkeypatch: pytest.MonkeyPatch, length: int,
-    before: dict[str, Any],
+    runner: ModelRunner, late_device: LateDevice, length: int, before: dict[str, Any]
 ) -> None:  # fmt: skip
     """All that ran are aborted: nothing is left of the step, which the card computes later."""
     node = Node(runner, goes_on=True, num_blocks=3)
     gone = node.add(14, 30, 1, **before)
     for _ in range(2):
         node.step()
-    step_with_the_next_held(node, late_device, monkeypatch)
+    step_with_the_next_behind(node, late_device)
     seat, blocks = gone.seat, set(gone.block_table)
     num_drawn = len(node.outputs[1])
     node.scheduler.finish(gone)
     after = node.add(length, 6, 2, **DRAWN, logprobs=1)
-    step = take_step(node, late_device)
+    step = node.step()
     assert step.sequences == [after]
     assert step.batch.continues is None
     assert after.seat == seat
@@ -129,7 +102,7 @@ def test_one_that_was_left_behind_is_aborted_and_a_third_one_takes_its_blocks(
 
 @pytest.mark.timeout(600)
 def test_one_that_fails_when_the_next_step_is_begun_leaves_the_others_in_it(
-    runner: ModelRunner, late_device: LateDevice
+    runner: ModelRunner,
 ) -> None:
     """It may draw 7 alone, and not twice in a row: after one token there is none."""
     node = Node(runner, goes_on=True)

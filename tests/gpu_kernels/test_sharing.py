@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ import pytest
 
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
-from common.kv.kv_layout import KVLayout
 from engine.runner.gpu.cache.pool import GpuCache
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.gpu.shareable import allocate_shareable, open_shareable
@@ -31,27 +29,16 @@ from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import ring_pool
 from kv_transfer.zmq.connector import ZmqConnector
+from tests.gpu_kernels.small_cache import LAYOUT, NUM_BLOCKS, content
 from tests.support.engine.fake_card import bytes_sum
 from tests.support.engine.moved_blocks import new_ring
 
 WAIT_S = 20.0
-# A block's keys are three parts of the kernel, the last one shorter.
-LAYOUT = KVLayout(
-    model_digest="m", num_layers=2, num_kv_heads=5, head_dim=64, block_size=64, dtype="bfloat16"
-)
-NUM_BLOCKS, NUM_SLOTS = 7, 12
+NUM_SLOTS = 12
 
 
 def cache_on(device: Any, num_blocks: int = NUM_BLOCKS) -> GpuCache:
     return GpuCache(device, InterpretedKernel, 1, LAYOUT, num_blocks * LAYOUT.block_bytes)
-
-
-def content(cache: GpuCache) -> np.ndarray:
-    """What the card holds `[layers, 2, blocks, piece_bytes]`, for a test to look at."""
-    size = cache.num_blocks * LAYOUT.block_bytes
-    address = cache.pool.address
-    flat = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-    return flat.reshape(LAYOUT.pool_shape(cache.num_blocks))
 
 
 def filled(device: Any, seed: int, num_blocks: int = NUM_BLOCKS) -> GpuCache:

@@ -38,6 +38,7 @@ _LARGEST_STATIC_SHARED = 48 << 10
 _EVENT_DISABLE_TIMING = 2
 _CAPTURE_THREAD_LOCAL = 1
 _NON_BLOCKING_STREAM = 1
+_DEFAULT_STREAM = 0
 _MOST_URGENT = -100
 """The driver takes its most urgent priority for it."""
 _HOST_PORTABLE_MAPPED = 3
@@ -243,6 +244,10 @@ class Device:
         """Wait until all work of the stream has ended."""
         self.call("cuStreamSynchronize", c_void_p(stream))
 
+    def synchronize_all(self) -> None:
+        """Wait until all work of all streams has ended."""
+        self.call("cuCtxSynchronize")
+
     def copy(self, to: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy between any two addresses, the host's pinned ones included, in stream order."""
         self.call(
@@ -251,15 +256,15 @@ class Device:
 
     def upload(self, to: int, data: bytes | memoryview) -> None:
         """Copy host memory to the device and wait for it."""
-        view = memoryview(data).cast("B")
-        source = (ctypes.c_char * len(view)).from_buffer_copy(view)
-        self.call("cuMemcpyHtoD_v2", c_uint64(to), source, c_size_t(len(view)))
+        self.upload_array(to, np.frombuffer(data, np.uint8))
 
     def upload_array(self, to: int, values: np.ndarray) -> None:
         """Copy a contiguous array to the device and wait for it."""
         self.call(
             "cuMemcpyHtoD_v2", c_uint64(to), c_void_p(values.ctypes.data), c_size_t(values.nbytes)
         )
+        # It has returned once the memory was read, and no other stream waits for the rest.
+        self.synchronize(_DEFAULT_STREAM)
 
     def download(self, source: int, num_bytes: int) -> bytearray:
         """Copy device memory to the host and wait for it."""

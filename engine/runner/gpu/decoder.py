@@ -294,7 +294,8 @@ class GpuDecoder:
         ]
 
     def close(self) -> None:
-        """Free graphs and buffers."""
+        """Wait for the card; free graphs and buffers."""
+        self.device.synchronize_all()
         self.steps.close()
         self.staging.close()
         self.memory.close()

@@ -43,14 +43,16 @@ _LOOK_S = 0.0001
 
 @dataclass(frozen=True, slots=True)
 class OpenedCache:
-    """Another process's cache. Nothing may read it any more when it is closed."""
+    """Another process's cache. `wait_for_copies` waits for what is queued to read it."""
 
     device: Device
     memory: Memory
     num_blocks: int
+    wait_for_copies: Callable[[], None]
 
     def close(self) -> None:
         self.device.use()
+        self.wait_for_copies()
         self.memory.close()
 
 
@@ -152,7 +154,11 @@ class GpuCardPool:
             memory = open_shareable(self._device, descriptor, num_bytes)
         except GpuError as error:
             raise HandoffFailed(f"the memory cannot be mapped: {error}") from error
-        return OpenedCache(self._device, memory, num_blocks)
+        return OpenedCache(self._device, memory, num_blocks, self._wait_for_copies)
+
+    def _wait_for_copies(self) -> None:
+        for stream in list(self._copy_streams.values()):
+            self._device.synchronize(stream)
 
     def begin_sums(self, layer: int, blocks: Sequence[int] | np.ndarray) -> _Moved:
         pool = self._pool()
@@ -204,7 +210,7 @@ class GpuCardPool:
             _logger.warning("KV for other nodes is copied through buffers: %s", error)
 
     def close(self) -> None:
-        """Let go of the ring's pages; nothing uses them."""
+        """Let go of the ring's pages; no work that uses them is queued, nor has it to end."""
         if self._pinned_ring is not None:
             self._pinned_ring.close()
 

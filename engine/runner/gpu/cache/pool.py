@@ -61,7 +61,7 @@ class GpuCache:
         num_bytes = self.num_blocks * layout.block_bytes
         self._device.use()
         if self._memory is not None:
-            self._device.synchronize(self._stream)
+            self._device.synchronize_all()  # copies are queued on streams of their own
             self._memory.close()
         self._memory = self._allocate(num_bytes)
         self._device.fill(self._memory.address, 0, num_bytes, self._stream)
@@ -84,8 +84,12 @@ class GpuCache:
         return self._memory
 
     def close(self) -> None:
-        """Free the memory of the card, and let go of the ring's pages: nothing uses them."""
+        """Wait for the card; free its memory, and let go of the ring's pages.
+
+        Nothing is queued any more that uses them.
+        """
         self._device.use()
+        self._device.synchronize_all()
         self._layer_ends.close()
         self.card_pool.close()
         self._whole().close()

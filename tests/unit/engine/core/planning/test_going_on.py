@@ -336,13 +336,54 @@ def test_drafts_that_are_found_too_late_are_verified_in_the_step_after(goes_on: 
     assert step.batch.num_drafts.tolist() == [1, 1]
     drafts.finds = False
     engine.apply(step)
-    for _ in range(STEPS_WITHOUT_DRAFTS):
+    for _ in range(STEPS_WITHOUT_DRAFTS // 2):
         assert engine.runner.num_begun == 3
         engine.step()
     assert engine.runner.num_begun == 4
     engine.run()
     check_answers(engine, *load)
     assert engine.runner.num_forgotten == 0
+
+
+def verify_drafts(engine: Engine, drafts: Drafts) -> None:
+    """Run steps up to one with drafts: the next one, or behind one that was begun."""
+    drafts.finds = True
+    for _ in range(2):
+        step = engine.plan()
+        if step.has_drafts:
+            break
+        engine.apply(step)
+    assert step.has_drafts
+    drafts.finds = False
+    engine.apply(step)
+
+
+def steps_until_begun(engine: Engine, drafts: Drafts) -> int:
+    """Return how many steps without drafts run after one with them, until one is begun."""
+    verify_drafts(engine, drafts)
+    begun = engine.runner.num_begun
+    for count in range(1, 60):
+        engine.step()
+        if engine.runner.num_begun > begun:
+            return count
+    raise AssertionError("none was begun")
+
+
+@pytest.mark.covers("S61")
+@WHEN
+def test_a_node_waits_for_drafts_as_long_as_they_have_come_in_the_wait(goes_on: str) -> None:
+    """Each draft that comes after it halves it, down to 2; one in the middle of it doubles it."""
+    engine = engine_that(goes_on, method="ngram", num_drafts=2)
+    drafts = Drafts(engine)
+    load = [add(engine, 5, 58, seed) for seed in (1, 2)]
+    engine.run_until(lambda: engine.runner.num_begun == 1)
+    waits = [steps_until_begun(engine, drafts) for _ in range(4)]
+    assert waits == [8, 4, 2, 2]
+    verify_drafts(engine, drafts)
+    engine.step()
+    assert steps_until_begun(engine, drafts) == 4
+    engine.run()
+    check_answers(engine, *load)
 
 
 def test_a_node_whose_model_drafts_does_not_go_on() -> None:
