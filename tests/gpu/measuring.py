@@ -131,5 +131,8 @@ class _NoDevice:
     def synchronize(self, stream: int) -> None:
         pass
 
+    def synchronize_all(self) -> None:
+        pass
+
     def download(self, source: int, num_bytes: int) -> bytes:
         return bytes(ctypes.create_string_buffer(num_bytes).raw)
