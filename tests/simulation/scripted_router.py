@@ -28,9 +28,13 @@ Send = Callable[[Incarnation, Message], None]
 
 @dataclass(slots=True)
 class Leg:
-    """What one node said about one attempt; `is_cut`: its stream broke, the rest is lost."""
+    """What one node said about one attempt; `is_cut`: its stream broke, the rest is lost.
+
+    `is_taken`: it has taken a call. It refuses the same call where its attempt is over.
+    """
 
     next_index: int | None = None
+    is_taken: bool = False
     is_over: bool = False
     is_cut: bool = False
 
@@ -155,10 +159,14 @@ class ScriptedRouter:
         attempt, called = self._calls.pop(reply_to)
         assert called == node
         asked = self.asked[attempt]
+        if not isinstance(answer, CallRefused):
+            asked.legs[node].is_taken = True
         match answer:
             case CallRefused(error):
                 if not asked.is_done:
-                    asked.legs.pop(node, None)  # nothing is held where a call was refused
+                    is_asked = (attempt, node) in self._calls.values()
+                    if not (is_asked or asked.legs[node].is_taken):
+                        del asked.legs[node]  # nothing is held where every call was refused
                     asked.error = error
                     self._end(asked, f"refused: {error.code}")
             case Reserved(ticket):

@@ -44,6 +44,7 @@ from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
+from tests.support.clocks.waiting import wait_until
 from tests.support.engine.build import BLOCK_SIZE, make_prompt, make_request
 from tests.support.engine.hash_grammars import GRAMMARS
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
@@ -349,6 +350,7 @@ def check_a_pull_from_disk(cluster: Cluster, disk: Path) -> None:
         assert asked.outcomes == ["finished"], asked.error
         assert asked.answer() == expected_tokens(prompt, asked.request.sampling)
 
+    sends_host = cluster.lane not in POOL_ONLY_LANES
     fingerprint = first.kv.layout.fingerprint
     shared = hash_full_blocks(make_prompt(4 * BLOCK_SIZE, 0), BLOCK_SIZE, fingerprint)
     try:
@@ -363,10 +365,12 @@ def check_a_pull_from_disk(cluster: Cluster, disk: Path) -> None:
         router.prefill = second.kv.incarnation
         router.source = PrefixSource(first.kv.incarnation, 4 * BLOCK_SIZE, 4 * BLOCK_SIZE)
         answer(0)
+        if sends_host:
+            sent = first.scheduler.counters.prefix_blocks_sent
+            wait_until(lambda: any(sent.values()), "the source knows that its blocks landed")
     finally:
         for node in nodes:
             node.close()
-    sends_host = cluster.lane not in POOL_ONLY_LANES
     pulls = second.scheduler.statistics().counters.pulls
     assert pulls["landed" if sends_host else "missed"] == 1
     sent = first.scheduler.statistics().counters.prefix_blocks_sent
