@@ -386,6 +386,21 @@ def test_a_node_waits_for_drafts_as_long_as_they_have_come_in_the_wait(goes_on: 
     check_answers(engine, *load)
 
 
+@pytest.mark.covers("S61")
+@WHEN
+def test_a_node_waits_for_drafts_for_so_many_steps_at_most(goes_on: str) -> None:
+    engine = engine_that(goes_on, method="ngram", num_drafts=2)
+    drafts = Drafts(engine)
+    load = [add(engine, 5, 58, seed) for seed in (1, 2)]
+    for _ in range(3):
+        engine.step()
+    verify_drafts(engine, drafts)
+    engine.step()
+    assert steps_until_begun(engine, drafts) == STEPS_WITHOUT_DRAFTS
+    engine.run()
+    check_answers(engine, *load)
+
+
 def test_a_node_whose_model_drafts_does_not_go_on() -> None:
     """Its layer computes every token too, and drafts from the hidden state of the row that drew."""
     engine = engine_that("early", method="mtp", num_drafts=2)
