@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core.blocks.disk_jobs import DiskFailure, DiskLook, DiskResult
+from engine.core.blocks.disk_jobs import DiskFailure, DiskLook, DiskResult, DiskWrite
 from engine.prefix_disk.block_folder import BlockFolder
 from engine.prefix_disk.file_calls import FileCalls
 from tests.support.disk.faulty_files import FaultyCalls
@@ -147,6 +147,8 @@ def test_two_nodes_never_have_one_folder(fault: Callable[[Path], None], tmp_path
     write(second, 1)
     before = names(tmp_path)
     assert set(before) == {"node-0"}
+    first.write(DiskWrite([], [], [hash_of(1)]))  # which removes what the second one wrote, if any
+    assert names(tmp_path) == before
     assert write(first, 2, 3).num_done == 0
     assert names(tmp_path) == before
     assert first.look(LOOK).scan.own == ()
