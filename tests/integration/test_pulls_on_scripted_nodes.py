@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from common.ids import Incarnation
@@ -9,12 +11,14 @@ from common.kv.blocks import hash_full_blocks
 from common.nodes import Role
 from common.request import GenerationRequest
 from protos import pdserve_node_pb2 as pb
+from router.core.prefix_sources import WAIT_S
 from router.dispatch.stream_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import PROMPT, Cluster, asked, start, wait_until
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
+from tests.support.clocks.manual_clock import ManualClock
 
 BLOCKS = hash_full_blocks(PROMPT, 16, "f" * 32)
 
@@ -217,6 +221,28 @@ async def test_a_new_node_is_warmed_when_the_one_that_it_names_is_heard(
     await cluster.refresh()
     await wait_until(lambda: bool(named.new_nodes), "it is asked for")
     assert named.new_nodes == [pb.NewNode(node_id="d2", epoch=1)]
+
+
+async def test_a_new_node_waits_for_the_one_that_it_names_for_some_time(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pdserve.router.nodes")
+    clock = ManualClock()
+    new = await add(cluster, "d2", Role.DECODE, sends_blocks=True)
+    await cluster.router(clock=clock)
+    say(new, pb.NodeMessage(warm_from="d1"))
+    report(new)
+    await wait_until(
+        lambda: cluster.registry.get_sample_value("pdserve_router_known_blocks") == len(BLOCKS),
+        "what came behind its wish is known",
+    )
+    await cluster.refresh()
+    assert "starts cold" not in caplog.text
+    clock.advance(WAIT_S)
+    await cluster.refresh()
+    assert caplog.text.count("starts cold") == 1
+    await cluster.refresh()
+    assert caplog.text.count("starts cold") == 1
 
 
 async def test_a_message_has_no_more_pulls_than_a_node_reads() -> None:
