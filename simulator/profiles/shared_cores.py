@@ -58,7 +58,7 @@ class SharedCores:
     """
 
     def __init__(self, at_once: int, slowdowns: Slowdowns = NO_SLOWDOWN) -> None:
-        """Begin without a step. With an `at_once` of 1 nothing runs beside one, so none is slowed."""
+        """Begin without a step. With an `at_once` of 1 nothing runs beside one: none is slowed."""
         self._at_once = at_once
         self._slowdowns = slowdowns if at_once > 1 else NO_SLOWDOWN
         self._num_prompts = 0

@@ -220,7 +220,8 @@ def test_a_client_knows_whether_requests_are_under_way() -> None:
 
     async def both() -> int:
         first = asyncio.ensure_future(client.timed(WARM_UP))
-        await asyncio.wait_for(router.is_asked.wait(), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            await router.is_asked.wait()
         num_open = client.num_open
         await asyncio.gather(first, client.timed(WARM_UP))
         return num_open
