@@ -346,8 +346,11 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        heard = [node for node, one in self._members.items() if one.can_be_chosen]
-        return sorted(node for node in heard if not self._is_listed(self._members[node]))
+        return sorted(
+            node
+            for node, one in self._members.items()
+            if not self._is_listed(one) and one.can_be_chosen
+        )
 
     @property
     def last_unlisted(self) -> Set[Incarnation]:
@@ -437,8 +440,9 @@ class Membership:
         self._members = {
             node: one for node, one in before.items() if self._is_kept(one, patience_s)
         }
-        self._changed |= dict.fromkeys(one for one in before if one not in self._members)
-        self._used &= self._members.keys()
+        if len(self._members) < len(before):
+            self._changed |= dict.fromkeys(one for one in before if one not in self._members)
+            self._used &= self._members.keys()
         self._reported |= dict.fromkeys(self._members)
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]
@@ -446,5 +450,7 @@ class Membership:
     def _is_kept(self, member: _Member, patience_s: float) -> bool:
         if member.is_replaced:
             return member.is_heard and member.own.num_requests > 0
+        if member.is_heard:
+            return True
         seen_at_s = max(member.listed_at_s, member.lost_at_s)
-        return member.is_heard or self._waited_s - seen_at_s <= patience_s
+        return self._waited_s - seen_at_s <= patience_s
