@@ -95,7 +95,7 @@ def test_an_abort_on_an_interrupted_connection_ends_what_is_copied_from_there() 
 
 
 def test_an_abort_on_an_interrupted_connection_ends_nothing_that_its_sender_writes() -> None:
-    """Its last writes may arrive later: the landing waits for the sender to come back, or not to."""
+    """Its last writes may arrive later: the landing waits until the sender is back, or is gone."""
     made = machine()
     begin(made, b"a", "rdma")
     made.on_malformed(b"a", DamagedHeader("header: wrong checksum"))
