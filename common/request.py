@@ -48,7 +48,8 @@ class SamplingParams:
     and it ends the output: the end-of-sequence token is allowed where the text is complete, and
     alone where nothing can follow, before `min_tokens` too. `rules` are about single tokens. Raises
     `InvalidRequest` for a value out of range, and for `ignore_eos`, bad words or allowed tokens
-    with a grammar.
+    with a grammar. The ranges that it tells are those of clients, whose `top_p` 0 and `top_k` -1
+    the router writes in another way.
     """
 
     max_tokens: int
@@ -74,8 +75,8 @@ class SamplingParams:
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "0 to {max}, max_tokens"),
             ("temperature", 0.0 <= self.temperature <= 100.0, "0 to 100"),
-            ("top_k", self.top_k >= 0, "0 (all) or more"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
+            ("top_k", self.top_k >= 0, "-1 or more (-1 and 0: all)"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "0 to 1"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
             ("repetition_penalty", 0.01 <= self.repetition_penalty <= 10.0, "0.01 to 10"),
             ("presence_penalty", abs(self.presence_penalty) <= 2, "-2 to 2"),

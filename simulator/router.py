@@ -41,6 +41,7 @@ from router.core.effects import (
     Finish,
     LegClosed,
     PromptComputed,
+    PromptKept,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -263,7 +264,7 @@ class SimulatedRouter:
                     self._prefill(choice, effect)
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
-                case PromptComputed() | LegClosed():
+                case PromptKept() | PromptComputed() | LegClosed():
                     count_legs(self._membership, effect, choice.num_prompt_tokens)
                 case Finish(reason):
                     self._end(choice, reason.value)

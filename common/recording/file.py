@@ -87,10 +87,13 @@ def _new_file(folder: Path, name: str) -> tuple[Path, IO[str] | None]:
     for number in range(1, _MOST_FILES):
         path = folder / (f"{name}.jsonl" if number == 1 else f"{name}.{number}.jsonl")
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             opened = os.open(path, flags, 0o600)
-        except FileExistsError:
-            continue
+        except FileExistsError as error:
+            if folder.is_dir():
+                continue
+            raise ConfigError(f"record is {str(folder)!r}: wanted a folder") from error
         except OSError as error:
             raise ConfigError(
                 f"record is {str(folder)!r}: {path} cannot be written: {error.strerror}"

@@ -7,6 +7,7 @@ chat_command    `pdserve chat`
 answer_stream   answers that stream, piece by piece
 drain_command   `pdserve drain`
 role_command    `pdserve role`
+node_name       the name of a node, checked before a router is asked
 http_client     a small HTTP client, bounded in time and size
 router_key      the API key that they send: from a file, a flag or a variable
 """

@@ -59,16 +59,18 @@ def run_chat(url: str, *, model: str, api_key: str) -> int:
     `model` '' is the one that is served. Raises `RouterUnreachable` or `RouterRefused` where there
     is no router, and `ConfigError` for an input that is too long or no text.
     """
+    is_piped = not (sys.stdin.isatty() and sys.stdout.isatty())
+    text = _piped_text(sys.stdin) if is_piped else ""
     model = model or served_model(url, api_key=api_key)
     chat = Chat(url, model=model, api_key=api_key)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _answer_pipe(chat, sys.stdin)
+    if is_piped:
+        return _answer_pipe(chat, text)
     _talk(chat, model)
     return 0
 
 
-def _answer_pipe(chat: Chat, source: TextIO) -> int:
-    """Take all of the input as one message, and write the answer alone to standard output."""
+def _piped_text(source: TextIO) -> str:
+    """Return all of the input, which is one message."""
     try:
         text = source.read(_MOST_PIPED_CHARS + 1).strip()
         text.encode()  # in the locales C and POSIX, other bytes are read as lone surrogates
@@ -77,6 +79,11 @@ def _answer_pipe(chat: Chat, source: TextIO) -> int:
     if not text or len(text) > _MOST_PIPED_CHARS:
         found = f"more than {_MOST_PIPED_CHARS} characters" if text else "empty"
         raise ConfigError(f"the input is {found}: wanted a message")
+    return text
+
+
+def _answer_pipe(chat: Chat, text: str) -> int:
+    """Ask with one message, and write the answer alone to standard output."""
     chat.ask(text, _write_raw, lambda _: None)
     if not chat.messages:
         raise RouterRefused("the answer has no text")

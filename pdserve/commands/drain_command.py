@@ -10,6 +10,7 @@ from common.errors import PdserveError
 from common.observing.clock import Clock
 from pdserve.commands.cluster_status import Facts, fetch_cluster
 from pdserve.commands.http_client import RouterUnreachable, decoded, opened
+from pdserve.commands.node_name import require_node_id
 
 PATH = "/v1/cluster/drain"
 POLL_S = 0.5
@@ -36,7 +37,11 @@ class LeavingNode:
 
 
 def ask_to_leave(url: str, node_id: str, *, api_key: str = "") -> LeavingNode:
-    """Ask the router at `url` to drain a node. Raises `RouterUnreachable` or `RouterRefused`."""
+    """Ask the router at `url` to drain a node.
+
+    Raises `ConfigError` for the name of no node, and `RouterUnreachable` or `RouterRefused`.
+    """
+    require_node_id(node_id)
     url = url.rstrip("/")
     with opened(
         url,

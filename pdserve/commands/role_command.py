@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from common.errors import ConfigError
+from common.nodes import Role
 from pdserve.commands.http_client import RouterUnreachable, decoded, opened
+from pdserve.commands.node_name import require_node_id
+from pdserve.configuration.config_file import suggestion
 
 PATH = "/v1/cluster/role"
+ROLES = [role.value for role in Role if role is not Role.ROUTER]
 
 _CALL_TIMEOUT_S = 10.0
 _LARGEST_REPLY_BYTES = 64 << 10
@@ -13,8 +18,11 @@ _LARGEST_REPLY_BYTES = 64 << 10
 def give_role(url: str, node_id: str, role: str, *, api_key: str = "") -> str:
     """Have the router at `url` give a node a role; return what has changed, in words.
 
-    Raises `RouterUnreachable` or `RouterRefused`.
+    Raises `ConfigError` for what is no role or no node, and `RouterUnreachable` or `RouterRefused`.
     """
+    require_node_id(node_id)
+    if role not in ROLES:
+        raise ConfigError(f"ROLE is {role!r}: wanted {', '.join(ROLES)}{suggestion(role, ROLES)}")
     url = url.rstrip("/")
     body = {"node_id": node_id, "role": role}
     with opened(

@@ -22,6 +22,11 @@ class ClusterSize:
     decode: int
     mixed: int
 
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are of all roles."""
+        return self.prefill + self.decode + self.mixed
+
     @classmethod
     def chosen(cls, *, prefill: int | None, decode: int | None, mixed: int | None) -> ClusterSize:
         """Return the size: one prefill and one decode node by default, none beside mixed nodes.
@@ -74,11 +79,10 @@ def plan_cluster(
         security=replace(base.security, keys=str(keys / "router"), open_api=not base.api.api_key),
     )
     planned = [PlannedProcess("router", router)]
-    num_nodes = size.prefill + size.decode + size.mixed
     cards = base.engine.gpus.split(",")
     of_all = base.engine.memory_fraction or (_OF_A_CARD if cards[0] else UP_MEMORY_FRACTION)
-    num_sharing = -(-num_nodes // len(cards))
-    num_threads = base.engine.num_threads or (1 if num_nodes > num_cores else 0)
+    num_sharing = -(-size.num_nodes // len(cards))
+    num_threads = base.engine.num_threads or (1 if size.num_nodes > num_cores else 0)
     security = replace(base.security, keys=str(keys / "node"))
     engine = replace(base.engine, memory_fraction=of_all / num_sharing, num_threads=num_threads)
     counts = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode), (Role.MIXED, size.mixed))

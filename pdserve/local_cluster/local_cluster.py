@@ -25,6 +25,7 @@ from common.errors import PdserveError
 from common.ids import Incarnation
 from common.observing.clock import Clock, MonotonicClock
 from common.settings.config import Config
+from engine.runner.memory_meter import HostMeter
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.commands.answer_stream import printable
 from pdserve.commands.cluster_status import fetch_cluster
@@ -53,6 +54,7 @@ from pdserve.local_cluster.restarts import Restarts
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs, make_log_folder
 from pdserve.local_cluster.sample_answer import show_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
+from pdserve.local_cluster.usable import check_usable
 
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0
@@ -98,6 +100,7 @@ def run_local_cluster(
     """
     clock = MonotonicClock()
     started_at_s = clock.now_s()
+    check_usable(config, size.num_nodes, HostMeter().memory())
     port = config.server.port or DEFAULT_PORT
     require_free_port(config.server.host, port)
     if log_folder:

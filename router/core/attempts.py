@@ -21,6 +21,7 @@ from router.core.effects import (
     LegClosed,
     PlaceRecord,
     PromptComputed,
+    PromptKept,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -123,6 +124,15 @@ class Attempt:
         if self.decode is not None and self._num_cached_tokens >= max(num_tokens, 1):
             return PrefixSource(self.decode, self._num_cached_tokens)
         return self._source
+
+    def compute_alone(self, decode: Incarnation) -> list[Effect]:
+        """Take that the decode node computes the prompt, whatever was planned."""
+        self.state = State.LOCAL
+        effects = self.drop_plan()
+        if not self._has_prompt:
+            self._has_prompt = True
+            effects.append(PromptKept(decode))
+        return [*effects, self.place()]
 
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from router.core.effects import LegClosed, PromptComputed, SendPrefill, SendReserve
+from router.core.effects import LegClosed, PromptComputed, PromptKept, SendPrefill, SendReserve
 from router.core.membership import Membership
 
-CountedEffect = SendReserve | SendPrefill | PromptComputed | LegClosed
+CountedEffect = SendReserve | SendPrefill | PromptKept | PromptComputed | LegClosed
 
 
 def count_legs(members: Membership, effect: CountedEffect, num_prompt_tokens: int) -> None:
@@ -18,6 +18,9 @@ def count_legs(members: Membership, effect: CountedEffect, num_prompt_tokens: in
         case SendPrefill(node, is_counted=is_counted):
             if not is_counted:
                 members.on_leg_opened(node, num_prompt_tokens)
+        case PromptKept(node):
+            members.on_leg_closed(node, 0)
+            members.on_leg_opened(node, num_prompt_tokens)
         case PromptComputed(node):
             members.on_prompt_computed(node, num_prompt_tokens)
         case LegClosed(node, has_prompt):

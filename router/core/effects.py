@@ -88,6 +88,14 @@ class LegClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptKept:
+    """The decode node computes the prompt itself, for which a prefill node was planned: it counts
+    there until `PromptComputed` or the end of the leg."""
+
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class PromptComputed:
     """The decode or mixed node has computed the prompt, which does not count there any more."""
 
@@ -138,6 +146,7 @@ Effect = (
     | SendPrefill
     | SendAbort
     | LegClosed
+    | PromptKept
     | PromptComputed
     | Accepted
     | PlaceRecord

@@ -222,9 +222,7 @@ class RequestFlow(FlowActions):
             self._on_refusal(attempt, node, reply)
         elif reply.ticket is None:
             attempt.ledger.note_cached(reply.num_cached_tokens)
-            self._out += attempt.drop_plan()
-            attempt.state = State.LOCAL
-            self._out.append(attempt.place())
+            self._out += attempt.compute_alone(node)
             self._accept()
         elif attempt.planned_prefill is None:
             wrong = PeerProtocolError(f"{node} answered a local prefill with a ticket")

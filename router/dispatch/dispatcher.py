@@ -31,6 +31,7 @@ from router.core.effects import (
     LegClosed,
     PlaceRecord,
     PromptComputed,
+    PromptKept,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -300,7 +301,7 @@ class Dispatcher:
                         client.abort_nowait(effect.attempt)
                 case Accepted():
                     choice.sink.on_accepted()
-                case PromptComputed() | LegClosed():
+                case PromptKept() | PromptComputed() | LegClosed():
                     self._count(choice, effect)
                 case PlaceRecord():
                     self._place(choice, effect)

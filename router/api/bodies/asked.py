@@ -347,7 +347,7 @@ def _seed(asked: int | None) -> int | None:
     if asked is None:
         return None
     if not -(2**63) <= asked < 2**64:
-        raise InvalidRequest("seed is out of range: wanted 64 bits", param="seed")
+        raise InvalidRequest(f"seed is {asked}: wanted -2^63 to 2^64 - 1", param="seed")
     return asked % 2**64
 
 

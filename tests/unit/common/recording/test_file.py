@@ -33,6 +33,13 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert is_recording(file.path)
 
 
+def test_a_folder_that_is_a_file_is_named_as_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(ConfigError, match="file': wanted a folder"):
+        begun(path)
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     for name in ("n.jsonl", "n.2.jsonl", "n.3.jsonl"):
         file = begun(tmp_path)

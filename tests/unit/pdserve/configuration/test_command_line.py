@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
@@ -168,6 +169,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--mixed", "-1"], "--mixed is '-1': wanted a number of nodes, 0 to 64"),
         (["up", "--decode", "0"], "wanted a prefill and a decode node, or a mixed node"),
         (["up", "--prefill", "x", "--port", "y"], "pdserve: 2 settings are wrong:\n  - --prefill"),
+        (["up", "--prefix-host-memory", "9999TiB"], "wanted less than the memory of this machine"),
         (["up", "--kv-port", "1"], "kv_port cannot be set"),
         (["up", "--max-num-seqs", "64", "--speculative-method", "ngram"], "wanted at least 576"),
         (["up", "--chunk-granularity", "128"], "wanted at most block_size = 64"),
@@ -225,6 +227,28 @@ def test_status_without_a_router_is_a_clear_error(capsys: pytest.CaptureFixture[
     assert "http://127.0.0.1:1: nothing listens there" in capsys.readouterr().err
     assert main(["status", "--url", "ftp://localhost"]) == 1
     assert "the URL is 'ftp://localhost': wanted http://host:port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["role", "n", "nosuch"], "ROLE is 'nosuch': wanted prefill, decode, mixed"),
+        (["role", "n", "mixd"], "did you mean mixed?"),
+        (["role", "n", "router"], "ROLE is 'router': wanted prefill, decode, mixed"),
+        (["role", "", "mixed"], "NODE_ID is empty"),
+        (["drain", " "], "NODE_ID is empty"),
+        (["chat"], "the input is empty: wanted a message"),
+    ],
+)
+def test_what_no_router_would_take_is_told_without_one(
+    arguments: list[str],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main([*arguments, "--url", "http://127.0.0.1:1"]) == 2
+    assert error in capsys.readouterr().err
 
 
 def test_a_name_of_no_host_is_a_clear_error(

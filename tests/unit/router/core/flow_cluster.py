@@ -18,6 +18,7 @@ from router.core.effects import (
     LegClosed,
     PlaceRecord,
     PromptComputed,
+    PromptKept,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -115,6 +116,9 @@ class ModelCluster:
                     self.num_open[effect.node] -= 1
                     self.num_prompts[effect.node] -= effect.has_prompt
                     assert 0 <= self.num_prompts[effect.node] <= self.num_open[effect.node]
+                case PromptKept():
+                    self.num_prompts[effect.node] += 1
+                    assert self.num_prompts[effect.node] <= self.num_open[effect.node]
                 case PromptComputed():
                     self.num_prompts[effect.node] -= 1
                     assert self.num_prompts[effect.node] >= 0

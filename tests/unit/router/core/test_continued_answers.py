@@ -36,7 +36,7 @@ def test_an_answer_may_be_continued_twice() -> None:
     flow.on_node_lost(D0)
     flow.on_choice(D1, P0, "again", 0.0)
     flow.on_reserve_reply(D1, SECOND, DecodeGrant(None, 96), 0.0)
-    (emit,) = flow.on_output(D1, output(SECOND, 3, 13, 14, num_drafted=3, num_accepted=1))
+    _, emit = flow.on_output(D1, output(SECOND, 3, 13, 14, num_drafted=3, num_accepted=1))
     assert isinstance(emit, TokenChunk)
     assert emit.counts is not None
     assert emit.counts[1:] == (7, 2), "counted over attempts"

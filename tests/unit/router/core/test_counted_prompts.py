@@ -5,8 +5,21 @@ from __future__ import annotations
 import pytest
 
 from common.errors import Overloaded
+from common.nodes import NodeLoad, Role
 from common.request import FinishReason
-from router.core.effects import Effect, LegClosed, PromptComputed, SendPrefill, SendReserve
+from placement.store import LiveNode
+from router.core.counted_legs import CountedEffect, count_legs
+from router.core.effects import (
+    Effect,
+    LegClosed,
+    PromptComputed,
+    PromptKept,
+    SendPrefill,
+    SendReserve,
+)
+from router.core.membership import Membership
+from router.core.request_flow import DecodeGrant
+from tests.support.nodes.node_views import record
 from tests.unit.router.core.flow_events import (
     D0,
     D1,
@@ -56,7 +69,8 @@ def prompts(effects: list[Effect]) -> list[Effect]:
     return [
         one
         for one in effects
-        if one == PromptComputed(D0) or (isinstance(one, LegClosed) and one.node == D0)
+        if one in (PromptKept(D0), PromptComputed(D0))
+        or (isinstance(one, LegClosed) and one.node == D0)
     ]
 
 
@@ -67,6 +81,55 @@ def test_a_prompt_counts_on_the_node_that_goes_on_with_it_until_its_first_token(
     assert prompts(flow.on_output(D0, output(FIRST, 0, 10))) == [PromptComputed(D0)]
     ending = flow.on_output(D0, output(FIRST, 1, 11, finish=FinishReason.STOP))
     assert prompts(ending) == [LegClosed(D0)]
+
+
+def test_a_prompt_that_a_decode_node_keeps_moves_to_it_from_the_planned_node() -> None:
+    flow = reserving()
+    effects = flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    assert effects.index(LegClosed(P0, has_prompt=True)) < effects.index(PromptKept(D0))
+    assert prompts(flow.on_output(D0, output(FIRST, 0, 10))) == [PromptComputed(D0)]
+    assert prompts(flow.on_client_gone()) == [LegClosed(D0)]
+
+
+def test_a_prompt_that_a_decode_node_keeps_is_in_the_books_of_that_node() -> None:
+    load = NodeLoad(free_blocks=100, free_seats=4, num_running=0, num_waiting=0, queued_tokens=0)
+    nodes = [
+        LiveNode(record=record("d0"), load=load),
+        LiveNode(record=record("p0", Role.PREFILL), load=load),
+    ]
+    members = Membership(model="m", lease_s=5.0)
+    members.on_listing(nodes, 0.0)
+    for node in (D0, P0):
+        members.on_heard(node)
+    flow = new_flow()
+    seen = []
+    for effects in (
+        flow.on_choice(D0, P0, "why", 0.0),
+        flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0),
+        flow.on_output(D0, output(FIRST, 0, 10)),
+        flow.on_client_gone(),
+    ):
+        for effect in effects:
+            if isinstance(effect, CountedEffect):
+                count_legs(members, effect, 900)
+        seen.append([(one.num_requests, one.num_queued_tokens) for one in members.nodes()])
+    assert seen == [[(1, 0), (1, 900)], [(1, 900), (0, 0)], [(1, 0), (0, 0)], [(0, 0), (0, 0)]]
+
+
+@pytest.mark.parametrize("end", ["client gone", "lost"])
+def test_a_prompt_that_a_decode_node_keeps_counts_until_its_leg_is_over(end: str) -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    effects = flow.on_client_gone() if end == "client gone" else flow.on_node_lost(D0)
+    assert prompts(effects) == [LegClosed(D0, has_prompt=True)]
+
+
+@pytest.mark.parametrize("reply", [LOCAL, TICKET])
+def test_a_reply_behind_the_first_token_counts_no_prompt(reply: DecodeGrant) -> None:
+    flow = reserving()
+    effects = flow.on_output(D0, output(FIRST, 0, 10, is_started=True))
+    effects += flow.on_reserve_reply(D0, FIRST, reply, 0.0)
+    assert prompts(effects + flow.on_client_gone()) == [LegClosed(D0)]
 
 
 @pytest.mark.parametrize("end", ["client gone", "lost", "refused", "one token"])

@@ -122,6 +122,6 @@ def test_token_0_is_left_to_the_whole_machine_which_reads_its_times() -> None:
     flow.on_output(D0, output(FIRST, 0, is_started=True))
     token_0 = output(FIRST, 0, 10)._replace(details=OutputDetails(queue_s=0.5))
     assert flow.next_tokens(D0, token_0) is None
-    (chunk,) = flow.on_output(D0, token_0)
+    _, chunk = flow.on_output(D0, token_0)
     assert isinstance(chunk, TokenChunk)
     assert chunk.of_prompt == PromptResult(queue_s=0.5)

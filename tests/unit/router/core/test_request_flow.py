@@ -30,6 +30,7 @@ from router.core.effects import (
     Finish,
     LegClosed,
     PlaceRecord,
+    PromptKept,
     SendAbort,
     SendPrefill,
     SendReserve,
@@ -212,6 +213,7 @@ def test_a_decode_node_may_choose_to_prefill_locally() -> None:
     flow = reserving()
     assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [
         LegClosed(P0, has_prompt=True),
+        PromptKept(D0),
         PlaceRecord(FIRST, D0, None, "why"),
         Accepted(),
     ]

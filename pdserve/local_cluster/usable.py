@@ -1,0 +1,95 @@
+"""What nodes could not use of this machine: `pdserve up` refuses it before anything runs.
+
+A node that cannot write its files of prefixes serves without them, and says so in its log alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.files.cache_folder import full_path
+from common.files.trusted_folder import why_untrusted
+from common.kv.memory_plan import DeviceMemory
+from common.settings.config import Config
+from pdserve.configuration.config_sources import SettingsError
+
+_PROBE_BYTES = 1 << 20
+
+
+def check_usable(config: Config, num_nodes: int, memory: DeviceMemory) -> None:
+    """Raise `SettingsError` for sizes and paths of which nodes of this host cannot make use."""
+    problems = [*_size_problems(config, num_nodes, memory), *_path_problems(config, num_nodes)]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _size_problems(config: Config, num_nodes: int, memory: DeviceMemory) -> Iterator[str]:
+    engine, scheduling = config.engine, config.scheduling
+    sizes = {"prefix_host_memory": engine.prefix_host_memory}
+    if scheduling.preemption_mode == "swap":
+        sizes["swap_space"] = scheduling.swap_space
+    if not engine.gpus:
+        sizes["kv_cache_memory"] = engine.kv_cache_memory
+    asked = {name: size for name, size in sizes.items() if size}
+    taken = sum(asked.values()) * num_nodes
+    if taken > memory.total_bytes:
+        are = " and ".join(f"{name} {_size(size)}" for name, size in asked.items())
+        yield (
+            f"{are}: {num_nodes} node(s) take {_size(taken)}: wanted less than {memory.name} has, "
+            f"{_size(memory.total_bytes)}"
+        )
+
+
+def _path_problems(config: Config, num_nodes: int) -> Iterator[str]:
+    if record := config.tracing.record:
+        try:
+            folder = full_path(record)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_writable(folder)
+        except OSError as error:
+            yield f"record is {record!r}: no folder that can be written: {error.strerror}"
+        except ConfigError as error:
+            yield f"record is {record!r}: {error}"
+    if disk := config.engine.prefix_disk:
+        try:
+            yield from _disk_problems(config, full_path(disk), num_nodes)
+        except OSError as error:
+            yield f"prefix_disk is {disk!r}: no folder that can be written: {error.strerror}"
+        except ConfigError as error:
+            yield f"prefix_disk is {disk!r}: {error}"
+
+
+def _disk_problems(config: Config, folder: Path, num_nodes: int) -> Iterator[str]:
+    """Yield what is wrong with the folder, as a node finds it. Raises `OSError`."""
+    folder.mkdir(0o700, exist_ok=True)
+    if problem := why_untrusted(folder, has_contents=False):
+        yield f"prefix_disk: {problem}: wanted a folder that only this user may write"
+        return
+    _require_writable(folder)
+    size, there_is = config.engine.prefix_disk_size * num_nodes, shutil.disk_usage(folder).total
+    if size > there_is:
+        yield (
+            f"prefix_disk_size is {_size(config.engine.prefix_disk_size)}, for {num_nodes} node(s) "
+            f"{_size(size)}: wanted at most what the disk of {folder} has, {_size(there_is)}"
+        )
+
+
+def _require_writable(folder: Path) -> None:
+    """Write something into a folder and remove it. Raises `OSError`."""
+    file, name = tempfile.mkstemp(prefix=".probe-", dir=folder)
+    try:
+        os.posix_fallocate(file, 0, _PROBE_BYTES)
+    finally:
+        os.close(file)
+        with suppress(OSError):
+            Path(name).unlink()
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB"

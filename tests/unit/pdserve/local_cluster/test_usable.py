@@ -1,0 +1,86 @@
+"""`pdserve up` refuses what its nodes could not use, before anything runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.kv.memory_plan import DeviceMemory
+from common.nodes import Role
+from common.settings.config import Config, EngineConfig
+from common.settings.tracing_config import TracingConfig
+from pdserve.configuration.config_sources import SettingsError
+from pdserve.local_cluster.usable import check_usable
+
+GIB = 1 << 30
+MEMORY = DeviceMemory(16 * GIB, "the memory of this machine", 0.3)
+
+
+def problems(num_nodes: int = 2, **engine: object) -> list[str]:
+    config = replace(Config(role=Role.DECODE), engine=replace(EngineConfig(), **engine))  # type: ignore[arg-type]
+    try:
+        check_usable(config, num_nodes, MEMORY)
+    except SettingsError as error:
+        return list(error.problems)
+    return []
+
+
+def with_disk(path: Path, size: int = 1 << 20) -> list[str]:
+    return problems(prefix_host_memory=1 << 26, prefix_disk=str(path), prefix_disk_size=size)
+
+
+def test_a_folder_of_prefixes_that_can_be_written_is_good(tmp_path: Path) -> None:
+    assert with_disk(tmp_path / "new") == []
+    assert list((tmp_path / "new").iterdir()) == [], "nothing is left there"
+
+
+def test_a_folder_of_prefixes_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "no folder that can be written: File exists" in with_disk(tmp_path / "file")[0]
+    assert "Not a directory" in with_disk(tmp_path / "file" / "below")[0]
+    assert "No such file" in with_disk(tmp_path / "no" / "folder")[0]
+    assert "no such user" in with_disk(Path("~nobody-at-all/x"))[0]
+
+
+def test_a_folder_of_prefixes_that_everybody_writes_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "wanted a folder that only this user may write" in with_disk(folder)[0]
+
+
+def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert "No space left on device" in with_disk(tmp_path)[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_prefixes_that_no_disk_of_this_size_holds_are_refused(tmp_path: Path) -> None:
+    (problem,) = with_disk(tmp_path, 1 << 60)
+    assert problem.startswith("prefix_disk_size is 1073741824.00 GiB, for 2 node(s)")
+
+
+@pytest.mark.parametrize("name", ["prefix_host_memory", "kv_cache_memory"])
+def test_sizes_that_no_machine_of_this_memory_has_are_refused(name: str) -> None:
+    assert problems(**{name: 8 * GIB}) == []
+    (problem,) = problems(**{name: 8 * GIB + 1})
+    assert name in problem
+    assert problem.endswith("wanted less than the memory of this machine has, 16.00 GiB")
+    assert problems(1, **{name: 16 * GIB}) == []
+
+
+def test_a_cache_on_a_card_is_not_in_the_memory_of_the_machine() -> None:
+    assert problems(kv_cache_memory=60 * GIB, gpus="0") == []
+
+
+def test_a_folder_of_recordings_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = Config(role=Role.DECODE, tracing=TracingConfig(record=str(tmp_path / "file")))
+    with pytest.raises(SettingsError, match="no folder that can be written: File exists"):
+        check_usable(config, 2, MEMORY)
