@@ -99,6 +99,11 @@ class FileCalls:
         """Open a file to read it."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
+    def is_own(self, fd: int) -> bool:
+        """Return whether nobody but this user, and root, can have written a file."""
+        status = os.fstat(fd)
+        return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
     def read(self, fd: int, into: memoryview) -> int:
         """Read some bytes; return how many, 0 at the end."""
         return os.readv(fd, [into])
