@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from common.files.trusted_folder import is_trusted
+
 
 class FileSeen(NamedTuple):
     """A file in a folder: its name, its bytes, and when it was written or used last (ns)."""
@@ -101,8 +103,7 @@ class FileCalls:
 
     def is_own(self, fd: int) -> bool:
         """Return whether nobody but this user, and root, can have written a file."""
-        status = os.fstat(fd)
-        return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+        return is_trusted(os.fstat(fd))
 
     def read(self, fd: int, into: memoryview) -> int:
         """Read some bytes; return how many, 0 at the end."""

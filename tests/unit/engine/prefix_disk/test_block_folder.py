@@ -95,7 +95,7 @@ def test_nothing_is_seen_in_a_folder_that_others_may_write(
     assert reader.look(DiskLook(is_all)).scan.others == {}
 
 
-@pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
+@pytest.mark.parametrize("mode", [0o602, 0o666])
 def test_a_file_that_others_may_have_written_is_not_read(mode: int, tmp_path: Path) -> None:
     disk = opened(tmp_path, host())
     write(disk, 0)
