@@ -346,11 +346,8 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        return sorted(
-            node
-            for node, one in self._members.items()
-            if not self._is_listed(one) and one.can_be_chosen
-        )
+        missing = [node for node, one in self._members.items() if not self._is_listed(one)]
+        return sorted(node for node in missing if self._members[node].can_be_chosen)
 
     @property
     def last_unlisted(self) -> Set[Incarnation]:
@@ -437,9 +434,7 @@ class Membership:
         is_store_incomplete = self._is_store_away or bool(unlisted)
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
         before = self._members
-        self._members = {
-            node: one for node, one in before.items() if self._is_kept(one, patience_s)
-        }
+        self._members = {at: one for at, one in before.items() if self._is_kept(one, patience_s)}
         if len(self._members) < len(before):
             self._changed |= dict.fromkeys(one for one in before if one not in self._members)
             self._used &= self._members.keys()
@@ -450,7 +445,5 @@ class Membership:
     def _is_kept(self, member: _Member, patience_s: float) -> bool:
         if member.is_replaced:
             return member.is_heard and member.own.num_requests > 0
-        if member.is_heard:
-            return True
         seen_at_s = max(member.listed_at_s, member.lost_at_s)
-        return self._waited_s - seen_at_s <= patience_s
+        return member.is_heard or self._waited_s - seen_at_s <= patience_s
