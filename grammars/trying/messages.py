@@ -127,4 +127,6 @@ def verdict_of(fields: Mapping[str, Any]) -> Verdict:
     kind, message = fields["error"], fields["message"]
     if kind == "InvalidRequest":
         raise InvalidRequest(message, param=fields["param"])
-    raise (Overloaded if kind == "Overloaded" else InternalError)(message)
+    if kind == "Overloaded":
+        raise Overloaded(message)
+    raise InternalError(message)

@@ -27,7 +27,7 @@ from common.ids import Incarnation
 
 MAX_DEATHS = 3
 MAX_FAILURES = 6
-"""Attempts without a token. Those that a node gave back do not count: it drains, or has no room."""
+"""Attempts without a token. Those that a draining node handed over do not count."""
 WAIT_S = 1.0
 """How long a request waits before it asks again, unless a node can be chosen sooner."""
 WAITS_OF_NEW = 2
@@ -83,18 +83,24 @@ class Candidates:
                 self._full.add(node)
 
     def on_failure(self, node: Incarnation, error: PdserveError, num_emitted: int) -> None:
-        """Exclude the node that failed an attempt after `num_emitted` tokens of the answer."""
+        """Exclude the node that failed an attempt after `num_emitted` tokens of the answer.
+
+        One that has no room after all has refused it, only later than others.
+        """
         if num_emitted > self._num_emitted:
             self._num_emitted = num_emitted
             self._forgive_all()
             self._dead.clear()
             self._num_failures = 0
+        if isinstance(error, Overloaded):
+            self.on_refusal(node, error, can_queue=False)
+            return
         self.failure = error
         self._num_waits = 0
         self._failed.add(node)
         if isinstance(error, PoolExhausted):
             self._unfit.add(node)
-        if not isinstance(error, (Draining, Overloaded)):
+        if not isinstance(error, Draining):
             self._num_failures += 1
             if isinstance(error, NodeLost):
                 self._dead.add(node)

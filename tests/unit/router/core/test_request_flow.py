@@ -416,7 +416,7 @@ def test_a_node_that_has_no_room_after_all_is_not_asked_again(node: Incarnation)
     assert effects[-1] == Choose(None, frozenset({node}))
     error = failure(flow.on_no_choice(Overloaded("nobody", retry_after_s=9.0)))
     assert isinstance(error, Overloaded), "a new request does not wait for room"
-    assert str(error) == "grammars take 192 MiB"
+    assert str(error) == f"nobody; {node} said last: grammars take 192 MiB"
 
 
 def test_an_error_output_after_a_token_is_final() -> None:

@@ -114,6 +114,13 @@ def test_a_request_without_tokens_whose_node_was_lost_waits_too() -> None:
     assert flow.on_no_choice(NOBODY) == WAITING
 
 
+def test_it_waits_too_where_another_node_has_no_room_for_its_grammar() -> None:
+    flow = reserving()
+    flow.on_call_failed(D0, FIRST, NodeLost("d0 is gone"))
+    fail_before_any_token(flow, 2, Overloaded("256 grammars wait"))
+    assert flow.on_no_choice(NOBODY) == WAITING
+
+
 def test_a_new_request_waits_for_a_short_time() -> None:
     flow = new_flow()
     for _ in range(WAITS_OF_NEW):
