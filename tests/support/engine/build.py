@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from copy import copy as copy_of
 from itertools import count
 from typing import Any, cast
 
@@ -146,8 +147,8 @@ def check_idle(scheduler: Scheduler) -> None:
     assert scheduler.host_pool.num_read == 0
 
 
-def state_of(scheduler: Scheduler) -> str:
-    """Return all that a scheduler has taken and decided so far, to be compared."""
+def state_of(scheduler: Scheduler) -> tuple[object, ...]:
+    """Return all that a scheduler has taken and decided so far, to be compared: copies and text."""
     pool, seats = scheduler.pool, scheduler.seats
     sequences = [
         *scheduler.running,
@@ -160,29 +161,20 @@ def state_of(scheduler: Scheduler) -> str:
     fields = [name for name in Sequence.__slots__ if name not in unseen]
     fields += ["num_known", "num_computed", "output_token_ids", "block_table"]
     blocks = range(pool.num_blocks)
-    of_pool = (
+    growth = seats.growth()
+    return (
         pool.next_evicted(pool.num_blocks + pool.num_free),
         [(pool.use_of(block), pool.is_unshared(block)) for block in blocks],
         (pool.num_allocated, pool.num_taken),
         pool.counts(),
-    )
-    of_seats = [
+        {name: copy_of(value) for name, value in vars(pool.prefix_cache).items()},
         seats.token_ids.tobytes(),
         seats.block_tables.tobytes(),
-        seats.growth(),
+        [getattr(growth, name).tolist() for name in GrowthColumns.__slots__],
         seats.num_prompt.tolist(),
-    ]
-    return repr(
-        (
-            of_pool,
-            pool.prefix_cache.__dict__,
-            of_seats,
-            [[getattr(one, name) for name in fields] for one in sequences],
-            scheduler.quarantined,
-            scheduler.reservation,
-            scheduler.host_pool.__dict__,
-            scheduler.statistics(),
-        )
+        repr([[getattr(one, name) for name in fields] for one in sequences]),
+        repr((scheduler.quarantined, scheduler.reservation)),
+        repr((vars(scheduler.host_pool), scheduler.statistics())),
     )
 
 
