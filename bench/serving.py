@@ -23,9 +23,10 @@ import sys
 import time
 from collections.abc import Sequence
 from itertools import product
+from typing import Protocol
 
 from bench.amounts import above_0, at_least_1
-from bench.running_cluster import Load, RunningCluster, running_cluster, started_cluster
+from bench.running_cluster import Load, running_cluster, started_cluster
 from common.observing.latency import (
     LatencySummary,
     LatencyTargets,
@@ -56,8 +57,14 @@ def arrivals(
     return planned
 
 
+class Times(Protocol):
+    """What sends one request and says when its answer came, as `RunningCluster` does."""
+
+    async def timed(self, load: Load) -> RequestTiming: ...
+
+
 async def replay(
-    cluster: RunningCluster, planned: Sequence[tuple[float, Load]]
+    cluster: Times, planned: Sequence[tuple[float, Load]]
 ) -> tuple[list[RequestTiming], int, float]:
     """Return timings of answered requests, the number of failed ones, and the seconds in all."""
     began_at_s = time.monotonic()

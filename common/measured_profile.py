@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from common.errors import ConfigError
 
 FORMAT = "pdserve profile"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MEASURED = "measured by pdserve profile"
 MAX_FILE_BYTES = 4 << 20
 UNITS = {
@@ -30,10 +30,13 @@ UNITS = {
     "tokens": "prompt tokens of one sequence",
     "tokens_per_sequence": "one token and its drafts",
     "num_bytes": "bytes of KV",
-    "others": "other nodes of the machine that computed at the same time",
+    "beside": "what another node of the machine computed at the same time; empty: nothing",
     "nodes": "nodes that serve a request: 1 where one computes its prompt and its answer",
     "compute_s": "seconds from the first step of a prompt to its first token, on its node",
 }
+
+Beside = Literal["", "answers", "prompts"]
+"""Steps of another node: none, those that decode alone, or those that compute prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class StreamedTime:
 
     rows: int
     context: int
-    others: int
+    beside: Beside
     step_s: float
 
 
@@ -113,7 +116,7 @@ class FirstTokenTime:
     """A request to a router without load, from its sending to its first token."""
 
     tokens: int
-    others: int
+    beside: Beside
     nodes: int
     seconds: float
     compute_s: float
@@ -233,6 +236,11 @@ def _value(hint: Any, found: object, where: str) -> Any:
             raise ValueError(f"{where} is {_shown(found)}: wanted a list")
         kind = get_args(hint)[0]
         return tuple(_decoded(kind, one, f"{where}[{index}]") for index, one in enumerate(found))
+    if get_origin(hint) is Literal:
+        if found not in get_args(hint):
+            wanted = ", ".join(repr(one) for one in get_args(hint))
+            raise ValueError(f"{where} is {_shown(found)}: wanted one of {wanted}")
+        return found
     if hint is str:
         if not isinstance(found, str):
             raise ValueError(f"{where} is {_shown(found)}: wanted a text")

@@ -92,11 +92,7 @@ class SimulatedCluster:
         )
         self._cores = None
         if setup.at_once:
-            self._cores = SharedCores(
-                setup.at_once,
-                decode_slowdown=profile.beside.decode_slowdown,
-                prompt_slowdown=profile.beside.prompt_slowdown,
-            )
+            self._cores = SharedCores(setup.at_once, profile.beside.slowdowns)
         self._records: dict[Incarnation, NodeRecord] = {}
         self.nodes = [
             self._node(Incarnation(f"{role.value}-{number}", 1), role)

@@ -14,10 +14,10 @@ more: the router and the client take some of these, which the plan does not know
     at_measured_speed   the same plan, whose steps become slower and faster when the machine does
 
 The speed of a machine may change by half while this runs, as that of a virtual one does, and then
-`as_profiled` errs by as much. So two steps of the model are timed every two seconds beside the
-clusters, and between the requests with which the profile was measured (`machine_speed.py`); no
-figure of a cluster is used for it. `slowness` is how many times as long they took as then: least,
-mean and most. Where all of it is near 1, both plans are the same.
+`as_profiled` errs by as much. So two steps of the model are timed while no request is under way, at
+most every two seconds, and between the requests with which the profile was measured
+(`machine_speed.py`); no figure of a cluster is used for it. `slowness` is how many times as long
+they took as then: least, mean and most. Where all of it is near 1, both plans are the same.
 
 Of each plan: figures, their relative `error`, `worst` of all shapes, and `winner`, the shape with
 the least median TTFT of those whose goodput is within 2 % of the most. A figure of a plan is the
@@ -25,6 +25,10 @@ median of five seeds, which choose between equal nodes; `spread` has the least a
 cluster draws once, so of few requests p99 may be anything in between. `stages` and `cpu_s` show
 where both sides differ (`stages.py`), the real value first; a figure that misses its goal is
 told on standard error, with its stage.
+
+Clients ask for token ids, as `pdserve profile` does: without them a router sends no event for a
+token that ends within a character, and the first event could be that of the second token. Every
+node has served before the first request.
 
 Each shape serves for `--duration-s`, ten minutes by default. Run it while the machine does nothing
 else; `--quick` serves few requests, and its percentiles say little.
@@ -53,8 +57,8 @@ from bench.plan.machine_speed import (
     SpeedMeter,
 )
 from bench.plan.stages import RealStages, Run, planned_cpu_s, planned_stages, stages_of
-from bench.running_cluster import Load, started_cluster
-from bench.serving import WARM_UP, replay
+from bench.running_cluster import Load, RunningCluster, started_cluster
+from bench.serving import WARM_UP, Times, replay
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
@@ -73,6 +77,7 @@ from pdserve.profiling.served_times import ServedTimes, StreamAsker
 from simulator.clients import ClientRequest
 from simulator.cluster import SimulatedCluster
 from simulator.profile import DeviceProfile, read_profile
+from simulator.profiles.beside_steps import BesideSteps
 from simulator.trace_file import TraceRequest, read_trace
 
 TRACE = Path(__file__).parents[1] / "traces" / "azure_conv.csv"
@@ -144,6 +149,28 @@ def planned_run(
     )
 
 
+class WatchedClient:
+    """A client of a cluster that sees every token, and knows how many requests are under way."""
+
+    def __init__(self, cluster: RunningCluster) -> None:
+        self._cluster = cluster
+        self.num_open = 0
+
+    async def timed(self, load: Load) -> RequestTiming:
+        """Send one request; return the times of its tokens. Raises as `RunningCluster.timed`."""
+        self.num_open += 1
+        try:
+            return (await self._cluster.answer(load.body() | {"return_token_ids": True})).timing
+        finally:
+            self.num_open -= 1
+
+
+async def warm_up(client: Times, shape: Fleet) -> None:
+    """Have every node serve: as many requests at once as there are nodes, none like another."""
+    loads = [replace(WARM_UP, seed=WARM_UP.seed + number) for number in range(shape.total)]
+    await asyncio.gather(*map(client.timed, loads))
+
+
 async def real_run(
     shape: Fleet, requests: Sequence[TraceRequest], meter: SpeedMeter, profiled: Pace
 ) -> tuple[Run, Slowness]:
@@ -155,13 +182,13 @@ async def real_run(
         for index, one in enumerate(requests)
     ]  # fmt: skip
     async with started_cluster([*flags, "--num-threads", str(NUM_THREADS)]) as cluster:
-        for _ in range(shape.total):
-            await cluster.timed(WARM_UP)
+        client = WatchedClient(cluster)
+        await warm_up(client, shape)
         stages = RealStages(cluster)
         await stages.begin()
-        with meter.sampling() as history:
+        with meter.sampling(lambda: not client.num_open) as history:
             began_at_s = time.monotonic()
-            timings, num_failed, took_s = await replay(cluster, planned)
+            timings, num_failed, took_s = await replay(client, planned)
         before, cpu_s = await stages.until_now()
     run = Run(
         timings=timings,
@@ -215,6 +242,13 @@ def read_before(path: Path) -> tuple[Path, SpeedMeter, Pace]:
     with meter.sampling() as history:
         time.sleep(PROFILED_BEFORE_S)
     return path, meter, history.mean()
+
+
+def shown_beside(beside: BesideSteps) -> dict[str, float]:
+    """Return every number of it by its name."""
+    numbers = asdict(beside) | beside.slowdowns._asdict()
+    del numbers["slowdowns"]
+    return {name: round(value, 6) for name, value in numbers.items()}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -282,7 +316,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "at_measured_speed": of_plan(sides[0], sides[2], "at the measured speed")
         | {"spread": spread_of(followed, targets)},
         "unevenness": round(getattr(profile.step, "unevenness", 0.0), 3),
-        "beside": {name: round(value, 6) for name, value in asdict(profile.beside).items()},
+        "beside": shown_beside(profile.beside),
     }
 
 

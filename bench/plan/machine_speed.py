@@ -4,9 +4,10 @@ The speed of a virtual machine changes by half within minutes, by what others do
 clock, and separately its memory. So there are two steps, one that mostly reads weights (a token of
 one answer), and one that mostly multiplies (a chunk of a prompt).
 
-A sample may be taken while a cluster computes on all cores. It is measured in seconds of the
-processor, so a pause does not count, and the lower quartile of the samples around a time counts:
-more than a quarter of them were alone.
+Beside a cluster that computes, a step waits for memory that nodes use, and nodes wait for what it
+uses: it would be slower than the machine, and so would they. So a sample is taken while no request
+is under way. One may come meanwhile: a sample is measured in seconds of the processor, so a pause
+does not count, and of the samples around a time the lower quartile counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from pdserve.profiling.served_times import Ask
 from simulator.profile import StepTimes
 
 EVERY_S = 2.0
-"""Seconds from one sample to the next."""
+"""The least seconds from one sample to the next."""
+_POLL_S = 0.05
+"""So often it is asked whether a request is under way."""
 AROUND_S = 8.0
 """Samples of so many seconds before a time and after it say how fast the machine was."""
 _CONTEXT, _CHUNK = 128, 64
@@ -107,16 +110,18 @@ class SpeedMeter:
         history.add(self._clock(), self.sample())
 
     @contextmanager
-    def sampling(self) -> Iterator[SpeedHistory]:
-        """Sample as long as the context lasts, at its begin and end too."""
+    def sampling(self, is_idle: Callable[[], bool] = lambda: True) -> Iterator[SpeedHistory]:
+        """Sample before the context, while it lasts and nothing is under way, and after it."""
         history, has_ended = SpeedHistory(), threading.Event()
+        self.sample_into(history)
 
         def sample_all() -> None:
-            is_last = False
-            while not is_last:
-                is_last = has_ended.is_set()
-                self.sample_into(history)
-                has_ended.wait(EVERY_S)
+            wait_s = EVERY_S
+            while not has_ended.wait(wait_s):
+                wait_s = _POLL_S
+                if is_idle():
+                    self.sample_into(history)
+                    wait_s = EVERY_S
 
         thread = threading.Thread(target=sample_all, name="machine-speed")
         thread.start()
@@ -125,6 +130,7 @@ class SpeedMeter:
         finally:
             has_ended.set()
             thread.join()
+            self.sample_into(history)
 
     def _step_s(self, batch: list[ScheduledSequence]) -> float:
         began_s = self._cpu_s()

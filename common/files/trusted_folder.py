@@ -32,6 +32,11 @@ def why_untrusted(folder: Path, *, below: Path | None = None, has_contents: bool
     return _first_problem(files, may_be_sticky=False) or _first_problem(above, may_be_sticky=True)
 
 
+def is_trusted(status: os.stat_result) -> bool:
+    """Return whether nobody else can have written a file with this status."""
+    return not _problem(Path(), status, may_be_sticky=False)
+
+
 def _first_problem(paths: Iterable[Path], *, may_be_sticky: bool) -> str:
     for path in paths:
         try:

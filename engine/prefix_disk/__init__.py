@@ -29,7 +29,9 @@ its own. A file that is being written at that moment may come to lie in a folder
 has just taken there: one block, which that node counts after its next start. Where a file, a link
 or somebody else's folder has the place of `node-0`, the node takes the next one.
 
-Only files of this user count: others could make a model answer with their text. With
+Only files of this user count: others could make a model answer with their text. Where another user
+may write to `PATH`, nothing in it is written or seen; a file that another user owns or may write is
+not read, and removed. With
 `--prefix-disk-encryption` blocks are sealed by AES-256-GCM with a key that follows from the KV key,
 so nodes of one cluster read each other's files. It is asked for, and does not come with a KV key:
 it needs a package that nodes do without, and `up` has another key in each run. The name of the key

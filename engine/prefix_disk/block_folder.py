@@ -78,7 +78,8 @@ class BlockFolder:
         """What was read last."""
 
     def look(self, look: DiskLook) -> DiskResult:
-        """See which blocks there are. Without a folder of its own a node still sees the others.
+        """See which blocks there are. Without a folder of its own a node still sees the others,
+        unless another user may have put them there.
 
         It fails where this node cannot have a folder, or has it no more.
         """
@@ -94,8 +95,11 @@ class BlockFolder:
         except OSError as error:
             failure, why = DiskFailure.ERROR, str(error)
         self._note_that_it_lives()
-        self._empty_abandoned()
-        others = self._scan_others()
+        others: dict[BlockHash, str] = {}
+        with suppress(OSError):
+            if not why_untrusted(self._path, has_contents=False):
+                self._empty_abandoned()
+                others = self._scan_others()
         return DiskResult(scan=DiskScan(own, strangers, others), failure=failure, why=why)
 
     def write(self, write: DiskWrite) -> DiskResult:
@@ -276,13 +280,9 @@ class BlockFolder:
         )
 
     def _scan_others(self) -> dict[BlockHash, str]:
-        """Return blocks in the folders of other nodes; none where nothing can be seen."""
+        """Return blocks in the folders of other nodes. Raises `OSError`."""
         found: dict[BlockHash, str] = {}
-        try:
-            names = self._calls.folders(self._path)
-        except OSError:
-            return found
-        for name in names:
+        for name in self._calls.folders(self._path):
             if name == self._own and self._lock is not None:
                 continue
             with suppress(OSError):
@@ -329,6 +329,8 @@ class BlockFolder:
         header, content = bytearray(HEADER_BYTES), self._content.data
         fd = self._calls.open_old(path)
         try:
+            if not self._calls.is_own(fd):
+                raise CorruptFile("another user may have written it")
             self._read_all(fd, memoryview(header))
             self._read_all(fd, content)
             if self._calls.read(fd, memoryview(bytearray(1))):

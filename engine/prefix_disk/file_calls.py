@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from common.files.trusted_folder import is_trusted
+
 
 class FileSeen(NamedTuple):
     """A file in a folder: its name, its bytes, and when it was written or used last (ns)."""
@@ -98,6 +100,10 @@ class FileCalls:
     def open_old(self, path: Path) -> int:
         """Open a file to read it."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def is_own(self, fd: int) -> bool:
+        """Return whether nobody but this user, and root, can have written a file."""
+        return is_trusted(os.fstat(fd))
 
     def read(self, fd: int, into: memoryview) -> int:
         """Read some bytes; return how many, 0 at the end."""

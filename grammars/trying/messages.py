@@ -11,15 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, PdserveError
+from common.errors import InternalError, InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf
 from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
 
 _LENGTH = struct.Struct(">I")
-_ERRORS: Mapping[str, type[PdserveError]] = {
-    kind.__name__: kind for kind in (Overloaded, DeadlineExceeded)
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ def error_fields(error: Exception) -> dict[str, Any]:
 def verdict_of(fields: Mapping[str, Any]) -> Verdict:
     """Return a verdict, or raise the error that was found instead.
 
-    That is `InvalidRequest`, `Overloaded`, `DeadlineExceeded` or `InternalError`.
+    That is `InvalidRequest`, `Overloaded` or `InternalError`.
     """
     if "error" not in fields:
         instead = fields["instead"]
@@ -130,4 +127,4 @@ def verdict_of(fields: Mapping[str, Any]) -> Verdict:
     kind, message = fields["error"], fields["message"]
     if kind == "InvalidRequest":
         raise InvalidRequest(message, param=fields["param"])
-    raise _ERRORS.get(kind, InternalError)(message)
+    raise (Overloaded if kind == "Overloaded" else InternalError)(message)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common.child_process import begin_helper, end_with_parent
-from common.errors import CheckpointError, DeadlineExceeded, InvalidRequest, Overloaded
+from common.errors import CheckpointError, InvalidRequest, Overloaded
 from common.grammar import Grammar
 from grammars.compiler import GrammarCompiler
 from grammars.heap import use_one_arena
@@ -178,7 +178,7 @@ class TrialServer:
     def _end_overdue(self) -> None:
         now_s = time.monotonic()
         for number in [n for n, job in self._jobs.items() if job.deadline_s <= now_s]:
-            late = DeadlineExceeded(f"the grammar was not compiled within {MAX_TRIAL_S:g} s")
+            late = Overloaded(f"the grammar was not compiled within {MAX_TRIAL_S:g} s: try again")
             self._end(number, error_fields(late))
 
     def _end(self, number: int, reply: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from common.child_process import start_helper
-from common.errors import DeadlineExceeded, Overloaded, PdserveError
+from common.errors import Overloaded, PdserveError
 from common.grammar import Grammar
 from grammars.trying.messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
 from grammars.trying.server import MAX_TRIAL_S
@@ -88,7 +88,7 @@ class GrammarTrials:
         """Ask for a trial; the future has the verdict or the error, and may be cancelled.
 
         Clients take turns. Errors: `InvalidRequest` for what cannot be followed or meets a limit;
-        `Overloaded`, `DeadlineExceeded` where others are in the way.
+        `Overloaded` where others, or what the machine has to do, are in the way.
         """
         number, verdict = next(self._numbers), Future[Verdict]()
         message = packed({"id": number, "client": client, **trial_fields(trial)})
@@ -178,8 +178,8 @@ class GrammarTrials:
             events.register(peer, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
             ready = dict(events.poll(MAX_SILENCE_S * 1000 if self._asked else None))
             if not ready:
-                self._fail(lambda asked: DeadlineExceeded(
-                    f"no grammar was compiled within {MAX_SILENCE_S:g} s"
+                self._fail(lambda asked: Overloaded(
+                    f"no grammar was compiled within {MAX_SILENCE_S:g} s: try again"
                 ))  # fmt: skip
                 return
             self._clear_wakes()

@@ -19,9 +19,9 @@ def refused_roles(config: Config) -> dict[Role, str]:
     own = config.problems()
     refused = {}
     for role in NODE_ROLES:
-        problems = [one for one in replace(config, role=role).problems() if one not in own]
         if role is config.role:
             continue
+        problems = [one for one in replace(config, role=role).problems() if one not in own]
         if config.role is Role.DECODE and not config.handoff.local_prefill_threshold:
             refused[role] = (
                 "with local_prefill_threshold = 0 its memory has no room for steps with prompts; "

@@ -29,6 +29,8 @@ COMMANDS = (
     "cluster|slots",
     "info",
 )
+_EXPIRY_IN_FILES = "pexpireat"
+"""The command by which a server's file says when a key expires."""
 _LEASES = ("pdserve:*:node:*", "pdserve:*:nodes", "pdserve:*:epoch:*")
 _PLACEMENTS = ("pdserve:*:placement:*", "pdserve:*:placements")
 _ROLES = ("pdserve:*:leader", "pdserve:*:move")
@@ -42,8 +44,10 @@ def users_acl(passwords: Mapping[str, str]) -> str:
     It holds hashes of the passwords. The default user is off, so every client needs a password.
     Without a password of admin there is no such user, and nobody has the rights that only it has.
     """
-    lines = ["user default reset off"]
-    lines += [_user(user, f"#{_hash(passwords[user])}", user) for user in _PATTERNS]
+    # Redis 7 reads its own file of changes with the rights of the default user, on or off, and
+    # skips what they do not allow: all that a script wrote with more than one command.
+    lines = [f"{_user('default', 'off', 'router')} +{_EXPIRY_IN_FILES}"]
+    lines += [_user(user, f"on #{_hash(passwords[user])}", user) for user in _PATTERNS]
     if "admin" in passwords:
         lines.append(f"user admin reset on #{_hash(passwords['admin'])} ~* &* +@all")
     return "\n".join(lines) + "\n"
@@ -51,13 +55,13 @@ def users_acl(passwords: Mapping[str, str]) -> str:
 
 def keyless_acl() -> str:
     """Return Redis's `aclfile` for processes without keys: everybody has a router's rights."""
-    return _user("default", "nopass", "router") + "\n"
+    return _user("default", "on nopass", "router") + "\n"
 
 
-def _user(name: str, proof: str, rights: str) -> str:
+def _user(name: str, access: str, rights: str) -> str:
     patterns = " ".join(f"~{pattern}" for pattern in _PATTERNS[rights])
     commands = " ".join(f"+{command}" for command in COMMANDS)
-    return f"user {name} reset on {proof} resetchannels -@all {patterns} {commands}"
+    return f"user {name} reset {access} resetchannels -@all {patterns} {commands}"
 
 
 def _hash(password: str) -> str:

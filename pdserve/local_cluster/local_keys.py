@@ -9,6 +9,7 @@ from common.errors import PdserveError
 from pdserve.keys.redis_acl import users_acl
 
 _USERS = ("router", "node")
+_FOLDER = "keys"
 
 
 class LocalKeysError(PdserveError):
@@ -32,9 +33,14 @@ def make_local_keys(private: Path) -> Path:
             f"no package {error.name}, which makes the keys of the cluster: "
             "install the extra with `pip install '.[local]'`"
         ) from None
-    folder = private / "keys"
+    folder = private / _FOLDER
     init_keys(folder, datetime.now(UTC), days=CA_DAYS)
     return folder
+
+
+def local_admin_key(private: Path) -> str:
+    """Return the administrator's API key of the cluster whose keys are inside `private`."""
+    return (private / _FOLDER / "client" / "admin.key").read_text()
 
 
 def redis_users(keys: Path) -> str:

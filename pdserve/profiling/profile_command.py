@@ -145,8 +145,10 @@ def served_times(config: Config, asker: Callable[[str], Ask] = StreamAsker) -> S
 
     tell("starting a router, a prefill node and a decode node")
     try:
-        with own_cluster(config) as url:
-            return ServedTimer(asker(url), tell, partial(computed_s, url)).measure()
+        with own_cluster(config) as cluster:
+            url = cluster.url
+            computed = partial(computed_s, url)
+            return ServedTimer(asker(url), tell, computed, cluster.mix_roles).measure()
     except PdserveError as error:
         tell(f"what a cluster takes beside its steps is left out: {error}")
         return ServedTimes()

@@ -27,7 +27,7 @@ from common.ids import Incarnation
 
 MAX_DEATHS = 3
 MAX_FAILURES = 6
-"""Attempts without a token. Those that a draining node handed over do not count."""
+"""Attempts without a token. Those that a node gave back do not count: it drains, or has no room."""
 WAIT_S = 1.0
 """How long a request waits before it asks again, unless a node can be chosen sooner."""
 WAITS_OF_NEW = 2
@@ -94,7 +94,7 @@ class Candidates:
         self._failed.add(node)
         if isinstance(error, PoolExhausted):
             self._unfit.add(node)
-        if not isinstance(error, Draining):
+        if not isinstance(error, (Draining, Overloaded)):
             self._num_failures += 1
             if isinstance(error, NodeLost):
                 self._dead.add(node)

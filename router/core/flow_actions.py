@@ -194,5 +194,5 @@ class FlowActions:
 
 def _can_continue(error: PdserveError) -> bool:
     """Return whether another node may continue after what was emitted before this error."""
-    is_lost = isinstance(error, (NodeLost, HandoffFailed, StaleEpoch))
-    return is_lost and not isinstance(error, PeerProtocolError)
+    is_the_nodes = isinstance(error, (NodeLost, HandoffFailed, Overloaded, StaleEpoch))
+    return is_the_nodes and not isinstance(error, PeerProtocolError)

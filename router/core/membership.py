@@ -346,8 +346,8 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        heard = [node for node, one in self._members.items() if one.can_be_chosen]
-        return sorted(node for node in heard if not self._is_listed(self._members[node]))
+        missing = [node for node, one in self._members.items() if not self._is_listed(one)]
+        return sorted(node for node in missing if self._members[node].can_be_chosen)
 
     @property
     def last_unlisted(self) -> Set[Incarnation]:
@@ -434,11 +434,10 @@ class Membership:
         is_store_incomplete = self._is_store_away or bool(unlisted)
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
         before = self._members
-        self._members = {
-            node: one for node, one in before.items() if self._is_kept(one, patience_s)
-        }
-        self._changed |= dict.fromkeys(one for one in before if one not in self._members)
-        self._used &= self._members.keys()
+        self._members = {at: one for at, one in before.items() if self._is_kept(one, patience_s)}
+        if len(self._members) < len(before):
+            self._changed |= dict.fromkeys(one for one in before if one not in self._members)
+            self._used &= self._members.keys()
         self._reported |= dict.fromkeys(self._members)
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]

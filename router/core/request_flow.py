@@ -382,7 +382,8 @@ class RequestFlow(FlowActions):
         suspect = node if attempt.prefill is None else attempt.prefill
         self._out.append(attempt.close_leg(node))
         error = error_from_code(output.details.error_code, output.details.error_message)
-        if isinstance(error, (Draining, PoolExhausted)):
+        # `Overloaded`: the node has no room for the request's grammar, after it took the prompt.
+        if isinstance(error, (Draining, Overloaded, PoolExhausted)):
             self._attempt_failed(attempt, error, node)
         elif isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):
             self._attempt_failed(attempt, error, suspect)

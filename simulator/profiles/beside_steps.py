@@ -9,15 +9,14 @@
                      below 0 where bytes between pools of one process took longer
     prompt_factor    how many times as long steps of prompts take in a cluster as in a process that
                      does nothing else: their KV goes to other memory and to another node
-    decode_slowdown, prompt_slowdown
-                     how many times as long a step of answers alone, and one with a prompt, takes
-                     while another node of the machine computes
+    slowdowns        how many times as long a step of answers alone, and one with a prompt, takes
+                     while another node of the machine computes answers, or prompts
 
 All of them are differences or ratios of measured times. A short and a long prompt of another node
 tell what a prompt takes and what each of its tokens does. So what follows is right for the machine
-as it was when it served, even if it was slower or faster when steps were measured. A prompt that
-the decode node computes itself has no pushes. Noise may make another difference negative: then it
-is 0, and a slowdown 1.
+as it was when it served, even if it was slower or faster when steps were measured. A prompt whose
+node decodes its answer too has no pushes; beside others it is compared with one that as many nodes
+served. Noise may make another difference negative: then it is 0, and a slowdown 1.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from common.measured_profile import MeasuredProfile, StreamedTime
+from common.measured_profile import Beside, MeasuredProfile, StreamedTime
+from simulator.profiles.shared_cores import NO_SLOWDOWN, Slowdowns
 
 Seconds = Callable[[float, float], float]
 """Seconds of a step by rows or tokens, and context."""
@@ -34,7 +34,7 @@ Seconds = Callable[[float, float], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideSteps:
-    """Seconds, and ratios. The defaults are those of a profile without a cluster."""
+    """Seconds, a ratio, and `Slowdowns`. The defaults are those of a profile without a cluster."""
 
     turn_s: float = 0.0
     row_s: float = 0.0
@@ -42,8 +42,7 @@ class BesideSteps:
     push_s: float = 0.0
     handoff_s: float = 0.0
     prompt_factor: float = 1.0
-    decode_slowdown: float = 1.0
-    prompt_slowdown: float = 1.0
+    slowdowns: Slowdowns = NO_SLOWDOWN
 
     def of_step(self, rows: int) -> float:
         """Return the seconds of a step that decodes so many rows; none: it computes prompts."""
@@ -61,7 +60,7 @@ def beside_steps(
 ) -> BesideSteps:
     """Return what is beside steps of `decode_s`, the steps of prompts that take `prompt_s`, and the
     KV of a prompt that moves in `moved_s` after its last step."""
-    streamed = [one for one in profile.streamed if not one.others]
+    streamed = [one for one in profile.streamed if not one.beside]
     if not streamed:
         return NOTHING_BESIDE
 
@@ -77,9 +76,24 @@ def beside_steps(
         second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens)
         for second in profile.second_tokens
     ]
-    alone = [one for one in profile.first_tokens if not one.others]
+    alone = [one for one in profile.first_tokens if not one.beside]
     compute_s = {(one.nodes, one.tokens): one.compute_s for one in alone}
     push_s, draw_s, prompt_factor = _prompts(compute_s, prompt_s, turn_s)
+
+    def answers(beside: Beside) -> float:
+        return _slowdown(
+            one.step_s / (decode_s(one.rows, one.context) + turn_s)
+            for one in profile.streamed
+            if one.beside == beside and one.rows == few
+        )
+
+    def prompts(beside: Beside) -> float:
+        return _slowdown(
+            one.compute_s / compute_s[one.nodes, one.tokens]
+            for one in profile.first_tokens
+            if one.beside == beside and (one.nodes, one.tokens) in compute_s
+        )
+
     return BesideSteps(
         turn_s=turn_s,
         row_s=row_s,
@@ -87,15 +101,8 @@ def beside_steps(
         push_s=push_s,
         handoff_s=fmean(handoffs_s) if handoffs_s else 0.0,
         prompt_factor=prompt_factor,
-        decode_slowdown=_slowdown(
-            one.step_s / (decode_s(one.rows, one.context) + turn_s)
-            for one in profile.streamed
-            if one.others and one.rows == few
-        ),
-        prompt_slowdown=_slowdown(
-            one.compute_s / compute_s[one.nodes, one.tokens]
-            for one in profile.first_tokens
-            if one.others and (one.nodes, one.tokens) in compute_s
+        slowdowns=Slowdowns(
+            answers("answers"), answers("prompts"), prompts("answers"), prompts("prompts")
         ),
     )
 
@@ -112,7 +119,8 @@ def _prompts(
     """Return what pushes take and what drawing a first token takes, and how many times as long as
     `prompt_s` the tokens of a prompt take.
 
-    `compute_s` is by the nodes of a request and the tokens of its prompt. A single length does not
+    `compute_s` is by the nodes of a request and the tokens of its prompt. Of those that one node
+    serves the shortest prompt shows best what drawing takes. A single length does not
     tell apart what a prompt takes and what its tokens do: then these take what their steps take.
     """
     handed_over, local = (
@@ -126,8 +134,10 @@ def _prompts(
     if large_s > small_s and prompt_s(large) > prompt_s(small):
         factor = (large_s - small_s) / (prompt_s(large) - prompt_s(small))
     both_s = max(0.0, small_s - turn_s - factor * prompt_s(small))
-    draws_s = [compute_s[1, one] - turn_s - factor * prompt_s(one) for one in local]
-    draw_s = min(both_s, max(0.0, fmean(draws_s))) if draws_s else 0.0
+    draw_s = 0.0
+    if local:
+        least_s = compute_s[1, local[0]] - turn_s - factor * prompt_s(local[0])
+        draw_s = min(both_s, max(0.0, least_s))
     return both_s - draw_s, draw_s, factor
 
 

@@ -1,15 +1,43 @@
 """Steps of nodes that share the cores of one machine: when each of them is done. Pure.
 
-As long as no more steps run than the cores carry, each runs at full speed, or a little slower for
-the caches and the memory that it shares with others. More steps than that get equal shares. A step
-that begins or ends changes the pace of all others from that moment on. A step with a prompt is
-slowed by other work than one that decodes alone: the one multiplies, the other reads memory.
+As long as no more steps run than the cores carry, each has its core, and is slower for the caches
+and the memory that it shares with the others. More steps than that get equal shares. A step that
+begins or ends changes the pace of all others from that moment on.
+
+How much a step is slowed depends on what it is and on what runs beside it: a step that decodes
+alone waits for memory, one with a prompt multiplies. Beside several others it is slowed by the mean
+of what each of them does. On two cores that is exact, as equal shares put each of the others beside
+it for as long; what more than one at a time do is not measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Slowdowns(NamedTuple):
+    """How many times as long a step takes beside one of another node, although each has its core.
+
+    Steps that decode alone are answers, all others prompts.
+    """
+
+    answers_beside_answers: float = 1.0
+    answers_beside_prompts: float = 1.0
+    prompts_beside_answers: float = 1.0
+    prompts_beside_prompts: float = 1.0
+
+    def of(self, *, is_prompt: bool, num_answers: int, num_prompts: int) -> float:
+        """Return that of a step beside so many steps of both kinds; 1 beside none."""
+        beside_answers, beside_prompts = self[2:] if is_prompt else self[:2]
+        num = num_answers + num_prompts
+        if not num:
+            return 1.0
+        return (num_answers * beside_answers + num_prompts * beside_prompts) / num
+
+
+NO_SLOWDOWN = Slowdowns()
 
 
 @dataclass(slots=True)
@@ -19,8 +47,7 @@ class PacedStep:
     work_s: float
     """Seconds that all of it takes alone."""
     left_s: float
-    slowdown: float
-    """How many times as long it takes while another step runs, although each has its cores."""
+    is_prompt: bool
     on_pace: Callable[[], object]
 
 
@@ -30,12 +57,11 @@ class SharedCores:
     No method may be called with a time before the latest one.
     """
 
-    def __init__(
-        self, at_once: int, *, decode_slowdown: float = 1.0, prompt_slowdown: float = 1.0
-    ) -> None:
-        """Take `PacedStep.slowdown` of both kinds; with an `at_once` of 1 there is none."""
+    def __init__(self, at_once: int, slowdowns: Slowdowns = NO_SLOWDOWN) -> None:
+        """Begin without a step. With an `at_once` of 1 nothing runs beside one: none is slowed."""
         self._at_once = at_once
-        self._slowdowns = (decode_slowdown, prompt_slowdown) if at_once > 1 else (1.0, 1.0)
+        self._slowdowns = slowdowns if at_once > 1 else NO_SLOWDOWN
+        self._num_prompts = 0
         self._steps: list[PacedStep] = []
         self._moved_at_s = 0.0
 
@@ -49,8 +75,9 @@ class SharedCores:
     ) -> PacedStep:
         """Begin a step that takes so many seconds alone."""
         self._move(now_s)
-        step = PacedStep(work_s, work_s, self._slowdowns[computes_prompts], on_pace)
+        step = PacedStep(work_s, work_s, computes_prompts, on_pace)
         self._steps.append(step)
+        self._num_prompts += computes_prompts
         self._tell_others(step)
         return step
 
@@ -58,6 +85,7 @@ class SharedCores:
         """End a step, also one that has work left."""
         self._move(now_s)
         self._steps.remove(step)
+        self._num_prompts -= step.is_prompt
         self._tell_others(step)
 
     def done_at_s(self, step: PacedStep, share: float = 1.0) -> float:
@@ -67,8 +95,11 @@ class SharedCores:
 
     def _pace(self, step: PacedStep) -> float:
         """Return the seconds of work that a step does in a second."""
-        num = len(self._steps)
-        return min(1.0, self._at_once / num) / (step.slowdown if num > 1 else 1.0)
+        num, num_prompts = len(self._steps), self._num_prompts - step.is_prompt
+        slowdown = self._slowdowns.of(
+            is_prompt=step.is_prompt, num_answers=num - 1 - num_prompts, num_prompts=num_prompts
+        )
+        return min(1.0, self._at_once / num) / slowdown
 
     def _move(self, now_s: float) -> None:
         if self._steps:

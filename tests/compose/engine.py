@@ -25,7 +25,7 @@ from docker.errors import DockerException
 
 from tests.support.commands import CannotRun, require_tools, run, say
 
-COMPOSE_V1 = {"docker-compose": "docker-compose"}
+COMMANDS = {"docker-compose": "docker-compose", "docker": "docker.io"}
 ENGINE = {"dockerd": "docker.io", "iptables": "iptables"}
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
@@ -53,7 +53,7 @@ class Engine:
 @contextlib.contextmanager
 def running_engine() -> Iterator[Engine]:
     """Provide an engine. Raises `CannotRun` where none runs and none can be started."""
-    require_tools(COMPOSE_V1)
+    require_tools(COMMANDS)
     try:
         own = _connected("")
     except CannotRun as error:

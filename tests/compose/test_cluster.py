@@ -151,6 +151,7 @@ def test_redis_dies_and_comes_back_under_load(cluster: Cluster, client: OpenAI) 
         cluster.wait_until_routers_know(cluster.counts)
         load.goes_on()
     assert cluster.epochs() == epochs, "a node began a new life"
+    assert b"NOPERM" not in redis.logs(), "it left out a part of its own file"
 
 
 def test_the_balancer_reads_its_certificate_again(cluster: Cluster) -> None:

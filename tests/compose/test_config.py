@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose.compose_cli import V1, compose_v2
-from tests.compose.engine import COMPOSE_V1
+from tests.compose.engine import COMMANDS
 from tests.compose.project import COMPOSE
 from tests.support.commands import CannotRun, CommandFailed, require_tools, run
 
@@ -30,7 +30,7 @@ COMBINATIONS = [
 @pytest.fixture(scope="module", params=["docker-compose 1.29", "Compose v2"])
 def compose(request: pytest.FixtureRequest) -> Sequence[str]:
     try:
-        require_tools(COMPOSE_V1)
+        require_tools(COMMANDS)
         return V1 if request.param.startswith("docker-compose") else compose_v2()
     except CannotRun as reason:
         pytest.skip(str(reason))

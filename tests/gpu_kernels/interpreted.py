@@ -27,6 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.runner.gpu.cuda_driver import DeviceProperties, GpuError, Memory
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.tensor_map import MatrixView
+from tests.gpu_kernels.less_computed import compute_less
 from tests.gpu_kernels.played_sharing import PlayedSharing
 
 _plain_patch = interpreter._patch_lang_tensor
@@ -124,6 +125,7 @@ class _Array:
         return self.address
 
 
+compute_less()
 interpreter._patch_lang_tensor = _patch_index
 interpreter._patch_lang = _patch_once
 interpreter._convert_float = _convert

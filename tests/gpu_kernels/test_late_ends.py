@@ -122,3 +122,17 @@ def test_one_that_fails_when_the_next_step_is_begun_leaves_the_others_in_it(
     assert step.batch.continues is not None
     to_the_end(node)
     assert [node.outputs[2], node.logprobs[2]] == alone(runner, 6, 9, 2, **FILTERED)
+
+
+@pytest.mark.timeout(600)
+def test_buffers_are_there_until_the_step_that_was_begun_has_ended(
+    runner: ModelRunner, late_device: LateDevice
+) -> None:
+    node = Node(runner, goes_on=True)
+    node.add(5, 20, 1, **GREEDY)
+    for _ in range(2):
+        node.step()
+    step_with_the_next_behind(node, late_device)
+    decoder: Any = runner.decoder
+    decoder.close()
+    assert late_device.num_queued == late_device.num_done

@@ -304,7 +304,7 @@ def test_a_disk_that_cannot_be_read_costs_hits(name: str, tmp_path: Path) -> Non
     node = world.d
     node.calls.fault = lambda called: errno.EIO if called == name else None
     ask(world, 0, 9)
-    if name in ("open_old", "read", "close"):
+    if name in ("open_old", "is_own", "read", "close"):
         assert found(node)["disk"] == 0
         assert events(node)["read_failed"] == 1
         num_calls = node.calls.num_calls

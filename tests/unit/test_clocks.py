@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tree import parsed
+from tests.unit.tree import nodes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
@@ -33,7 +33,7 @@ def wall_clocks_read(package: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         names: set[str] = set()
-        for node in ast.walk(parsed(path.read_text())):
+        for node in nodes(parsed(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in NAMES:
                 names.add(".".join(ast.unparse(node).split(".")[-2:]))
             if isinstance(node, ast.ImportFrom):

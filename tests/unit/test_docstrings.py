@@ -31,7 +31,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.tree import blocks, name_of, parsed, python_files
+from tests.unit.tree import blocks, name_of, nodes, parsed, python_files
 
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(
@@ -158,7 +158,7 @@ def places(tree: ast.Module) -> list[str]:
     """Return the variables of a module that are called `place` or `places`."""
     return [
         node.id
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         if node.id in ("place", "places")
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tree import parsed
+from tests.unit.tree import nodes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -151,13 +151,13 @@ def unknown_modules(source: str, modules: frozenset[str]) -> list[str]:
     tree = parsed(source)
     imported = {
         (alias.asname or alias.name).partition(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
     texts = [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     prose = "\n".join([*texts, *re.findall(r"#.*", source)])

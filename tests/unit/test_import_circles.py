@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from tests.unit.tree import name_of, parsed, python_files
+from tests.unit.tree import name_of, nodes, parsed, python_files
 
 NOT_THE_PRODUCT = ("tests/", "bench/", "tools/")
 
@@ -19,7 +19,7 @@ NOT_THE_PRODUCT = ("tests/", "bench/", "tools/")
 def imported_by(tree: ast.Module, modules: Iterable[str]) -> set[str]:
     """Return which of `modules` a module imports, or imports names of."""
     named = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             named.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tree import ROOT, name_of, parsed, python_files
+from tests.unit.tree import ROOT, name_of, nodes, parsed, python_files
 
 UNIT = ROOT / "tests/unit"
 OF_NAMED_TUPLES = frozenset({"_asdict", "_fields", "_make", "_replace"})
@@ -29,7 +29,7 @@ ABOVE_ROOMS = {
 # what a test must see, the code shows to everyone.
 TOUCHING = {
     "tests/support/engine/build.py": 4,
-    "tests/unit/common/files/test_code_cache.py": 1,
+    "tests/unit/engine/runner/kernels/sampling/test_kernel_folders.py": 1,
     "tests/unit/engine/core/blocks/test_block_pool.py": 1,
     "tests/unit/engine/runner/cpu/test_packed_weights.py": 1,
     "tests/unit/engine/runner/paddle/test_tiled_attention.py": 1,
@@ -109,7 +109,7 @@ def test_a_test_of_one_room_lies_in_it() -> None:
 def imported(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports: modules, and what it takes from them."""
     names = set[str]()
-    for node in ast.walk(parsed(path.read_text())):
+    for node in nodes(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -170,7 +170,7 @@ def is_private(name: str) -> bool:
 def defined_in(tree: ast.AST) -> set[str]:
     """Return the private names of functions, classes, constants and attributes that are made."""
     names = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -195,7 +195,7 @@ def is_self(node: ast.expr) -> bool:
 def touched_in(tree: ast.AST) -> Counter[str]:
     """Return how often `tree` touches each private name of other objects, or imports it."""
     touched = Counter[str]()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and not is_self(node.value):
             touched[node.attr] += 1
         elif isinstance(node, ast.ImportFrom):

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import pytest
 
-from tests.unit.tree import all_files, blocks, name_of, parsed, python_files
+from tests.unit.tree import all_files, blocks, name_of, nodes, parsed, python_files
 
 MOST_LINES = 450
 MOST_TEST_LINES = 600
@@ -129,13 +129,13 @@ def records_by_position(source: str) -> list[str]:
     threads is given are the arguments of a call.
     """
     allowed: set[ast.AST] = set()
-    for node in ast.walk(tree := parsed(source)):
+    for node in nodes(tree := parsed(source)):
         if _is_call(node, "run_team"):
             allowed.update(node.args)
         if isinstance(node, ast.Assign) and _is_call(node.value, "range"):
             allowed.update(node.targets)
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Tuple) and len(node.elts) > MOST_FIELDS and node not in allowed:
             kinds = {_kind(element) for element in node.elts}
             if isinstance(node.ctx, ast.Store) or None in kinds or len(kinds) > 1:
@@ -147,7 +147,7 @@ def large_named_tuples(tree: ast.Module) -> dict[str, ast.ClassDef]:
     """Return the named tuples with so many fields that their order is not known by heart."""
     return {
         node.name: node
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef)
         and any(ast.unparse(base) == "NamedTuple" for base in node.bases)
         and sum(isinstance(one, ast.AnnAssign) for one in node.body) > MOST_FIELDS
@@ -158,7 +158,7 @@ def made_by_position(tree: ast.AST, names: Container[str]) -> list[int]:
     """Return the lines of calls of `names` with arguments by position; `*whole` is one of them."""
     return [
         node.lineno
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
         if any(not isinstance(one, ast.Starred) for one in node.args) or len(node.args) > 1
     ]
@@ -281,7 +281,7 @@ def names_in(tree: ast.AST) -> set[str]:
     """Return what a source defines, imports and calls by name, without the names of llvmlite."""
     return {
         name
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if not (isinstance(node, ast.Attribute) and node.attr in LLVM_BLOCKS)
         for field in ("id", "attr", "arg", "name", "asname")
         if isinstance(name := getattr(node, field, None), str)

@@ -18,7 +18,7 @@ from kv_transfer.wire import frames
 from protos import pdserve_node_pb2 as pb
 from router.api.bodies import schemas
 from tests.support.http.http_edge import declared_routes, make_edge
-from tests.unit.tree import parsed
+from tests.unit.tree import nodes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = (
@@ -36,7 +36,7 @@ FIXED_ENGINE = (0, 3, 13)
 
 def object_readers(source: str) -> Iterator[str]:
     """Yield what of this source could make objects, or run code, from bytes."""
-    for node in ast.walk(parsed(source)):
+    for node in nodes(parsed(source)):
         match node:
             case ast.Import(names=names):
                 yield from (n.name for n in names if n.name.partition(".")[0] in OBJECT_MODULES)

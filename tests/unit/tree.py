@@ -34,6 +34,22 @@ def parsed(source: str) -> ast.Module:
 
 
 @cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of a source, outer ones first, without contexts as `ast.Load`.
+
+    They are found once for all tests of a process.
+    """
+    found = [tree]
+    for node in found:
+        for value in vars(node).values():
+            if isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                found.append(value)
+            elif isinstance(value, list):
+                found += [one for one in value if isinstance(one, ast.AST)]
+    return found
+
+
+@cache
 def blocks(tree: ast.Module) -> list[ast.AST]:
     """Return the nodes of a source that have a body of statements, the module among them.
 

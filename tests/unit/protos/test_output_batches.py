@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import PeerProtocolError
@@ -15,6 +15,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestOutput, TokenLogprobs
 from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_from_proto, outputs_to_proto
+from tests.support.examples import everyday
 from tests.support.nodes.node_outputs import node_output
 
 numbers = st.integers(0, 2**32 - 1)
@@ -71,6 +72,7 @@ def received(sent: Sequence[RequestOutput]) -> list[RequestOutput]:
     return outputs_from_proto(pb.OutputBatch.FromString(outputs_to_proto(sent).SerializeToString()))
 
 
+@settings(max_examples=everyday(40, of=100))
 @given(st.lists(outputs(), max_size=6))
 def test_outputs_survive_the_wire_in_their_order(sent: list[RequestOutput]) -> None:
     assert received(sent) == sent

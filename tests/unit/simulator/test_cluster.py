@@ -21,6 +21,7 @@ from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.node import SimulatedNode
 from simulator.profile import facts_of
 from simulator.profiles.beside_steps import BesideSteps
+from simulator.profiles.shared_cores import NO_SLOWDOWN, Slowdowns
 from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
 from tests.support.examples import everyday
@@ -334,17 +335,21 @@ def test_what_pushes_take_passes_in_steps_whose_kv_goes_to_another_node() -> Non
 def test_on_shared_cores_an_answer_and_a_prompt_slow_each_other_by_factors_of_their_own() -> None:
     requests = [TraceRequest(0.0, 20, 300), TraceRequest(0.5, 400, 2)]
 
-    def served(**beside: float) -> list[ServedRequest]:
-        profile = replace(PROFILE, beside=BesideSteps(**beside))
+    def served(slowdowns: Slowdowns = NO_SLOWDOWN) -> list[ServedRequest]:
+        profile = replace(PROFILE, beside=BesideSteps(slowdowns=slowdowns))
         return run(replace(setup_of({P: 1, D: 1}), profile=profile, at_once=2), requests).served
 
     (answer, prompt), (slow_answer, same_prompt), (same_answer, slow_prompt) = (
         served(),
-        served(decode_slowdown=3.0),
-        served(prompt_slowdown=3.0),
+        served(NO_SLOWDOWN._replace(answers_beside_prompts=3.0)),
+        served(NO_SLOWDOWN._replace(prompts_beside_answers=3.0)),
     )
     assert slow_prompt.compute_s == pytest.approx(3.0 * prompt.compute_s)
     assert same_prompt.compute_s == pytest.approx(prompt.compute_s)
     late_s = [one.last_at_s - answer.last_at_s for one in (slow_answer, same_answer)]
     assert late_s[0] > 0.5 * prompt.compute_s
     assert late_s[0] > 20 * abs(late_s[1])
+    alike = served(Slowdowns(answers_beside_answers=3.0, prompts_beside_prompts=3.0))
+    assert alike == [answer, prompt], (
+        "an answer runs beside a prompt here, and never beside another"
+    )

@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from bench.plan import machine_speed
 from bench.plan.machine_speed import (
     AROUND_S,
     Pace,
@@ -82,27 +83,41 @@ class Played:
     """A runner whose steps of one token take 1 s of the processor, and others 2 s."""
 
     def __init__(self) -> None:
-        self.now_s, self.has_sampled = 0.0, threading.Event()
+        self.now_s = 0.0
         self.sizes: list[int] = []
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> None:
         num_tokens = len(batch[0].token_ids)
         self.now_s += 1.0 if num_tokens == 1 else 2.0
         self.sizes.append(num_tokens)
-        if num_tokens > 1:
-            self.has_sampled.set()
 
 
 def test_samples_are_taken_as_long_as_something_is_measured() -> None:
     runner, times = Played(), count(10)
     meter = SpeedMeter(runner, 16, lambda: float(next(times)), lambda: runner.now_s)
     assert meter.sample() == (1.0, 2.0)
-    runner.has_sampled.clear()
     with meter.sampling() as found:
-        assert runner.has_sampled.wait(TIMEOUT_S)
+        assert found.at_s == [10.0], "before anything begins"
     assert found.at_s == [10.0, 11.0], "at the begin and at the end"
     assert set(found.paces) == {(1.0, 2.0)}
     assert len(runner.sizes) == 6
+
+
+def test_no_sample_is_taken_while_requests_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_speed, "EVERY_S", 0.0)
+    monkeypatch.setattr(machine_speed, "_POLL_S", 0.0)
+    runner, busy, asked = Played(), iter([False, True, True, False]), threading.Event()
+    meter = SpeedMeter(runner, 16, lambda: 1.0, lambda: runner.now_s)
+
+    def is_idle() -> bool:
+        is_busy = next(busy, None)
+        if is_busy is None:
+            asked.set()
+        return is_busy is False
+
+    with meter.sampling(is_idle) as found:
+        assert asked.wait(TIMEOUT_S)
+    assert len(found.paces) == 4, "at the begin, twice between requests, at the end"
 
 
 def test_between_requests_a_sample_is_taken_only_where_none_is_under_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -16,16 +17,21 @@ from bench.plan import accuracy
 from bench.plan.accuracy import (
     SHAPES,
     TRACE,
+    WatchedClient,
     chosen_requests,
     measure,
     measured_profile,
     parser,
     planned_run,
     scaled,
+    shown_beside,
+    warm_up,
 )
 from bench.plan.errors import errors, figures, goal_of, side_of, spread_of, winner
 from bench.plan.machine_speed import Pace, Slowness, SpeedHistory, SpeedMeter
 from bench.plan.stages import OF_TPOT, OF_TTFT, Run
+from bench.running_cluster import Answer
+from bench.serving import WARM_UP
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
@@ -33,8 +39,11 @@ from common.settings.config import Config
 from engine.core.runner_contract import ScheduledSequence
 from pdserve.planning.search import Fleet
 from simulator.profile import FOLDER, read_profile
+from simulator.profiles.beside_steps import BesideSteps
+from simulator.profiles.shared_cores import Slowdowns
 from simulator.trace_file import TraceRequest, read_trace
 
+TIMEOUT_S = 20.0
 TARGETS = LatencyTargets(ttft_s=1.0, tpot_s=0.1)
 PROFILE = read_profile(FOLDER / "8b_h100.json")
 CONFIG = Config(role=Role.DECODE)
@@ -178,6 +187,53 @@ def test_a_machine_that_became_slower_is_no_error_of_the_plan_that_follows_it(
     said = capsys.readouterr().err
     assert ", as profiled " in said
     assert ", at the measured speed " not in said
+
+
+class Router:
+    """Stands in for a cluster that answers when as many requests are under way as it has nodes."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._all, self.is_asked = asyncio.Barrier(num_nodes), asyncio.Event()
+        self.asked: list[dict[str, Any]] = []
+
+    async def answer(self, body: dict[str, Any]) -> Answer:
+        self.asked.append(body)
+        self.is_asked.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._all.wait()
+        timing = RequestTiming(arrived_at_s=0.0, chunk_at_s=(0.5,), num_tokens=1)
+        return Answer(timing=timing, token_ids=(), num_prompt_tokens=1, num_cached_tokens=0)
+
+
+def test_every_node_serves_before_the_first_request_and_every_token_is_asked_for() -> None:
+    router: Any = Router(3)
+    client = WatchedClient(router)
+    asyncio.run(warm_up(client, Fleet(2, 1)))
+    assert len({tuple(body["prompt"][:1]) for body in router.asked}) == 3, "no prefix is shared"
+    assert all(body["return_token_ids"] is True for body in router.asked)
+    assert client.num_open == 0
+
+
+def test_a_client_knows_whether_requests_are_under_way() -> None:
+    router: Any = Router(2)
+    client = WatchedClient(router)
+
+    async def both() -> int:
+        first = asyncio.ensure_future(client.timed(WARM_UP))
+        async with asyncio.timeout(TIMEOUT_S):
+            await router.is_asked.wait()
+        num_open = client.num_open
+        await asyncio.gather(first, client.timed(WARM_UP))
+        return num_open
+
+    assert asyncio.run(both()) == 1
+    assert client.num_open == 0
+
+
+def test_all_that_is_beside_steps_is_shown() -> None:
+    shown = shown_beside(BesideSteps(turn_s=0.002, slowdowns=Slowdowns(1.2, 1.3, 1.4, 1.5)))
+    assert shown["turn_s"] == 0.002
+    assert [shown[name] for name in Slowdowns._fields] == [1.2, 1.3, 1.4, 1.5]
 
 
 def test_the_speed_of_a_profile_is_that_of_its_cluster(

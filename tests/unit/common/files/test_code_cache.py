@@ -75,19 +75,3 @@ def test_a_folder_that_a_variable_names_may_be_one_of_all(
         monkeypatch.setenv(variable, str(cache))
         is_used = Path(code_cache_folder(SOURCES)).is_relative_to(cache)
         assert is_used == (variable != "XDG_CACHE_HOME")
-
-
-def test_all_kernels_are_in_such_folders() -> None:
-    filters = pytest.importorskip("engine.runner.kernels.sampling.filters", reason="wants numba")
-    import kv_transfer
-    from engine.runner import kernels
-    from kv_transfer.lanes import fused_copy
-    from kv_transfer.zmq import parts
-
-    packages = {filters: kernels, fused_copy: kv_transfer, parts: kv_transfer}
-    for module, package in packages.items():
-        assert package.__file__
-        folder = code_cache_folder(Path(package.__file__).parent)
-        caches = [one._cache for one in vars(module).values() if hasattr(one, "_cache")]
-        assert caches
-        assert all(Path(cache.cache_path).is_relative_to(folder) for cache in caches)

@@ -83,6 +83,39 @@ def test_a_folder_that_others_may_write_is_not_used(mode: int, tmp_path: Path) -
     assert not list((tmp_path / "d").iterdir())
 
 
+@pytest.mark.parametrize("is_all", [True, False])
+@pytest.mark.parametrize("mode", [0o777, 0o722])
+def test_nothing_is_seen_in_a_folder_that_others_may_write(
+    mode: int, is_all: bool, tmp_path: Path
+) -> None:
+    write(opened(tmp_path, host()), 0)
+    reader = folder(tmp_path, host())
+    assert reader.look(DiskLook(is_all)).scan.others == {hash_of(0): "node-0"}
+    (tmp_path / "d").chmod(mode)
+    assert reader.look(DiskLook(is_all)).scan.others == {}
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o666])
+def test_a_file_that_others_may_have_written_is_not_read(mode: int, tmp_path: Path) -> None:
+    disk = opened(tmp_path, host())
+    write(disk, 0)
+    [path] = files(tmp_path)
+    path.chmod(mode)
+    found = read(disk, 0, 1)
+    assert (found.num_done, found.failure) == (0, DiskFailure.CORRUPT)
+    assert "another user may have written it" in found.why
+    assert not path.exists(), "it would be read again"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
+    disk = opened(tmp_path, host())
+    write(disk, 0)
+    [path] = files(tmp_path)
+    os.chown(path, 12345, -1)
+    assert read(disk, 0, 1).failure is DiskFailure.CORRUPT
+
+
 def test_the_header_says_whose_block_it_is() -> None:
     block = memoryview(b"x" * 100)
     header = file_header("abc", hash_of(1), block)

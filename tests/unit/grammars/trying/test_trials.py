@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,9 +21,9 @@ from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf
 from grammars.parts import GrammarParts, SchemaPart
-from grammars.trying import trial
+from grammars.trying import server, trial
 from grammars.trying import trials as trials_module
-from grammars.trying.messages import Trial
+from grammars.trying.messages import Trial, packed, trial_fields, unpacked, verdict_of
 from grammars.trying.trial import ROUTER_LIMITS, TrialLimits
 from grammars.trying.trials import GrammarTrials
 from tests.support.clocks.waiting import wait_until
@@ -216,10 +217,24 @@ def test_a_process_that_hangs_is_ended(
     assert first is not None
     monkeypatch.setattr(trials_module, "MAX_SILENCE_S", 0.05)
     os.kill(first, signal.SIGSTOP)
-    assert "no grammar was compiled within" in str(trials.begin(GOOD).exception(WAIT_S))
+    with pytest.raises(Overloaded, match="no grammar was compiled within"):
+        trials.begin(GOOD).result(WAIT_S)
     wait_until(lambda: not is_alive(first), "it has ended")
     monkeypatch.undo()
     assert trials.weigh(GOOD.grammar) > 0  # type: ignore[arg-type]
+
+
+def test_a_trial_that_gets_no_time_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_TRIAL_S", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asked = {"id": 1, "client": "", **trial_fields(Trial(Gbnf('root ::= "a"', "ebnf")))}
+        ours.sendall(packed(asked))
+        ours.shutdown(socket.SHUT_WR)
+        server.TrialServer(theirs, None, ROUTER_LIMITS).serve()
+        (reply,) = unpacked(bytearray(ours.recv(1 << 16)))
+    with pytest.raises(Overloaded, match="was not compiled within 0 s"):
+        verdict_of(reply)
 
 
 def test_without_an_end_token_grammars_are_refused(folder: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=2, head_dim=64, block_size=16, dtype="bfloat16"
 )
-STREAMED = StreamedTime(rows=1, context=500, others=0, step_s=0.01)
+STREAMED = StreamedTime(rows=1, context=500, beside="", step_s=0.01)
 
 
 class Played:

@@ -89,6 +89,23 @@ def test_a_continued_answer_may_be_refused() -> None:
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
 
 
+def test_an_answer_waits_for_a_node_that_has_room_for_its_grammar() -> None:
+    flow = running()
+    flow.on_node_lost(D0)
+    for number in range(2, 3 * MAX_FAILURES):
+        attempt = AttemptId("req", number)
+        flow.on_choice(D1, None, "again", 0.0)
+        flow.on_reserve_reply(D1, attempt, LOCAL, 0.0)
+        effects = flow.on_output(D1, output(attempt, 0, error=Overloaded("256 grammars wait")))
+        assert effects[-1] == Choose(None, frozenset({D0, D1} if number == 2 else {D1}))
+        assert flow.on_no_choice(Overloaded("nobody")) == [Wait(WAIT_S)]
+        assert flow.on_waited() == [Choose(None, frozenset())]
+    flow.on_choice(D1, None, "again", 0.0)
+    last = AttemptId("req", 3 * MAX_FAILURES)
+    flow.on_reserve_reply(D1, last, LOCAL, 0.0)
+    assert emitted(flow.on_output(D1, output(last, 1, 11, 12))) == [11, 12]
+
+
 def handed_over_again() -> RequestFlow:
     """Tokens 0 to 2 are emitted, and p1 computes them with the prompt for d1."""
     flow = running()

@@ -384,7 +384,6 @@ def test_the_prefill_node_matters_until_token_0_is_here() -> None:
         (StaleEpoch("x"), True),
         (InternalError("x"), False),
         (InvalidRequest("x"), False),
-        (Overloaded("x"), False),
         (DeadlineExceeded("x"), False),
     ],
 )
@@ -404,6 +403,20 @@ def test_a_node_that_is_too_small_for_the_answer_is_not_asked_again() -> None:
     assert effects[-1] == Choose(None, frozenset({D0})), "the prefill node did its part"
     error = failure(running().on_output(D0, output(FIRST, 0, error=PoolExhausted("4 blocks"))))
     assert isinstance(error, PoolExhausted)
+
+
+@pytest.mark.parametrize("node", [D0, P0])
+def test_a_node_that_has_no_room_after_all_is_not_asked_again(node: Incarnation) -> None:
+    """As for the grammar of a prompt that it has taken."""
+    flow = prefilling()
+    effects = flow.on_output(node, output(FIRST, 0, error=Overloaded("grammars take 192 MiB")))
+    other = P0 if node == D0 else D0
+    assert (node, FIRST) not in aborts(effects), "it ended by itself"
+    assert (other, FIRST) in aborts(effects)
+    assert effects[-1] == Choose(None, frozenset({node}))
+    error = failure(flow.on_no_choice(Overloaded("nobody", retry_after_s=9.0)))
+    assert isinstance(error, Overloaded), "a new request does not wait for room"
+    assert str(error) == "grammars take 192 MiB"
 
 
 def test_an_error_output_after_a_token_is_final() -> None:

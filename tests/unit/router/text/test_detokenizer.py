@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from router.text.detokenizer import MAX_PENDING, Detokenizer
 from router.text.model_files import read_tokenizer
 from router.text.token_lookup import TokenTextCache
+from tests.support.examples import everyday
 from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
 
 MODEL = tiny_model()
@@ -40,13 +41,13 @@ def byte_ids(data: bytes) -> list[int]:
     return [ID_OF_BYTES[bytes([byte])] for byte in data]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=everyday(100, of=400), deadline=None, derandomize=True)
 @given(ALL_IDS)
 def test_pieces_add_up_to_the_whole(token_ids: list[int]) -> None:
     assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=everyday(100, of=400), deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([0x61, 0x80, 0xBF, 0xC2, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF])))
 def test_bytes_that_are_not_text_add_up_too(data: list[int]) -> None:
     token_ids = byte_ids(bytes(data))

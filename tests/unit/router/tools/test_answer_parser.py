@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.tools.answer_parser import PIECE_CHARS, AnswerParser, AnswerSyntax
@@ -18,6 +18,7 @@ from router.tools.fenced import FENCED
 from router.tools.formats import HERMES, LLAMA_JSON
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import ThinkingFormat
+from tests.support.examples import everyday
 
 Calls = list[tuple[str, str]]
 Parsed = tuple[str, str, Calls]
@@ -150,6 +151,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.covers("G14")
+@settings(max_examples=everyday(40, of=100))
 @given(
     st.lists(PIECES, max_size=12),
     st.sampled_from(["", "hermes", "fenced", "llama3_json"]),
@@ -167,6 +169,7 @@ def test_any_text_gives_the_same_parts_however_it_is_cut(
     assert parse(cut(text, at), call_format, thinking) == whole
 
 
+@settings(max_examples=everyday(40, of=100))
 @given(st.dictionaries(st.text(), st.recursive(st.text() | st.integers(), st.lists, max_leaves=5)))
 def test_any_arguments_come_through(value: dict[str, object]) -> None:
     for arguments in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):

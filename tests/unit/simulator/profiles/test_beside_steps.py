@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from common.measured_profile import (
+    Beside,
     ChunkTime,
     DecodeTime,
     FirstTokenTime,
@@ -17,25 +18,27 @@ from common.measured_profile import (
 from simulator.profile import device_of
 from simulator.profiles.beside_steps import NOTHING_BESIDE, BesideSteps
 from simulator.profiles.measured_steps import MeasuredSteps
+from simulator.profiles.shared_cores import NO_SLOWDOWN
 from tools.generate_profiles import FILES, profile_of
 
 STREAMED = (
-    StreamedTime(rows=8, context=100, others=0, step_s=0.021),
-    StreamedTime(rows=1, context=500, others=0, step_s=0.012),
-    StreamedTime(rows=1, context=600, others=1, step_s=0.0132),
+    StreamedTime(rows=8, context=100, beside="", step_s=0.021),
+    StreamedTime(rows=1, context=500, beside="", step_s=0.012),
+    StreamedTime(rows=1, context=600, beside="prompts", step_s=0.0132),
+    StreamedTime(rows=1, context=112, beside="answers", step_s=0.0144),
 )
 
 
 def first_token(
-    tokens: int, compute_s: float, *, nodes: int = 2, others: int = 0
+    tokens: int, compute_s: float, *, nodes: int = 2, beside: Beside = ""
 ) -> FirstTokenTime:
     """6 ms of a request are beside the computation of its prompt."""
     return FirstTokenTime(
-        tokens=tokens, others=others, nodes=nodes, seconds=compute_s + 0.006, compute_s=compute_s
+        tokens=tokens, beside=beside, nodes=nodes, seconds=compute_s + 0.006, compute_s=compute_s
     )
 
 
-FIRST = (first_token(512, 1.3 * 0.514, others=1), first_token(512, 0.514))
+FIRST = (first_token(512, 1.3 * 0.514, beside="answers"), first_token(512, 0.514))
 WHOLE = replace(
     profile_of(*FILES["8b_h100"]),
     decodes=tuple(
@@ -57,17 +60,17 @@ def test_it_is_what_clients_saw_less_what_the_model_takes() -> None:
     assert found.request_s == pytest.approx(0.006)
     assert found.push_s == pytest.approx(0.0)
     assert found.prompt_factor == 1.0, "one length does not tell a prompt and its tokens apart"
-    assert (found.decode_slowdown, found.prompt_slowdown) == pytest.approx((1.1, 1.3))
+    assert found.slowdowns == pytest.approx((1.2, 1.1, 1.3, 1.0))
 
 
 def test_prompts_of_two_lengths_tell_apart_what_a_prompt_and_what_its_tokens_take() -> None:
     """The longer one shows what the steps of prompts take in a cluster."""
     small, large = (first_token(n, 0.014 + 0.002 + 1.1e-3 * n) for n in (128, 512))
-    beside_others = first_token(512, 1.2 * large.compute_s, others=1)
+    beside_others = first_token(512, 1.2 * large.compute_s, beside="answers")
     found = beside(STREAMED, (large, small, beside_others))
     assert found.prompt_factor == pytest.approx(1.1)
     assert (found.request_s, found.push_s) == pytest.approx((0.006, 0.014))
-    assert found.prompt_slowdown == pytest.approx(1.2)
+    assert found.slowdowns.prompts_beside_answers == pytest.approx(1.2)
     profile = replace(WHOLE, streamed=STREAMED, first_tokens=(large, small))
     steps = MeasuredSteps(profile, 0.0), MeasuredSteps(WHOLE, 0.0)
     took_s = [one.seconds(0, 0, 200, 200 * 201 // 2) for one in steps]
@@ -85,6 +88,17 @@ def test_a_prompt_that_no_other_node_computes_has_no_pushes_and_draws_a_token() 
     assert (found.request_s, found.push_s) == pytest.approx((0.023, 0.0)), "noise is no push"
     found = beside(STREAMED, (first_token(64, 0.05, nodes=1), *handed_over))
     assert (found.request_s, found.push_s) == pytest.approx((0.006, 0.017))
+
+
+def test_a_prompt_beside_another_is_compared_with_one_that_as_many_nodes_served() -> None:
+    """The shortest one of those that one node serves shows what drawing a token takes."""
+    handed_over = tuple(first_token(n, 0.014 + 0.002 + 1.1e-3 * n) for n in (128, 512))
+    local = first_token(64, 0.003 + 0.002 + 1.1e-3 * 64, nodes=1)
+    whole, pair = first_token(512, 0.5, nodes=1), first_token(512, 0.7, nodes=1, beside="prompts")
+    found = beside(STREAMED, (pair, whole, local, *handed_over))
+    assert found.slowdowns == pytest.approx((1.2, 1.1, 1.0, 1.4))
+    assert (found.request_s, found.push_s) == pytest.approx((0.006 + 0.003, 0.011))
+    assert beside(STREAMED, (pair, local, *handed_over)).slowdowns.prompts_beside_prompts == 1.0
 
 
 def test_a_machine_that_was_slower_when_it_served_is_so_in_all() -> None:
@@ -144,7 +158,7 @@ def test_nothing_measured_is_nothing_beside_and_noise_is_none() -> None:
     quicker = tuple(replace(one, step_s=one.step_s / 2) for one in STREAMED)
     found = beside(quicker, (first_token(512, 0.1),))
     assert (found.turn_s, found.row_s, found.push_s) == (0.0, 0.0, 0.0)
-    assert (found.decode_slowdown, found.prompt_slowdown) == (1.0, 1.0)
+    assert found.slowdowns == NO_SLOWDOWN
     upside_down = tuple(first_token(n, 9 / n) for n in (128, 512))
     assert beside(STREAMED, upside_down).prompt_factor == 1.0
     found = beside(STREAMED[1:2], ())

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest
@@ -20,6 +20,7 @@ from router.api.bodies.json_text import (
     checked_text,
 )
 from router.api.bodies.schemas import ChatBody, CompletionBody, parse_body
+from tests.support.examples import everyday
 
 MIB = 1 << 20
 
@@ -62,6 +63,7 @@ def test_what_texts_hold_is_not_structure(body: bytes) -> None:
     check_structure(body)
 
 
+@settings(max_examples=everyday(40, of=100))
 @given(
     st.recursive(
         st.text('"\\[]{}:,x') | st.integers(),
