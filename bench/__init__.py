@@ -21,4 +21,5 @@ running_cluster  real clusters that others start and load
 continuation     answers whose decode node is killed
 local_prefill    when a decode node should prefill by itself
 live_page        the live page
+amounts          numbers of command lines of which none can be nothing
 """

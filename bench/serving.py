@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Protocol
 
+from bench.amounts import above_0, at_least_1
 from bench.running_cluster import Load, running_cluster, started_cluster
 from common.observing.latency import (
     LatencySummary,
@@ -170,14 +171,16 @@ def main() -> int:
     parser.add_argument("--url", help="a router that runs already")
     parser.add_argument("--topology", action="append", choices=TOPOLOGIES, help="default: both")
     parser.add_argument("--kv-cache-dtype", action="append", help="default: that of the node")
-    parser.add_argument("--nodes", type=int, default=2, help="engine nodes of a started cluster")
-    parser.add_argument("--rate-rps", type=float, default=0.5, help="mean arrivals per second")
-    parser.add_argument("--duration-s", type=float, default=40.0, help="seconds of arrivals")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--prompt-tokens", type=int, default=400, help="mean prompt length")
-    parser.add_argument("--output-tokens", type=int, default=48, help="mean output length")
-    parser.add_argument("--slo-ttft-ms", type=float, default=2000.0)
-    parser.add_argument("--slo-tpot-ms", type=float, default=150.0)
+    parser.add_argument(
+        "--nodes", type=at_least_1, default=2, help="engine nodes of a started cluster"
+    )
+    parser.add_argument("--rate-rps", type=above_0, default=0.5, help="mean arrivals per second")
+    parser.add_argument("--duration-s", type=above_0, default=40.0, help="seconds of arrivals")
+    parser.add_argument("--rounds", type=at_least_1, default=2)
+    parser.add_argument("--prompt-tokens", type=at_least_1, default=400, help="mean prompt length")
+    parser.add_argument("--output-tokens", type=at_least_1, default=48, help="mean output length")
+    parser.add_argument("--slo-ttft-ms", type=above_0, default=2000.0)
+    parser.add_argument("--slo-tpot-ms", type=above_0, default=150.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "cluster_flags", nargs="*", help="after --: more flags for the started clusters"

@@ -191,8 +191,8 @@ def decode_profile(content: bytes) -> MeasuredProfile:
         raise ValueError(f"more than {MAX_FILE_BYTES} bytes: wanted a file of `pdserve profile`")
     try:
         found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error}): wanted a file of `pdserve profile`") from None
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON: wanted a file of `pdserve profile`") from None
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError(f"another format: wanted a JSON object with format {FORMAT!r}")
     version = found.pop("format_version", None)

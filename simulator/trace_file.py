@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -99,7 +100,9 @@ def _integer(text: str) -> object:
 
 
 def _mooncake_request(line: str) -> TraceRequest:
-    row = json.loads(line)
+    row = None
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError(f"{line[:40]!r}: wanted a JSON object")
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):

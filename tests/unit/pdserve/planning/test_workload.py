@@ -189,7 +189,7 @@ AZURE = "2023-11-16 18:17:03.9799600"
         ([HEADER, *[f"{AZURE},5,5"] * 3], r"has 3 request\(s\) at one moment"),
         ([HEADER, f"{AZURE},5000,5"], "no request fits .* 1000 tokens .* the shortest has 5005"),
         (["{}"], "line 1: there is no timestamp"),
-        (["{"], "line 1: "),
+        (["{"], "line 1: .*wanted a JSON object"),
         (
             ["2026-11-22 10:00:00,123 INFO pdserve.router.requests: request ended: ok"],
             "is a log for people, .*--log-format json",
