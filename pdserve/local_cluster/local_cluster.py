@@ -100,7 +100,8 @@ def run_local_cluster(
     """
     clock = MonotonicClock()
     started_at_s = clock.now_s()
-    check_usable(config, size.num_nodes, HostMeter().memory())
+    if lacking := check_usable(config, size.num_nodes, HostMeter().memory()):
+        _say(lacking, file=sys.stderr)
     port = config.server.port or DEFAULT_PORT
     require_free_port(config.server.host, port)
     if log_folder:

@@ -1,10 +1,13 @@
 """What nodes could not use of this machine: `pdserve up` refuses it before anything runs.
 
-A node that cannot write its files of prefixes serves without them, and says so in its log alone.
+A node that cannot write its files of prefixes serves without them, and says so in its log alone. A
+disk that is full or read-only may have room again, and files there can be read: that is told, and
+nothing is refused.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -20,13 +23,28 @@ from common.settings.config import Config
 from pdserve.configuration.config_sources import SettingsError
 
 _PROBE_BYTES = 1 << 20
+_FOR_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def check_usable(config: Config, num_nodes: int, memory: DeviceMemory) -> None:
-    """Raise `SettingsError` for sizes and paths of which nodes of this host cannot make use."""
+def check_usable(config: Config, num_nodes: int, memory: DeviceMemory) -> str:
+    """Raise `SettingsError` for sizes and paths of which nodes of this host cannot make use.
+
+    Returns what they cannot use for now, in words; empty where they can use all.
+    """
     problems = [*_size_problems(config, num_nodes, memory), *_path_problems(config, num_nodes)]
     if problems:
         raise SettingsError(problems)
+    return _unusable_for_now(config)
+
+
+def _unusable_for_now(config: Config) -> str:
+    if not (disk := config.engine.prefix_disk):
+        return ""
+    try:
+        _require_writable(full_path(disk))
+    except OSError as error:
+        return f"prefix_disk {disk!r} is only read, as it cannot be written now: {error.strerror}"
+    return ""
 
 
 def _size_problems(config: Config, num_nodes: int, memory: DeviceMemory) -> Iterator[str]:
@@ -67,11 +85,16 @@ def _path_problems(config: Config, num_nodes: int) -> Iterator[str]:
 
 def _disk_problems(config: Config, folder: Path, num_nodes: int) -> Iterator[str]:
     """Yield what is wrong with the folder, as a node finds it. Raises `OSError`."""
-    folder.mkdir(0o700, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(0o700)
     if problem := why_untrusted(folder, has_contents=False):
         yield f"prefix_disk: {problem}: wanted a folder that only this user may write"
         return
-    _require_writable(folder)
+    try:
+        _require_writable(folder)
+    except OSError as error:
+        if error.errno not in _FOR_NOW:
+            raise
     size, there_is = config.engine.prefix_disk_size * num_nodes, shutil.disk_usage(folder).total
     if size > there_is:
         yield (

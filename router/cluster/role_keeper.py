@@ -32,7 +32,7 @@ from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.latency import LatencyTargets
 from placement.store import Leadership, PlacementStore, PlacementUnavailable, RoleMove
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.core.scaling.moves import Move
 from router.core.scaling.scaling import RoleScaling
 from router.watch.scaling_report import ScalingAnswer, ScalingReport

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.nodes import NodeRecord, Role
+from router.core.known.node_view import NodeView
 from router.core.membership import Membership
-from router.core.policies.query import NodeView
 
 MAX_WARNINGS = 8
 MAX_NAMED = 8

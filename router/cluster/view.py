@@ -14,9 +14,9 @@ from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from router.cluster.shapes import PlacementFacts, ScrapeTarget
 from router.cluster.troubles import unlisted_nodes, unpaired_prefill_nodes, what_is_missing
+from router.core.known.node_view import NodeView
 from router.core.known.pair_health import Pair
 from router.core.known.roster import Roster
-from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
 from router.watch.recent_placements import RecentPlacement

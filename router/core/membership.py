@@ -29,8 +29,8 @@ from common.nodes import NodeLoad, NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
 from router.core.held_load import OwnLoad
+from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
-from router.core.policies.query import NodeView
 
 STORE_GRACE_S = 600.0
 MAX_NODES = 4096

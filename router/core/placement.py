@@ -29,12 +29,13 @@ from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
+from router.core.known.node_view import NodeView
 from router.core.known.pair_health import Pair, PairHealth
 from router.core.known.roster import Roster
 from router.core.known.sessions import KnownSessions, Placed, SessionNodes
 from router.core.membership import Membership
 from router.core.policies import NARROWINGS, POLICIES
-from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.policies.query import PolicyState, Query
 from router.core.policies.session_nodes import session_node
 from router.core.prefix_sources import prefix_source
 from router.core.shortlist import AbleNodes, Shortlist

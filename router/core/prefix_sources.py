@@ -13,8 +13,8 @@ from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from router.core.known.block_index import HeldBlocks
+from router.core.known.node_view import NodeView
 from router.core.policies.least_loaded import pressure
-from router.core.policies.query import NodeView
 
 
 def prefix_source(

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from common.ids import Incarnation
 from router.core.known.block_index import HeldBlocks
+from router.core.known.node_view import NodeView
 from router.core.known.roster import Kind, Roster
 from router.core.policies import Narrowing
-from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.policies.query import PolicyState, Query
 
 MAX_SCANNED = 32
 NUM_DRAWN = 8

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from common.ids import Incarnation
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.live.reading import Phase, Reading
 from router.watch.edge_counters import EdgeCounters
 

@@ -8,7 +8,7 @@ from enum import Enum
 
 from common.ids import Incarnation
 from router.core.attempts import State
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.core.request_flow import RequestFlow
 from router.watch.recent_placements import RecentPlacements
 from router.watch.scaling_report import ScalingAnswer

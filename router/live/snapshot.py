@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.version import VERSION
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.live.history import COLUMNS, LiveHistory
 from router.live.reading import LiveRequest, Phase, Reading
 from router.live.shapes import LiveError, LivePlacement, ShownRequest

@@ -19,6 +19,7 @@ from router.core.attempts import Attempt
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
+from router.core.known.node_view import NodeView
 from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 from router.core.membership import (
     Membership,
@@ -28,7 +29,7 @@ from router.core.membership import (
     StreamLost,
 )
 from router.core.placement import ChosenNodes
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls

@@ -10,10 +10,11 @@ import pytest
 
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.known.node_view import NodeView
 from router.core.known.sessions import KnownSessions, SessionNodes
 from router.core.placement import Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from tests.support.nodes.node_views import node
 
 SEATS = 32

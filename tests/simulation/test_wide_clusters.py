@@ -16,9 +16,10 @@ import pytest
 from common.ids import Incarnation
 from common.kv.blocks import BlockKey
 from common.nodes import Role
+from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
 from router.core.placement import Placer
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from tests.support.examples import everyday
 from tests.support.nodes.node_views import node
 

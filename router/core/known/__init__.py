@@ -1,5 +1,6 @@
 """What a router has learned of its nodes from their reports and from its own placements.
 
+node_view      a node as a choice sees it
 roster         the nodes that can be chosen, by what a request may ask of them
 sessions       which nodes served each session last
 block_index    which nodes hold which blocks

@@ -14,8 +14,8 @@ from typing import NamedTuple, overload
 
 from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
+from router.core.known.node_view import NodeView
 from router.core.known.pair_health import Pair
-from router.core.policies.query import NodeView
 
 
 class _KindKey(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.known.node_view import NodeView
+from router.core.policies.query import PolicyState, Query
 
 QUEUED_TOKENS_SCALE = 8192
 """Tokens of prompts that weigh as much as all seats of a node."""

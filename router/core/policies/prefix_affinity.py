@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from common.nodes import Role
 from router.core.known.block_index import HeldBlocks
+from router.core.known.node_view import NodeView
 from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
-from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.policies.query import PolicyState, Query
 
 _SENT_SHARE = 1 / 4
 """A token that a decode node gets from a prefill node costs this much of a computed one."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.known.node_view import NodeView
 from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 
 MOST_EXTRA_PRESSURE = 0.5
 """How much busier than the idlest node the session's may be: half of its seats, or of its blocks.

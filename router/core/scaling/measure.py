@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, Role
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 
 WINDOW_S = 10.0
 """What rates and means are taken over: several reports of each node, which come some seconds

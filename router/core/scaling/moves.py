@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from common.ids import Incarnation
 from common.nodes import Role
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.core.scaling.demand import RoleDemand, pressure
 from router.core.scaling.measure import counts
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.core.scaling.demand import RoleDemand, demands
 from router.core.scaling.measure import Meter
 from router.core.scaling.moves import Moves, NextMove

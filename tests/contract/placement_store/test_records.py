@@ -18,7 +18,7 @@ from placement.records import (
 )
 from placement.store import LiveNode
 from router.cluster.view import node_json
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from tests.contract.placement_store.worlds import load, placement, record
 
 RECORD: dict[str, Any] = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.latency import LatencyTargets
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.core.scaling.scaling import Decision, RoleScaling
 
 PREFILL_SPEED = 10_000.0

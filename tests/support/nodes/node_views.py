@@ -6,8 +6,9 @@ from typing import Any
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from router.core.known.node_view import NodeView
 from router.core.placement import ChosenNodes, Placing
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 
 
 def record(node_id: str, role: Role = Role.DECODE, **more: Any) -> NodeRecord:

@@ -12,8 +12,9 @@ from common.nodes import Role
 from placement.store import LiveNode
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
+from router.core.known.node_view import NodeView
 from router.core.placement import Placing
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from router.dispatch.placing_recording import PlacingRecording
 from tests.support.nodes.node_views import node
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.latency import LatencyTargets
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from router.core.scaling.scaling import RoleScaling
 from router.live.reading import Reading
 from router.watch.recent_placements import RecentPlacement, RecentPlacements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -52,12 +53,20 @@ def test_a_folder_of_prefixes_that_everybody_writes_is_refused(tmp_path: Path) -
     assert "wanted a folder that only this user may write" in with_disk(folder)[0]
 
 
-def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_has_no_room_for_now_is_told(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
+    config = replace(
+        Config(role=Role.DECODE),
+        engine=EngineConfig(prefix_host_memory=1 << 26, prefix_disk=str(tmp_path)),
+    )
+    assert check_usable(config, 2, MEMORY) == ""
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert "No space left on device" in with_disk(tmp_path)[0]
+    assert os.strerror(number) in check_usable(config, 2, MEMORY)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import Leadership, PlacementUnavailable, RoleMove
 from router.cluster.role_keeper import RoleKeeper
-from router.core.policies.query import NodeView
+from router.core.known.node_view import NodeView
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_server import eventually
 from tests.support.nodes.fluid_cluster import (

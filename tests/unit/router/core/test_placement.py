@@ -13,16 +13,11 @@ from common.nodes import NodeLoad, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from placement.store import LiveNode
+from router.core.known.node_view import NodeView
 from router.core.membership import Membership
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import (
-    MAX_HASHED_BLOCKS,
-    NodeView,
-    PolicyState,
-    Query,
-    query_of,
-)
+from router.core.policies.query import MAX_HASHED_BLOCKS, PolicyState, Query, query_of
 from tests.support.nodes.node_views import names, node, prefill, query, record
 
 NOBODY: frozenset[Incarnation] = frozenset()

@@ -13,8 +13,8 @@ from common.kv.tiers import Tier
 from common.nodes import Role
 from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import BlockReport
+from router.core.known.node_view import NodeView
 from router.core.placement import Placer
-from router.core.policies.query import NodeView
 from router.core.prefix_sources import (
     WAIT_S,
     Settled,

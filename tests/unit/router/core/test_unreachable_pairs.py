@@ -6,9 +6,9 @@ import dataclasses
 
 from common.ids import Incarnation
 from router.core.effects import Choose
+from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
 from router.core.placement import Chooser
-from router.core.policies.query import NodeView
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NO_CHOICE_YET = Choose(None, frozenset())

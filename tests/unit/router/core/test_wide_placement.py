@@ -14,11 +14,12 @@ from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
+from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
 from router.core.known.sessions import SessionNodes
 from router.core.placement import Placer
 from router.core.policies import NARROWINGS, POLICIES
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from router.core.shortlist import (
     MAX_HOLDERS_SEEN,
     MAX_SCANNED,

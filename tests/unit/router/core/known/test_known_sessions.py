@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.known.node_view import NodeView
 from router.core.known.sessions import NO_NODES, KnownSessions, Placed, SessionNodes
 from router.core.placement import Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()

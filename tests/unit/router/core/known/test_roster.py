@@ -7,8 +7,8 @@ import random
 
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
-from router.core.policies.query import NodeView
 from tests.support.nodes.node_views import node
 
 
