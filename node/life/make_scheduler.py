@@ -55,7 +55,7 @@ def speculation_of(config: Config) -> SpeculationConfig:
     in the tokens itself.
     """
     speculation = config.speculation
-    if speculation.speculative_method != "mtp" and not can_decode(config):
+    if speculation.speculative_method not in ("none", "mtp") and not can_decode(config):
         return replace(speculation, speculative_method="none")
     return speculation
 
