@@ -23,8 +23,7 @@ from tests.gpu.stages.model import Findings
 IN_PROCESSES = {"ipc", "ipc_lane"}
 """Stages that start other processes, which open a card themselves."""
 OF_NODES = {"runner_bits", "runner_steps", "runner_quantised"}
-"""Stages that load a node's runner: see `test_runner_stage`."""
-
+"""Stages that load a node's runner: see `test_runner_stage` and `test_quantised_runner`."""
 EXACT = {"quantised"}
 """Stages that compare what a card computes with float64, and end where it is wrong."""
 

@@ -162,6 +162,8 @@ def _keep(
 
 def price(card: Any, found: Findings) -> None:
     """Products whose K is divided, in whatever way is fastest, beside ours."""
+    if "products" not in found:
+        products(card, found)
     model = Model.of(card)
     x, y = rows_and_results(card)
     layers = model.weights.layers
