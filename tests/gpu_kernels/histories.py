@@ -273,10 +273,12 @@ class History:
             self._execute([(live, 1, []) for live in begun], begun)
             return
         here = [live for live in self._lives if live.is_here and not live.host]
-        if not here:
+        if not here:  # all wait for copies, or are in host memory, or nobody is there
+            self._end_one()
+            self._swap_in()
             self._join()
             return
-        is_plain = self._draw.random() < 0.6
+        is_plain = self._draw.random() < 0.6 and any(live.decodes for live in here)
         parts = [self._part(live, is_plain) for live in here]
         chosen = [part for part in parts if part is not None and self._grow(part[0], _end(part))]
         if chosen:
@@ -329,13 +331,14 @@ class History:
 
     def _send(self) -> None:
         """Sum blocks, and copy them into the ring; what a chunk has queued is sent at once."""
-        able = [live for live in self._lives if live.is_here and live.num_computed >= SIZE]
+        able = [live for live in self._lives if live.is_here and live.table]
+        able = [live for live in able if live.num_computed >= SIZE]
         num_layers = self._runner.layout.num_layers
         if not able:
             return
         live = self._draw.choice(able)
         blocks = np.array(live.table[: live.num_computed // SIZE])
-        if not len(blocks) or len(self._slots) < num_layers * len(blocks):
+        if len(self._slots) < num_layers * len(blocks):
             return
         waits: list[Callable[[], None]] = []
         for layer in range(num_layers):

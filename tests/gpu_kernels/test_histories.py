@@ -15,7 +15,7 @@ from common.request import SamplingParams
 from tests.gpu_kernels.histories import MOST_DRAWN, History, Kind, answered
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
-SEEDS = range(3)
+SEEDS = range(8)
 NUM_EVENTS = 40
 WAYS: list[tuple[int, dict[str, Any]]] = [
     (33, {"temperature": 0.0}),
