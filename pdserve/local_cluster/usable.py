@@ -31,20 +31,26 @@ def check_usable(config: Config, num_nodes: int, memory: DeviceMemory) -> str:
 
     Returns what they cannot use for now, in words; empty where they can use all.
     """
-    problems = [*_size_problems(config, num_nodes, memory), *_path_problems(config, num_nodes)]
+    problems = [*_size_problems(config, num_nodes, memory), *_record_problems(config)]
+    unwritten = ""
+    if disk := config.engine.prefix_disk:
+        try:
+            folder = full_path(disk)
+            problems += _disk_problems(config, folder, num_nodes)
+            _require_writable(folder)
+        except OSError as error:
+            if error.errno in _FOR_NOW and folder.is_dir():
+                why = error.strerror
+                unwritten = f"prefix_disk {disk!r} is only read, as it cannot be written now: {why}"
+            else:
+                problems.append(
+                    f"prefix_disk is {disk!r}: no folder that can be written: {error.strerror}"
+                )
+        except ConfigError as error:
+            problems.append(f"prefix_disk is {disk!r}: {error}")
     if problems:
         raise SettingsError(problems)
-    return _unusable_for_now(config)
-
-
-def _unusable_for_now(config: Config) -> str:
-    if not (disk := config.engine.prefix_disk):
-        return ""
-    try:
-        _require_writable(full_path(disk))
-    except OSError as error:
-        return f"prefix_disk {disk!r} is only read, as it cannot be written now: {error.strerror}"
-    return ""
+    return unwritten
 
 
 def _size_problems(config: Config, num_nodes: int, memory: DeviceMemory) -> Iterator[str]:
@@ -64,7 +70,7 @@ def _size_problems(config: Config, num_nodes: int, memory: DeviceMemory) -> Iter
         )
 
 
-def _path_problems(config: Config, num_nodes: int) -> Iterator[str]:
+def _record_problems(config: Config) -> Iterator[str]:
     if record := config.tracing.record:
         try:
             folder = full_path(record)
@@ -74,13 +80,6 @@ def _path_problems(config: Config, num_nodes: int) -> Iterator[str]:
             yield f"record is {record!r}: no folder that can be written: {error.strerror}"
         except ConfigError as error:
             yield f"record is {record!r}: {error}"
-    if disk := config.engine.prefix_disk:
-        try:
-            yield from _disk_problems(config, full_path(disk), num_nodes)
-        except OSError as error:
-            yield f"prefix_disk is {disk!r}: no folder that can be written: {error.strerror}"
-        except ConfigError as error:
-            yield f"prefix_disk is {disk!r}: {error}"
 
 
 def _disk_problems(config: Config, folder: Path, num_nodes: int) -> Iterator[str]:
@@ -89,12 +88,6 @@ def _disk_problems(config: Config, folder: Path, num_nodes: int) -> Iterator[str
         folder.mkdir(0o700)
     if problem := why_untrusted(folder, has_contents=False):
         yield f"prefix_disk: {problem}: wanted a folder that only this user may write"
-        return
-    try:
-        _require_writable(folder)
-    except OSError as error:
-        if error.errno not in _FOR_NOW:
-            raise
     size, there_is = config.engine.prefix_disk_size * num_nodes, shutil.disk_usage(folder).total
     if size > there_is:
         yield (
