@@ -128,11 +128,15 @@ class Attempt:
     def compute_alone(self, decode: Incarnation) -> list[Effect]:
         """Take that the decode node computes the prompt, whatever was planned."""
         self.state = State.LOCAL
+        return [*self._keep_prompt(decode), self.place()]
+
+    def _keep_prompt(self, decode: Incarnation) -> list[Effect]:
+        """Count the prompt on the decode node, in place of the planned prefill node."""
         effects = self.drop_plan()
         if not self._has_prompt:
             self._has_prompt = True
             effects.append(PromptKept(decode))
-        return [*effects, self.place()]
+        return effects
 
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""
@@ -167,7 +171,9 @@ class Attempt:
         if is_last:
             effects.append(self.close_leg(node))
         if not is_prefill:
-            effects += self.drop_plan()
+            if self.planned_prefill is not None:  # the output overtook the node's reply
+                is_over = is_last or self.has_first_token
+                effects += self.drop_plan() if is_over else self._keep_prompt(node)
             effects += self._end_prompt(node)
             self._has_started = True
             self.state = State.RUNNING

@@ -216,6 +216,8 @@ class RequestFlow(FlowActions):
             )
         if attempt.state is not State.RESERVING:
             # The outputs of the node overtook its reply: the choice runs already.
+            if isinstance(reply, DecodeGrant):
+                attempt.ledger.note_cached(reply.num_cached_tokens)
             self._out.append(attempt.place())
             self._accept()
         elif isinstance(reply, PdserveError):

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import Overloaded
 from common.nodes import NodeLoad, Role
-from common.request import FinishReason
+from common.request import FinishReason, RequestCounts
 from placement.store import LiveNode
 from router.core.counted_legs import CountedEffect, count_legs
 from router.core.effects import (
@@ -17,6 +17,7 @@ from router.core.effects import (
     SendPrefill,
     SendReserve,
 )
+from router.core.generation import TokenChunk
 from router.core.membership import Membership
 from router.core.request_flow import DecodeGrant
 from tests.support.nodes.node_views import record
@@ -130,6 +131,18 @@ def test_a_reply_behind_the_first_token_counts_no_prompt(reply: DecodeGrant) -> 
     effects = flow.on_output(D0, output(FIRST, 0, 10, is_started=True))
     effects += flow.on_reserve_reply(D0, FIRST, reply, 0.0)
     assert prompts(effects + flow.on_client_gone()) == [LegClosed(D0)]
+
+
+def test_an_output_without_a_token_in_front_of_the_reply_moves_the_prompt_to_its_node() -> None:
+    flow = reserving()
+    effects = flow.on_output(D0, output(FIRST, 0, is_started=True))
+    assert effects.index(LegClosed(P0, has_prompt=True)) < effects.index(PromptKept(D0))
+    assert prompts(flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)) == []
+    (chunk,) = [
+        one for one in flow.on_output(D0, output(FIRST, 0, 10)) if isinstance(one, TokenChunk)
+    ]
+    assert chunk.counts == RequestCounts(LOCAL.num_cached_tokens), "as the client is told"
+    assert prompts(flow.on_client_gone()) == [LegClosed(D0)]
 
 
 @pytest.mark.parametrize("end", ["client gone", "lost", "refused", "one token"])
