@@ -143,4 +143,5 @@ OnLayer = Callable[[int], None]
 
 
 OnQueued = Callable[[], None]
-"""Called on the thread that executes the step."""
+"""Called at most once in a step, on the thread that executes it, when the rest of the step needs
+little of the interpreter: before the layers on a CPU, before the draw on a device."""

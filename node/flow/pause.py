@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
-"""Twice as long after each failure that follows another one."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 120.0
+"""Twice as long after each failure that follows another one, as long as what was mended may stay
+unused. A failure in vain costs one request the time for which it waits, as long as computing."""
 
 
 class Pause:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.flow.disk.prefix_disk import LOOK_S
-from node.flow.pause import FIRST_PAUSE_S
+from node.flow.pause import LONGEST_PAUSE_S
 from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.world import World, right_answer
 from tests.support.disk.faulty_files import WRITING
@@ -215,7 +215,7 @@ def test_a_fault_of_the_disk_costs_hits_and_nothing_else(kind: str, tmp_path: Pa
     assert (from_disk(node) > before) or kind not in COST_NOTHING
     mend(tmp_path, node, kind)
     for _ in range(4):
-        world.advance(8 * FIRST_PAUSE_S)
+        world.advance(LONGEST_PAUSE_S)
         world.settle()
     for last in (6, 7, 8):
         ask_all(world, last)
@@ -226,3 +226,27 @@ def test_a_fault_of_the_disk_costs_hits_and_nothing_else(kind: str, tmp_path: Pa
     named = node.scheduler.statistics().disk.num_blocks
     assert named == len(files(tmp_path)), "no index names a file that is left"
     assert not list((tmp_path / "prefixes").glob("node-*/*/*.new"))
+
+
+@pytest.mark.parametrize("kind", ["unreadable", "corrupted"])
+def test_a_disk_that_was_wrong_for_long_is_read_again_within_two_minutes(
+    kind: str, tmp_path: Path
+) -> None:
+    world = new_world(tmp_path)
+    for last in range(3):
+        ask_all(world, last)
+    assert from_disk(world.d) > 0
+    for last in range(3, 11):
+        KINDS[kind](tmp_path, world.d)
+        world.advance(LONGEST_PAUSE_S)
+        ask_all(world, last)
+    mend(tmp_path, world.d, kind)
+    for _ in range(4):
+        world.advance(30)
+        world.settle()
+    for last in (15, 16, 17):
+        ask_all(world, last)
+    before = from_disk(world.d)
+    ask_all(world, 18)
+    assert from_disk(world.d) > before
+    world.check_closed()

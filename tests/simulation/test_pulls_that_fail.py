@@ -11,7 +11,7 @@ from node.flow.messages import FetchBlocks, PullRefused
 from node.flow.pause import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pause
 from node.flow.pulls import prefix_pulls
 from node.flow.pulls.prefix_pulls import LEAST_PATIENCE_S, TIMES_EXPECTED
-from node.flow.pulls.pull_cost import FIXED_S, PullCost
+from node.flow.pulls.pull_cost import FIXED_S, Pauses, PullCost
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.three_nodes import HELD, OTHER, SHARED, Three, num_computed, pulls
@@ -141,11 +141,11 @@ def test_a_part_that_lands_after_it_was_refused_is_the_last(
     world.check_closed()
 
 
-def test_the_pauses_double_up_to_an_hour_and_begin_anew_after_what_was_good() -> None:
+def test_the_pauses_double_up_to_two_minutes_and_begin_anew_after_what_was_good() -> None:
     pause, now_s = Pause(), 1000.0
     assert not pause.is_on(now_s)
     for _ in range(2):
-        for length_s in (30, 60, 120, 240, 480, 960, 1920, LONGEST_PAUSE_S, LONGEST_PAUSE_S):
+        for length_s in (30, 60, 120, LONGEST_PAUSE_S, LONGEST_PAUSE_S):
             pause.on_failed(now_s)
             assert pause.is_on(now_s + length_s - 0.1)
             now_s += length_s
@@ -153,6 +153,13 @@ def test_the_pauses_double_up_to_an_hour_and_begin_anew_after_what_was_good() ->
         pause.on_failed(now_s)
         pause.on_good()
         assert not pause.is_on(now_s)
+
+
+def test_the_next_life_of_a_source_is_not_left_alone() -> None:
+    pauses = Pauses()
+    pauses.on_failed(OTHER, 0.0)
+    assert pauses.is_on(OTHER, 1.0)
+    assert not pauses.is_on(Incarnation(OTHER.node_id, OTHER.epoch + 1), 1.0)
 
 
 def test_a_handoff_shows_the_time_of_a_pull_with_what_each_pull_takes_besides() -> None:
