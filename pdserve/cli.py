@@ -101,7 +101,8 @@ def _check_config(parsed: argparse.Namespace, unknown: list[str]) -> int:
     from pdserve.roles.start_check import check_start
 
     loaded = _load(parsed, unknown, SERVE)
-    check_start(loaded.config)
+    if lacking := check_start(loaded.config):
+        print(f"pdserve: {lacking}", file=sys.stderr)
     print(shown_config(loaded, shows_all=parsed.all), end="")
     return EXIT_OK
 

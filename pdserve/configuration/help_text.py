@@ -123,8 +123,11 @@ examples:
 """,
     "check-config": f"""\
 {_SOURCES}
-Exit code 0: the configuration can start, as far as settings and files say. A
-model that is given by name is not fetched. Exit code 1 or 2: it cannot.
+Run it where the role is to run, as its user: the model, keys, folders and sizes
+that are named are compared with this machine. Nothing is connected, and a model
+that is given by name is not fetched.
+
+Exit code 0: the configuration can start. Exit code 1 or 2: it cannot.
 
 examples:
   pdserve check-config --role decode --config pdserve.toml

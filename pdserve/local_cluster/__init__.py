@@ -13,7 +13,6 @@ private_files   files of mode 600
 run_folder      the folder of one run: logs and private files
 sample_answer   one streamed chat request, to show that the cluster works
 signals         signals as something to wait for
-usable          what nodes could not use of this machine
 
 Decisions:
 

@@ -54,7 +54,7 @@ from pdserve.local_cluster.restarts import Restarts
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs, make_log_folder
 from pdserve.local_cluster.sample_answer import show_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
-from pdserve.local_cluster.usable import check_usable
+from pdserve.roles.usable import check_usable
 
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0

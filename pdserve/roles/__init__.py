@@ -2,6 +2,7 @@
 
 run_role      what all roles share: logs, signals, keys, checkpoint, placement store
 start_check   what `check-config` checks beside the settings
+usable        what a role could not use of this machine
 router_role   the router
 engine_role   a prefill, decode or mixed node
 kv_plane      a node's KV connector: memory, lanes, keys

@@ -1,4 +1,4 @@
-"""What `check-config` checks beside the settings: the files that they name, as `serve` does."""
+"""What `check-config` checks beside the settings: the files, folders and sizes that they name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from common.files.keys_folder import load_keys
 from common.model_names import KNOWN_MODELS
 from common.nodes import Role
 from common.settings.config import Config
+from engine.runner.memory_meter import HostMeter
 from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.roles.usable import check_usable
 
 
-def check_start(config: Config) -> None:
-    """Raise `ConfigError` or `CheckpointError` as `serve` would with this configuration.
+def check_start(config: Config) -> str:
+    """Raise `ConfigError` or `CheckpointError` as `serve` would with this configuration, and for
+    what the role could not use of this machine.
 
-    Nothing is opened, connected or allocated, and a model that has a name is not fetched.
+    Returns what it cannot use for now, in words. Nothing is connected or allocated, nothing is
+    left on a disk, and a model that has a name is not fetched.
     """
     security = config.security
     keys = load_keys(Path(security.keys), config.role) if security.keys else None
@@ -26,12 +30,13 @@ def check_start(config: Config) -> None:
         from pdserve.roles.router_role import check_router
 
         check_router(config, model, keys)
-        return
-    if kv_key := config.handoff.kv_key:
-        from kv_transfer.zmq.curve_keys import load_curve_keys
+    else:
+        if kv_key := config.handoff.kv_key:
+            from kv_transfer.zmq.curve_keys import load_curve_keys
 
-        load_curve_keys(Path(kv_key))
-    if model is not None:
-        from engine.runner.start.load import checked_checkpoint
+            load_curve_keys(Path(kv_key))
+        if model is not None:
+            from engine.runner.start.load import checked_checkpoint
 
-        checked_checkpoint(model)
+            checked_checkpoint(model)
+    return check_usable(config, 1, HostMeter().memory())

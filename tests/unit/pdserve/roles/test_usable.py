@@ -1,4 +1,4 @@
-"""`pdserve up` refuses what its nodes could not use, before anything runs."""
+"""`pdserve up` and `check-config` refuse what a role could not use, before anything runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from common.kv.memory_plan import DeviceMemory
 from common.nodes import Role
 from common.settings.config import Config, EngineConfig
 from common.settings.tracing_config import TracingConfig
+from pdserve.cli import main
 from pdserve.configuration.config_sources import SettingsError
-from pdserve.local_cluster.usable import check_usable
+from pdserve.roles.usable import check_usable
 
 GIB = 1 << 30
 MEMORY = DeviceMemory(16 * GIB, "the memory of this machine", 0.3)
@@ -35,7 +36,10 @@ def with_disk(path: Path, size: int = 1 << 20) -> list[str]:
 
 def test_a_folder_of_prefixes_that_can_be_written_is_good(tmp_path: Path) -> None:
     assert with_disk(tmp_path / "new") == []
-    assert list((tmp_path / "new").iterdir()) == [], "nothing is left there"
+    assert list(tmp_path.iterdir()) == [], "what looks may be another user than the node"
+    (tmp_path / "old").mkdir()
+    assert with_disk(tmp_path / "old") == []
+    assert list((tmp_path / "old").iterdir()) == [], "nothing is left there"
 
 
 def test_a_folder_of_prefixes_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -91,5 +95,29 @@ def test_a_cache_on_a_card_is_not_in_the_memory_of_the_machine() -> None:
 def test_a_folder_of_recordings_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = Config(role=Role.DECODE, tracing=TracingConfig(record=str(tmp_path / "file")))
-    with pytest.raises(SettingsError, match="no folder that can be written: File exists"):
-        check_usable(config, 2, MEMORY)
+    for role in (Role.DECODE, Role.ROUTER):
+        with pytest.raises(SettingsError, match="no folder that can be written: File exists"):
+            check_usable(replace(config, role=role), 2, MEMORY)
+
+
+def test_a_folder_of_recordings_is_not_left_behind(tmp_path: Path) -> None:
+    config = Config(role=Role.DECODE, tracing=TracingConfig(record=str(tmp_path / "a" / "b")))
+    assert check_usable(config, 2, MEMORY) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_router_does_not_use_what_a_file_for_all_roles_says_of_nodes() -> None:
+    engine = EngineConfig(kv_cache_memory=1 << 60, prefix_host_memory=1, prefix_disk="/no/such")
+    assert check_usable(Config(role=Role.ROUTER, engine=engine), 1, MEMORY) == ""
+
+
+def test_check_config_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    disk = ["--prefix-disk", str(tmp_path / "file"), "--prefix-disk-size", "1MiB"]
+    arguments = ["check-config", "--model", "demo", *disk, "--prefix-host-memory", "1MiB"]
+    assert main([*arguments, "--role", "decode", "--kv-cache-memory", "1000TiB"]) == 2
+    shown = capsys.readouterr()
+    assert "kv_cache_memory" in shown.err
+    assert "no folder that can be written: File exists" in shown.err
+    assert shown.out == ""
+    assert main([*arguments, "--role", "router"]) == 0, "it is the nodes'"

@@ -1,4 +1,4 @@
-"""What nodes could not use of this machine: `pdserve up` refuses it before anything runs.
+"""What a role could not use of this machine: `up` and `check-config` refuse it.
 
 A node that cannot write its files of prefixes serves without them, and says so in its log alone. A
 disk that is full or read-only may have room again, and files there can be read: that is told, and
@@ -12,13 +12,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ConfigError
 from common.files.cache_folder import full_path
 from common.files.trusted_folder import why_untrusted
 from common.kv.memory_plan import DeviceMemory
+from common.nodes import Role
 from common.settings.config import Config
 from pdserve.configuration.config_sources import SettingsError
 
@@ -27,27 +28,15 @@ _FOR_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def check_usable(config: Config, num_nodes: int, memory: DeviceMemory) -> str:
-    """Raise `SettingsError` for sizes and paths of which nodes of this host cannot make use.
+    """Raise `SettingsError` for sizes and paths of which `num_nodes` roles of this host cannot
+    make use. Nothing is left in the folders.
 
     Returns what they cannot use for now, in words; empty where they can use all.
     """
-    problems = [*_size_problems(config, num_nodes, memory), *_record_problems(config)]
-    unwritten = ""
-    if disk := config.engine.prefix_disk:
-        try:
-            folder = full_path(disk)
-            problems += _disk_problems(config, folder, num_nodes)
-            _require_writable(folder)
-        except OSError as error:
-            if error.errno in _FOR_NOW and folder.is_dir():
-                why = error.strerror
-                unwritten = f"prefix_disk {disk!r} is only read, as it cannot be written now: {why}"
-            else:
-                problems.append(
-                    f"prefix_disk is {disk!r}: no folder that can be written: {error.strerror}"
-                )
-        except ConfigError as error:
-            problems.append(f"prefix_disk is {disk!r}: {error}")
+    problems, unwritten = [*_record_problems(config)], ""
+    if config.role is not Role.ROUTER:
+        problems += _size_problems(config, num_nodes, memory)
+        unwritten = _check_disk(config, num_nodes, problems)
     if problems:
         raise SettingsError(problems)
     return unwritten
@@ -74,18 +63,36 @@ def _record_problems(config: Config) -> Iterator[str]:
     if record := config.tracing.record:
         try:
             folder = full_path(record)
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _require_writable(folder)
+            with _existing(folder, makes_parents=True):
+                _require_writable(folder)
         except OSError as error:
             yield f"record is {record!r}: no folder that can be written: {error.strerror}"
         except ConfigError as error:
             yield f"record is {record!r}: {error}"
 
 
+def _check_disk(config: Config, num_nodes: int, problems: list[str]) -> str:
+    """Add what is wrong with the folder of prefixes; return why it is only read for now."""
+    disk = config.engine.prefix_disk
+    if not disk:
+        return ""
+    try:
+        folder = full_path(disk)
+        with _existing(folder, makes_parents=False):
+            problems += _disk_problems(config, folder, num_nodes)
+            _require_writable(folder)
+    except OSError as error:
+        if error.errno in _FOR_NOW and folder.is_dir():
+            why = error.strerror
+            return f"prefix_disk {disk!r} is only read, as it cannot be written now: {why}"
+        problems.append(f"prefix_disk is {disk!r}: no folder that can be written: {error.strerror}")
+    except ConfigError as error:
+        problems.append(f"prefix_disk is {disk!r}: {error}")
+    return ""
+
+
 def _disk_problems(config: Config, folder: Path, num_nodes: int) -> Iterator[str]:
     """Yield what is wrong with the folder, as a node finds it. Raises `OSError`."""
-    if not folder.is_dir():
-        folder.mkdir(0o700)
     if problem := why_untrusted(folder, has_contents=False):
         yield f"prefix_disk: {problem}: wanted a folder that only this user may write"
     size, there_is = config.engine.prefix_disk_size * num_nodes, shutil.disk_usage(folder).total
@@ -94,6 +101,22 @@ def _disk_problems(config: Config, folder: Path, num_nodes: int) -> Iterator[str
             f"prefix_disk_size is {_size(config.engine.prefix_disk_size)}, for {num_nodes} node(s) "
             f"{_size(size)}: wanted at most what the disk of {folder} has, {_size(there_is)}"
         )
+
+
+@contextmanager
+def _existing(folder: Path, *, makes_parents: bool) -> Iterator[None]:
+    """Make a folder that is missing, and remove it again: its node may be of another user.
+
+    Raises `OSError`.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(0o700, parents=makes_parents, exist_ok=True)
+        yield
+    finally:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()
 
 
 def _require_writable(folder: Path) -> None:
