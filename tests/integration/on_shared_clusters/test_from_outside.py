@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -284,7 +285,9 @@ HANDSHAKE_OVER = {
 
 
 def wait_handshake(events: zmq.Socket[bytes]) -> str:
-    while events.poll(int(TIMEOUT_S * 1000)):
+    ends_at_s = time.monotonic() + TIMEOUT_S
+    # Where nobody listens, each new try of the connection is an event.
+    while events.poll(max(0, int((ends_at_s - time.monotonic()) * 1000))):
         kind = zmq.Event(struct.unpack("=H", events.recv_multipart()[0][:2])[0])
         if kind in HANDSHAKE_OVER:
             return HANDSHAKE_OVER[kind]
