@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     try:
         parsed, unknown = parser.parse_known_args(arguments)
-        if parsed.command is None:
+        if parsed.command is None and not unknown:
             parser.print_help()
-            return EXIT_USAGE if unknown else EXIT_OK
+            return EXIT_OK
         with_settings = {
             "serve": _serve,
             "up": _up,
@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return with_settings[parsed.command](parsed, unknown)
         if unknown:
             flag = unknown[0].partition("=")[0]
-            hint = flag_hint(flag, parser.flags_of(parsed.command))
+            names = (parsed.command, getattr(parsed, "action", None))
+            hint = flag_hint(flag, parser.flags_of(*filter(None, names)))
             return _wrong_settings([f"unexpected argument: {flag}{hint}"])
         run = {
             "status": _status,
@@ -251,7 +252,10 @@ def _keys(parsed: argparse.Namespace) -> int:
 def _load(
     parsed: argparse.Namespace, unknown: list[str], command: Command, role: Role | None = None
 ) -> LoadedConfig:
-    return load_config(vars(parsed), unknown, os.environ, command=command, role=role)
+    flags = build_parser().flags_of(parsed.command) if unknown else ()
+    return load_config(
+        vars(parsed), unknown, os.environ, command=command, role=role, other_flags=flags
+    )
 
 
 def _count(parsed: argparse.Namespace, role: str, problems: list[str]) -> int | None:

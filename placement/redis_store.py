@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -253,7 +255,7 @@ class RedisStore:
         except (RedisError, OSError) as away:
             if is_untrusted(away):
                 raise PlacementForbidden(f"Redis is not trusted: {away}") from away
-            raise PlacementUnavailable(f"Redis is unreachable: {away}") from away
+            raise PlacementUnavailable(f"Redis is unreachable: {_why(away)}") from away
         finally:
             # redis-py may swallow a cancellation during its own work; the task must still end by
             # it.
@@ -288,3 +290,12 @@ def _num_cancels() -> int:
 
 def _ms(span_s: float) -> int:
     return max(1, round(span_s * 1000))
+
+
+def _why(away: Exception) -> str:
+    """Return redis-py's words for a connection that cannot be made, without numbers of errors."""
+    found = re.fullmatch(r"Error (-?\d+) connecting to (.*?)\. (.*?)\.?", str(away))
+    if found is None:
+        return str(away)
+    number, address, said = int(found[1]), found[2], found[3]
+    return f"{address}: {os.strerror(number) if number > 0 else said}"

@@ -19,6 +19,8 @@ def secret_file_problem(path: object, status: os.stat_result, *, user_id: int | 
 
     `user_id` is the user who reads it, by default the effective user of this process.
     """
+    if stat.S_ISDIR(status.st_mode):
+        return f"{path} is a folder: wanted a file"
     mode = stat.S_IMODE(status.st_mode)
     user_id = os.geteuid() if user_id is None else user_id
     if status.st_uid == user_id and mode & _GROUP_AND_OTHERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.errors import ConfigError
 from common.nodes import Role
+from common.settings.setting import joined_by_or
 from pdserve.commands.http_client import RouterUnreachable, decoded, opened
 from pdserve.commands.node_name import require_node_id
 from pdserve.configuration.config_file import suggestion
@@ -22,7 +23,9 @@ def give_role(url: str, node_id: str, role: str, *, api_key: str = "") -> str:
     """
     require_node_id(node_id)
     if role not in ROLES:
-        raise ConfigError(f"ROLE is {role!r}: wanted {', '.join(ROLES)}{suggestion(role, ROLES)}")
+        raise ConfigError(
+            f"ROLE is {role!r}: wanted {joined_by_or(ROLES)}{suggestion(role, ROLES)}"
+        )
     url = url.rstrip("/")
     body = {"node_id": node_id, "role": role}
     with opened(

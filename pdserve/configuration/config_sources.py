@@ -7,7 +7,7 @@ all sources are reported at once, each with the origin of its value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,16 +131,18 @@ def load_config(
     *,
     command: Command = SERVE,
     role: Role | None = None,
+    other_flags: Sequence[str] = (),
 ) -> LoadedConfig:
     """Read every source. A command without a `--role` flag passes its `role`.
 
     `flags` maps keys (and `config`) to raw text, booleans or `NO_VALUE`; `unknown_arguments`
-    are those that the parser did not recognize. Raises `SettingsError` with every problem found.
+    are those that the parser did not recognize, and `other_flags` those of the command that are no
+    settings. Raises `SettingsError` with every problem found.
     """
     settings = _Settings(command)
     _read_file(settings, flags, environ)
     _read_variables(settings, environ)
-    _read_flags(settings, flags, unknown_arguments)
+    _read_flags(settings, flags, unknown_arguments, other_flags)
     config = _build(settings, role)
     settings.problems += _rule_problems(settings, config)
     if settings.problems:
@@ -184,7 +186,10 @@ def _read_variables(settings: _Settings, environ: Mapping[str, str]) -> None:
 
 
 def _read_flags(
-    settings: _Settings, flags: Mapping[str, Any], unknown_arguments: list[str]
+    settings: _Settings,
+    flags: Mapping[str, Any],
+    unknown_arguments: list[str],
+    other_flags: Sequence[str],
 ) -> None:
     for option in all_options().values():
         if option.key in flags:
@@ -192,7 +197,7 @@ def _read_flags(
     known = {option.flag: option.key for option in all_options().values()}
     command = settings.command
     used = command.used_keys or all_options().keys() - command.own_keys
-    offered = [flag for flag, key in known.items() if key in used]
+    offered = [*other_flags, *(flag for flag, key in known.items() if key in used)]
     follows_flag = False
     for argument in unknown_arguments:
         is_flag = argument.startswith("-") and len(argument) > 1

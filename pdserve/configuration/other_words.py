@@ -61,6 +61,8 @@ SETTINGS: Mapping[str, str] = {
     "download-dir": "the variable PDSERVE_CACHE names the folder of fetched models",
 }
 
+_PROGRAM = "pdserve"
+
 COMMANDS: Mapping[str, str] = {
     "run": "`pdserve up --model MODEL` runs a cluster, and `pdserve chat` talks to it",
     "launch": "`pdserve up --model MODEL` runs a cluster",
@@ -98,14 +100,14 @@ def _spelt(name: str) -> str:
     return name.lower().lstrip("-").removeprefix("pdserve_").replace("-", "_")
 
 
-def command_hint(word: str, commands: Iterable[str]) -> str:
-    """Return what to type instead of the command `word`: "; …", or ""."""
-    if word in COMMANDS:
+def command_hint(word: str, commands: Iterable[str], program: str) -> str:
+    """Return what to type instead of the command `word` of `program`: "; …", or ""."""
+    if program == _PROGRAM and word in COMMANDS:
         return f"; {COMMANDS[word]}"
-    if is_model(word):
+    if program == _PROGRAM and is_model(word):
         return f"; `pdserve up --model {word}` runs a cluster"
     close = difflib.get_close_matches(word, list(commands), n=1, cutoff=0.6)
-    return f"; did you mean `pdserve {close[0]}`?" if close else ""
+    return f"; did you mean `{program} {close[0]}`?" if close else ""
 
 
 def is_model(word: str) -> bool:
@@ -114,7 +116,7 @@ def is_model(word: str) -> bool:
 
 
 def flag_hint(flag: str, offered: Iterable[str]) -> str:
-    """Return what to type instead of the flag of a command that asks a router, or ""."""
+    """Return what to type instead of a flag of a command without settings, or ""."""
     offered = list(offered)
     meant = CLIENT_FLAGS.get(flag)
     if meant not in offered:

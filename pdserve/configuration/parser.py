@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -44,13 +45,21 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise `FlagError`."""
+        """Raise `FlagError`, in the words of settings."""
+        message = re.sub(r"^argument (\S+): expected one argument$", r"\1 has no value", message)
+        message = re.sub(
+            r"^argument (\S+): invalid int value: (.*)$",
+            r"\1 is \2: wanted a whole number",
+            message,
+        )
         raise FlagError(message)
 
-    def flags_of(self, command: str) -> list[str]:
-        """Return the flags that a command of this parser has."""
-        actions = self.commands()[command]._actions
-        return [flag for action in actions for flag in action.option_strings]
+    def flags_of(self, *commands: str) -> list[str]:
+        """Return the flags of a command, or of a command of that one."""
+        parser = self
+        for name in commands:
+            parser = parser.commands()[name]
+        return [flag for action in parser._actions for flag in action.option_strings]
 
     def shown_help(self, name: str) -> str:
         """Return the help of a group of settings or of a command; `ALL`, or for "" the short one.
@@ -92,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            hint = command_hint(value, action.choices)
+            hint = command_hint(value, action.choices, self.prog)
             raise FlagError(
                 f"there is no command {value!r}: wanted {', '.join(action.choices)}{hint}"
             )

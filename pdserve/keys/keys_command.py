@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.settings.setting import joined_by_or
+from pdserve.configuration.config_file import suggestion
 
 _MOST_DAYS = 3650
 _NEEDED = ("cryptography", "zmq")
@@ -26,7 +28,8 @@ def run_keys(parsed: argparse.Namespace) -> None:
         print(_NEXT_STEPS.format(folder=folder, days=parsed.days), end="")
         return
     if parsed.role not in HOLDERS:
-        raise ConfigError(f"ROLE is {parsed.role!r}: wanted {', '.join(HOLDERS)}")
+        hint = suggestion(parsed.role, HOLDERS)
+        raise ConfigError(f"ROLE is {parsed.role!r}: wanted {joined_by_or([*HOLDERS])}{hint}")
     renew_certificate(folder, parsed.role, now, days=parsed.days)
     print(
         f"{folder / parsed.role}: a new certificate for {parsed.days} days. Copy the folder to "

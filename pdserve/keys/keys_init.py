@@ -52,6 +52,8 @@ def init_keys(folder: Path, now: datetime, *, days: int) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            raise ConfigError(f"{folder} is no folder: wanted the name of a new one") from None
         if isinstance(error, OSError):
             raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
         raise

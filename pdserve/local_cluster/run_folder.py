@@ -78,6 +78,8 @@ def make_log_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"--log-folder {folder} is a file: wanted a folder") from None
     except OSError as error:
         raise ConfigError(f"--log-folder {folder} cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -164,8 +164,9 @@ def _read(path: Path, model: str) -> tuple[list[TraceRequest], str]:
             "writes with --log-format json"
         )
     if first != AZURE_HEADER and not first.startswith("{"):
+        begin = f"begins with {first[:60]!r}" if first.isprintable() else "is no text"
         raise ConfigError(
-            f"trace {path} begins with {first[:60]!r}: wanted {AZURE_HEADER!r} (Azure), a JSON "
+            f"trace {path} {begin}: wanted {AZURE_HEADER!r} (Azure), a JSON "
             "object per line (Mooncake), or the log of a router with --log-format json"
         )
     if is_log_line(first):

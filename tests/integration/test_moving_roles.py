@@ -175,7 +175,7 @@ def test_the_command(cluster: Cluster) -> None:
     assert role("prefill-1", "mixed").stdout == "prefill-1 is a mixed node already\n"
     for words, code, wanted in (
         (("nobody", "mixed"), 1, "there is no node 'nobody': the nodes are "),
-        (("prefill-1", "router"), 2, "ROLE is 'router': wanted prefill, decode, mixed"),
+        (("prefill-1", "router"), 2, "ROLE is 'router': wanted prefill, decode or mixed"),
         (("fixed", "prefill"), 1, "local_prefill_threshold = 0"),
     ):
         refused = role(*words)

@@ -156,7 +156,7 @@ WRONG = {
     "key readable": (with_mode("key.pem", 0o640), r"key.pem may be used .* \(mode 640\).*chmod"),
     "token readable": (with_mode("metrics.token", 0o604), "metrics.token may be used by others"),
     "kv.key readable": (with_mode("kv.key", 0o644), "kv.key may be used by others"),
-    "password a folder": (as_a_folder, "redis.password cannot be read: Is a directory"),
+    "password a folder": (as_a_folder, "redis.password is a folder: wanted a file"),
     "password empty": (holding("redis.password", b" \n"), "redis.password is empty"),
     "password of two words": (holding("redis.password", b"a b"), "holds no password"),
     "password of two lines": (holding("redis.password", b"a\nb"), "holds no password"),

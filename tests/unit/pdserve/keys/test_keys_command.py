@@ -187,7 +187,7 @@ def as_it_is(keys: Path) -> None:
 
 
 REFUSED_RENEWALS = {
-    "unknown role": (as_it_is, ["decode"], "ROLE is 'decode': wanted router, node, redis"),
+    "unknown role": (as_it_is, ["decode"], "ROLE is 'decode': wanted router, node or redis"),
     "no days": (as_it_is, ["node", "--days", "0"], "--days is 0: wanted 1 to 3650"),
     "too many": (as_it_is, ["node", "--days", "4000"], "--days is 4000: wanted 1 to 3650"),
     "no CA": (remove_ca, ["node"], "ca/ca.key is missing: wanted the folder that"),

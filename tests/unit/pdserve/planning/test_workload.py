@@ -182,6 +182,7 @@ AZURE = "2023-11-16 18:17:03.9799600"
     ("lines", "said"),
     [
         ([""], "is empty: wanted requests"),
+        (["\x01\ufffd\x1b"], "is no text: wanted"),
         (["a,b,c", "1,2,3"], "begins with 'a,b,c': wanted"),
         ([HEADER], "holds no requests"),
         ([HEADER, f"{AZURE},5"], "line 2: 2 fields: wanted 3"),
