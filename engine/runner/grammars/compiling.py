@@ -14,7 +14,11 @@ from common.grammar import Grammar
 from engine.runner.grammars.held_matcher import Matchers
 
 MAX_PREPARING = 256
-"""Grammars that wait for the thread or are compiled there: as many as requests wait on a node."""
+"""Grammars that wait for a thread or are compiled there: as many as requests wait on a node."""
+_NUM_THREADS = 2
+"""A trial that gets no CPU, behind the steps of a node that is busy, holds up no other one. More
+than a client's slots (`grammars.trying.queue`) would end trials that have been stopped too often.
+"""
 
 
 @dataclass(slots=True)
@@ -26,13 +30,13 @@ class _Preparing:
 
 
 class Preparation:
-    """Compiles grammars on a thread of its own, one after the other. Any thread may call it."""
+    """Compiles grammars on threads of its own, in the order asked. Any thread may call it."""
 
     def __init__(self, matchers: Matchers) -> None:
         self._matchers = matchers
         self._lock = Lock()
         self._preparing: dict[Grammar, _Preparing] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdserve-grammars")
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="pdserve-grammars")
         self.num_failed = 0
         """Requests whose grammar did not compile."""
 
@@ -53,7 +57,7 @@ class Preparation:
                 raise Overloaded(
                     f"{MAX_PREPARING} grammars wait to be compiled: wanted less for a new one"
                 )
-            compiled = self._thread.submit(self._compile, grammar)
+            compiled = self._threads.submit(self._compile, grammar)
             self._preparing[grammar] = _Preparing(compiled, [grammar])
         return compiled
 

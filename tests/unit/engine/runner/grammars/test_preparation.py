@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,30 @@ def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     other = masks.prepare(OTHER)
     assert other is not None
     other.result(WAIT_S)
+
+
+def test_a_grammar_that_takes_long_holds_up_no_other() -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def weigh(grammar: Grammar) -> int:
+        """Try a grammar; a trial of `GOOD` gets no CPU."""
+        if grammar == GOOD:
+            waits.set()
+            assert go_on.wait(WAIT_S)
+        return 1000
+
+    compiler = SlowCompiler(weigh)
+    compiler.let_go.set()
+    masks = masks_of(compiler)
+    slow = masks.prepare(GOOD)
+    assert slow is not None
+    assert waits.wait(WAIT_S)
+    other = masks.prepare(OTHER)
+    assert other is not None
+    other.result(WAIT_S)
+    assert not slow.done()
+    go_on.set()
+    slow.result(WAIT_S)
 
 
 def test_what_is_prepared_is_kept_while_its_request_lives(monkeypatch: pytest.MonkeyPatch) -> None:
