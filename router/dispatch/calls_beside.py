@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import InvalidRequest, NodeLost
+from common.errors import DeadlineExceeded, InvalidRequest, NodeLost
 from common.ids import Incarnation
 from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
@@ -55,6 +55,14 @@ class CallsBeside:
                 raise InvalidRequest(
                     f"{self._node} is of an earlier version, which knows no such call: replace it "
                     "by a node of this version"
+                ) from failed
+            if failed.code() is grpc.StatusCode.UNAVAILABLE:
+                raise NodeLost(
+                    f"{self._node} cannot be reached: it has ended, or the network is down"
+                ) from failed
+            if failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded(
+                    f"{self._node} did not answer within {TIMEOUT_S:g} s"
                 ) from failed
             raise error_of(failed.code(), f"{self._node}: {failed.details()}") from failed
         except grpc.aio.UsageError as closed:

@@ -16,9 +16,8 @@ from engine.runner.grammars.held_matcher import Matchers
 MAX_PREPARING = 256
 """Grammars that wait for a thread or are compiled there: as many as requests wait on a node."""
 _NUM_THREADS = 2
-"""A trial that gets no CPU, behind the steps of a node that is busy, holds up no other one. More
-than a client's slots (`grammars.trying.queue`) would end trials that have been stopped too often.
-"""
+"""A trial that gets no CPU on a busy node holds up no other one. More than a client's slots
+(`grammars.trying.queue`) would end trials that have been stopped too often."""
 
 
 @dataclass(slots=True)
