@@ -108,6 +108,11 @@ def load_keys(folder: Path, role: Role) -> Keys:
             f"keys is {str(folder)!r}, which is not a folder of keys: wanted the subfolder {kind} "
             f"that `pdserve keys init` made{inner}"
         )
+    for other, secret in _OWN_SECRET.items():
+        if (folder / secret).exists() and not (folder / _OWN_SECRET[kind]).exists():
+            raise ConfigError(
+                f"keys is {str(folder)!r}, the folder of a {other}: wanted a {kind}'s"
+            )
     stamp = _read_stamp(folder)
     names = ("redis.password", "metrics.token", _OWN_SECRET[kind])
     contents = {name: _read_secret(folder / name) for name in names}

@@ -253,8 +253,9 @@ def _described_tokens(token_bytes: TokenBytes) -> DescribeToken:
 def _positive_int(config: Mapping[str, Any], key: str, folder: Path) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = "missing" if value is None else repr(value)
         raise CheckpointError(
-            f"{key} in {folder / 'config.json'} is {value!r}: wanted a positive integer"
+            f"{key} in {folder / 'config.json'} is {found}: wanted a positive integer"
         )
     return value
 

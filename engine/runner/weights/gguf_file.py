@@ -247,8 +247,8 @@ def _mapped(path: Path) -> mmap.mmap:
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
     """Read the header; return the numbers of tensors and of metadata keys."""
     if cursor.data[:4] != _MAGIC:
-        found = bytes(cursor.data[:4])
-        raise CheckpointError(f"{cursor.path}: starts with {found!r}: wanted a GGUF file")
+        found = bytes(cursor.data[:4]).hex(" ")
+        raise CheckpointError(f"{cursor.path}: starts with bytes {found}: wanted a GGUF file")
     cursor.at = 4
     version = cursor.integer("I", "version")
     if version not in _VERSIONS:

@@ -131,7 +131,7 @@ class ConfigValues:
         self._path, self._values, self._prefix = path, values, prefix
 
     def refuse(self, key: str, wanted: str) -> CheckpointError:
-        found = repr(self._values.get(key, "missing"))[:_MAX_SHOWN]
+        found = repr(self._values[key])[:_MAX_SHOWN] if key in self._values else "missing"
         return CheckpointError(f"{self._path}: {self._prefix}{key} is {found}: wanted {wanted}")
 
     def has(self, key: str) -> bool:
@@ -189,7 +189,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: holds {type(values).__name__}: wanted a JSON object")
+        raise CheckpointError(f"{path}: no JSON object: wanted one")
     return values
 
 

@@ -198,5 +198,10 @@ def test_the_whole_folder_is_not_a_processs(keys: Path) -> None:
 
 
 def test_a_nodes_folder_is_no_routers(keys: Path) -> None:
-    with pytest.raises(ConfigError, match="api_keys\\.json cannot be read"):
+    with pytest.raises(ConfigError, match="the folder of a node: wanted a router's"):
         load_keys(keys / "node", Role.ROUTER)
+    with pytest.raises(ConfigError, match="the folder of a router: wanted a node's"):
+        load_keys(keys / "router", Role.DECODE)
+    (keys / "node" / "kv.key").unlink()
+    with pytest.raises(ConfigError, match="kv\\.key cannot be read"):
+        load_keys(keys / "node", Role.DECODE)

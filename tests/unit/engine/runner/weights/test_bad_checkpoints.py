@@ -93,6 +93,14 @@ def test_a_config_that_is_nested_too_deeply(tmp_path: Path, text: str) -> None:
     _refused(tmp_path, "config.json", "not readable as JSON")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("[1]", "config.json: no JSON object"), ("{}", "architectures is missing:")]
+)
+def test_a_config_that_says_nothing(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    _refused(tmp_path, said)
+
+
 def test_a_header_that_is_nested_too_deeply(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, LLAMA)
     header = b'{"a": ' + DEEP.encode()

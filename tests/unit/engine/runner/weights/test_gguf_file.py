@@ -137,7 +137,7 @@ MOST_BYTES = 1 << 18
     ("content", "wanted"),
     [
         (b"", "empty"),
-        (b"{}", "starts with b'{}'"),
+        (b"{}", "starts with bytes 7b 7d: wanted a GGUF file"),
         (b"PK\x03\x04" + bytes(100), "wanted a GGUF file"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(16), "version 50331648"),
         (HEADER + struct.pack("<QQ", HUGE, 0), "tensor"),
