@@ -113,7 +113,7 @@ class NodeListing:
         """Begin; `before` are the `nodes` of the listing before."""
         self._before = before
         self.nodes: dict[bytes, Listed] = {}
-        """By their names in the index."""
+        """The nodes by their names in the index."""
 
     def decode(self, name: bytes, value: bytes) -> LiveNode:
         """Return what `encode_node` wrote. Raises `ValueError` for anything else."""

@@ -8,7 +8,6 @@ token_ledger   the tokens of an attempt's nodes in one order, each index once
 effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
-member         one of these nodes: its last report, whether it is heard, what it was sent
 counted_legs   which of these effects count on a node, and how many tokens of a prompt
 held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick; by what earlier requests taught, too

@@ -28,9 +28,9 @@ from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
+from router.core.known.member import Member
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
-from router.core.member import Member
 
 STORE_GRACE_S = 600.0
 MAX_NODES = 4096

@@ -85,9 +85,8 @@ _EOF: object = cast(Any, grpc.aio).EOF
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # gRPC measures a connection by a ping behind each message that it reads after a pause, which
-    # costs half as much again as the heartbeat of an idle node. What the ping finds out is how far
-    # to read ahead: here that is given.
+    # After a pause gRPC answers each message with a ping that measures the connection, to learn how
+    # far to read ahead. That costs half as much again as the heartbeat of an idle node.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
     # A later life at the same address must not inherit a connection or a back-off of this one.
