@@ -119,7 +119,7 @@ class NodeLoad:
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
-    ready; 0: unknown.
+    ready, after a minute in steps of 10; 0: unknown.
 
     `num_prompt_tokens` were computed in chunks, in steps that took `prompt_steps_ms` together; the
     other ones of `num_steps` took `decode_steps_ms`. What a node is able to do is learned from them

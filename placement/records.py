@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -90,33 +90,56 @@ def encode_node(node: LiveNode) -> bytes:
 
 def decode_node(value: bytes) -> LiveNode:
     """Return what `encode_node` wrote. Raises `ValueError` for anything else."""
-    return NodeListing({}).decode(value)
+    return NodeListing({}).decode(b"", value)
+
+
+class Listed(NamedTuple):
+    """A node as a listing read it."""
+
+    value: bytes
+    head: bytes
+    """What is in front of the load, which is the end of the value; empty where it is not."""
+    node: LiveNode
 
 
 class NodeListing:
     """Decodes the nodes of one listing.
 
-    Most of a value is the record, which stays the same for as long as the node lives: where its
-    bytes are those of the listing before, its record is taken from there, and is the same object.
+    Nothing of an idle node changes from one listing to the next, and of others only the load: what
+    has the bytes of the listing before is taken from there, and is the same object.
     """
 
-    def __init__(self, before: Mapping[bytes, NodeRecord]) -> None:
-        """Begin; `before` are the `records` of the listing before."""
+    def __init__(self, before: Mapping[bytes, Listed]) -> None:
+        """Begin; `before` are the `nodes` of the listing before."""
         self._before = before
-        self.records: dict[bytes, NodeRecord] = {}
-        """Records by the bytes in front of the load."""
+        self.nodes: dict[bytes, Listed] = {}
+        """The nodes by their names in the index."""
 
-    def decode(self, value: bytes) -> LiveNode:
+    def decode(self, name: bytes, value: bytes) -> LiveNode:
         """Return what `encode_node` wrote. Raises `ValueError` for anything else."""
-        head, _, tail = value.partition(_BEFORE_LOAD)
-        load = _last_load(tail)
-        if load is None or len(value) > MAX_VALUE_BYTES:
-            # It is elsewhere, as other versions may write it, or something is wrong.
-            record, stored = _decoded(_RECORD, value), _decoded(_STORED_LOAD, value)
-            return LiveNode(record=record, load=stored.load)
-        record = self._before.get(head) or _decoded(_RECORD, value)
-        self.records[head] = record
-        return LiveNode(record=record, load=load)
+        before = self._before.get(name)
+        if before is None or before.value != value:
+            before = _read(value, before)
+        self.nodes[name] = before
+        return before.node
+
+
+def _read(value: bytes, before: Listed | None) -> Listed:
+    is_known = before is not None and before.head and value.startswith(before.head)
+    head = before.head if before is not None and is_known else _head(value)
+    load = _last_load(value[len(head) :]) if head else None
+    if load is None or len(value) > MAX_VALUE_BYTES:
+        # It is elsewhere, as other versions may write it, or something is wrong.
+        record, stored = _decoded(_RECORD, value), _decoded(_STORED_LOAD, value)
+        return Listed(value, b"", LiveNode(record=record, load=stored.load))
+    record = before.node.record if before is not None and is_known else _decoded(_RECORD, value)
+    return Listed(value, head, LiveNode(record=record, load=load))
+
+
+def _head(value: bytes) -> bytes:
+    """Return everything in front of the first load, or nothing."""
+    head, behind, _ = value.partition(_BEFORE_LOAD)
+    return head + behind if behind else b""
 
 
 def _last_load(tail: bytes) -> NodeLoad | None:

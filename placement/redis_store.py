@@ -43,6 +43,7 @@ from common.settings.redis_url import Topology, parse_redis_url
 from placement import scripts
 from placement.records import (
     MAX_VALUE_BYTES,
+    Listed,
     NodeListing,
     decode_leadership,
     decode_move,
@@ -104,8 +105,8 @@ class RedisStore:
         self._call_timeout_s = call_timeout_s
         self._primary = RedisPrimary(url, self._prefix, keys, timeout_s=call_timeout_s)
         self._skipped: dict[str, set[bytes]] = {}
-        self._records: Mapping[bytes, NodeRecord] = {}
-        """Those of the last listing, by their bytes."""
+        self._listed: Mapping[bytes, Listed] = {}
+        """The nodes of the last listing, by their names."""
 
     async def next_epoch(self, node_id: str) -> int:
         keys = [self._key("epoch", node_id), self._key("node", node_id)]
@@ -127,9 +128,9 @@ class RedisStore:
         await self._run(scripts.LEAVE, self._lease_keys(incarnation.node_id), args)
 
     async def live_nodes(self) -> list[LiveNode]:
-        listing = NodeListing(self._records)
+        listing = NodeListing(self._listed)
         nodes = await self._read("nodes", "node", listing.decode)
-        self._records = listing.records
+        self._listed = listing.nodes
         named = [entry for name, entry in nodes if entry.record.node_id == name]
         return sorted(named, key=lambda node: node.record.node_id)
 
@@ -152,7 +153,9 @@ class RedisStore:
         await self._run(scripts.RECORD, keys, args)
 
     async def placements(self) -> list[Placement]:
-        found = await self._read("placements", "placement", decode_placement)
+        found = await self._read(
+            "placements", "placement", lambda _, value: decode_placement(value)
+        )
         named = [entry for name, entry in found if str(entry.attempt) == name]
         return sorted(named, key=lambda placement: placement.attempt)
 
@@ -210,7 +213,7 @@ class RedisStore:
         return [self._prefix + "leader", self._prefix + "move"]
 
     async def _read(
-        self, index: str, family: str, decode: Callable[[bytes], _Entry]
+        self, index: str, family: str, decode: Callable[[bytes, bytes], _Entry]
     ) -> list[tuple[str, _Entry]]:
         names: list[bytes] = await self._call(
             lambda redis: redis.zrange(self._prefix + index, -MAX_ENTRIES, -1)
@@ -230,7 +233,7 @@ class RedisStore:
                 if not value:  # expired, or of another type
                     continue
                 try:
-                    entries.append((name.decode(), decode(value)))
+                    entries.append((name.decode(), decode(name, value)))
                 except ValueError as wrong:
                     skipped.add(name)
                     if name not in self._skipped.get(family, ()):

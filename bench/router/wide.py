@@ -8,10 +8,11 @@ turn; of each figure the median of `--rounds` rounds.
                      the one before it, the choice, and the counting of its two nodes
     request_growth   by how much a request gets dearer from 2 to 1,000 nodes, for a request that
                      costs `REQUEST_US` in all (`python -m bench.router`, 128 streams)
-    digest_ms        reading every node's record and load from a real Redis while all of them send
-                     heartbeats, and taking it over, by number of nodes
+    digest_ms        reading every node's record and load from a real Redis while all of them work
+                     and send heartbeats, and taking it over, by number of nodes
     digest_stall_ms  the longest CPU time of it without a turn of the event loop
-    idle_share       digest_ms in a quarter of a lease: the share of a core without requests
+    idle_digest_ms   the same of idle nodes, of whose loads only the uptime changes
+    idle_share       that in a quarter of a lease: the share of a core without requests
     idle_streams     CPU of the open streams to so many idle nodes, which send heartbeats
                      (`bench/router/idle_streams.py` says what each figure is)
     redis_calls      of the router, per request: `lasting` is recorded and removed again, each in a
@@ -43,6 +44,7 @@ from redis.asyncio import Redis
 from common.ids import AttemptId
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.clock import MonotonicClock
+from node.life.self_description import told_uptime_s
 from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.signals import Signals
@@ -90,8 +92,8 @@ def record(number: int, num_nodes: int) -> NodeRecord:
     )
 
 
-def load(number: int, uptime_s: int = 0) -> NodeLoad:
-    """Return what an idle node reports."""
+def load(number: int, uptime_s: float = 0.0, num_drafted: int = 0) -> NodeLoad:
+    """Return what a node reports that holds no request."""
     return NodeLoad(
         free_blocks=4096 - number % 7,
         free_seats=256,
@@ -99,8 +101,8 @@ def load(number: int, uptime_s: int = 0) -> NodeLoad:
         num_waiting=0,
         queued_tokens=0,
         num_preemptions=number % 11,
-        num_drafted=uptime_s * 100,
-        uptime_s=uptime_s,
+        num_drafted=num_drafted,
+        uptime_s=told_uptime_s(uptime_s),
     )
 
 
@@ -205,8 +207,12 @@ async def _take_over(reader: RedisStore, found: Membership, now_s: float) -> Non
         await asyncio.sleep(0)
 
 
-async def digest(url: str, num_nodes: int, num_rounds: int) -> dict[str, float]:
+async def digest(
+    url: str, num_nodes: int, num_rounds: int, *, is_idle: bool
+) -> tuple[float, float]:
     """Return the time of one reading of the registry, and its longest stall, in ms.
+
+    Nodes that are not idle draft between two heartbeats. All began at other times.
 
     Raises `RuntimeError` unless all nodes are read.
     """
@@ -215,8 +221,10 @@ async def digest(url: str, num_nodes: int, num_rounds: int) -> dict[str, float]:
     records = [record(n, num_nodes) for n in range(num_nodes)]
     spans, stalls = [], []
     for number in range(num_rounds):
+        uptime_s = 60.0 + number * LEASE_S / 4
         for n, one in enumerate(records):
-            await writer.heartbeat(one, load(n, number), lease_s=600.0)
+            told = load(n, uptime_s + n % 60, num_drafted=0 if is_idle else 100 * number)
+            await writer.heartbeat(one, told, lease_s=600.0)
         began_at_s = time.thread_time()
         await _take_over(reader, found, float(number))
         spans.append(time.thread_time() - began_at_s)
@@ -230,10 +238,8 @@ async def digest(url: str, num_nodes: int, num_rounds: int) -> dict[str, float]:
             raise RuntimeError(f"{len(found.nodes())} nodes were read: wanted {num_nodes}")
     await writer.close()
     await reader.close()
-    return {
-        "digest_ms": round(1e3 * statistics.median(spans), 2),
-        "digest_stall_ms": round(1e3 * statistics.median(stalls), 2),
-    }
+    medians = statistics.median(spans), statistics.median(stalls)
+    return round(1e3 * medians[0], 2), round(1e3 * medians[1], 2)
 
 
 async def _commands(redis: Redis) -> Counter[str]:
@@ -312,10 +318,12 @@ def _placement(number: int) -> Placement:
 async def _with_redis(num_rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with redis_url() as url:
-        digests = {str(size): await digest(url, size, num_rounds) for size in sizes}
-        for name in ("digest_ms", "digest_stall_ms"):
-            figures[name] = {size: one[name] for size, one in digests.items()}
-        idle = {size: ms / (1e3 * LEASE_S / 4) for size, ms in figures["digest_ms"].items()}
+        digests = {str(s): await digest(url, s, num_rounds, is_idle=False) for s in sizes}
+        figures["digest_ms"] = {size: span_ms for size, (span_ms, _) in digests.items()}
+        figures["digest_stall_ms"] = {size: stall_ms for size, (_, stall_ms) in digests.items()}
+        idles = {str(s): await digest(url, s, num_rounds, is_idle=True) for s in sizes}
+        figures["idle_digest_ms"] = {size: span_ms for size, (span_ms, _) in idles.items()}
+        idle = {size: ms / (1e3 * LEASE_S / 4) for size, ms in figures["idle_digest_ms"].items()}
         figures["idle_share"] = {size: round(share, 4) for size, share in idle.items()}
         return figures | await redis_per_request(url)
 

@@ -24,6 +24,7 @@ from node.life.connector_watch import wait_for_hang
 from node.life.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.life.prefix_disk import disk_index_of, start_disk
+from node.life.self_description import told_uptime_s
 from node.life.step_recording import StepRecording, record_steps
 from node.life.step_thread import StepThread
 from node.watch.attempt_watch import AttemptWatch
@@ -113,7 +114,7 @@ class RequestPath:
             kv_links=kv_links(kv),
             kv_unreachable=kv.unreachable,
             is_draining=self._drain.is_on,
-            uptime_s=max(1, round(self._clock.now_s() - self._ready_at_s)),
+            uptime_s=told_uptime_s(self._clock.now_s() - self._ready_at_s),
         )
 
     @property

@@ -22,6 +22,15 @@ from node.life.prefix_disk import disk_index_of
 
 log = logging.getLogger("pdserve.node")
 
+UPTIME_STEP_S = 10
+"""An idle node says the same for so long, and a router takes over only what is new."""
+
+
+def told_uptime_s(uptime_s: float) -> int:
+    """Return the uptime that a node tells: at least 1 s, after a minute in steps."""
+    whole_s = max(1, round(uptime_s))
+    return whole_s if whole_s < 60 else whole_s - whole_s % UPTIME_STEP_S
+
 
 def node_records(
     config: Config,

@@ -54,10 +54,14 @@ class OwnLoad:
         self.num_requests = max(0, self.num_requests - 1)
         self.end_prompt(num_tokens)
 
-    def on_listing(self) -> None:
-        """Take that a report was read. It was made since the last listing but one."""
-        self._most_reported = max(self._peak, self._peak_before)
+    def on_listing(self) -> bool:
+        """Take that a report was read. It was made since the last listing but one.
+
+        Return whether the estimate is another one though the report is the same.
+        """
+        before, self._most_reported = self._most_reported, max(self._peak, self._peak_before)
         self._peak_before, self._peak = self._peak, self.num_requests
+        return self._most_reported != before
 
     def held(self, record: NodeRecord, load: NodeLoad | None) -> Held:
         """Return what the node holds; `load` None: nothing is known of other routers' requests."""

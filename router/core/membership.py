@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from common.ids import Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
-from router.core.held_load import OwnLoad
+from router.core.known.member import Member
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
 
@@ -102,29 +102,6 @@ MembershipEffect = (
 )
 
 
-@dataclass(slots=True)
-class _Member:
-    record: NodeRecord
-    load: NodeLoad
-    listed_at_s: float
-    lost_at_s: float = -math.inf
-    is_heard: bool = False
-    suspicion: bool | None = None
-    """None: it is trusted; otherwise whether it is heard."""
-    is_replaced: bool = False
-    role_told_at: int = -1
-    """How often the store was asked before the node told its role."""
-    own: OwnLoad = field(default_factory=OwnLoad)
-
-    @property
-    def can_be_chosen(self) -> bool:
-        return self.is_heard and not self.is_replaced
-
-    @property
-    def was_lost(self) -> bool:
-        return self.lost_at_s != -math.inf
-
-
 class Membership:
     """Nodes by incarnation, with the requests that this router has sent to each.
 
@@ -135,7 +112,7 @@ class Membership:
         self._model = model
         self._lease_s = lease_s
         self._store_grace_s = store_grace_s
-        self._members: dict[Incarnation, _Member] = {}
+        self._members: dict[Incarnation, Member] = {}
         self._is_store_away = False
         self._num_listed = self._num_asked = 0
         self._asked_at_s = math.inf
@@ -329,7 +306,7 @@ class Membership:
         self._read_changed()
         return self._roster.max_model_len()
 
-    def _view(self, member: _Member) -> NodeView:
+    def _view(self, member: Member) -> NodeView:
         is_listed = self._is_listed(member)
         held = member.own.held(member.record, member.load if is_listed else None)
         return NodeView(
@@ -404,23 +381,26 @@ class Membership:
     def _list(self, incarnation: Incarnation, node: LiveNode) -> None:
         member = self._members.get(incarnation)
         if member is None:
-            self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
+            self._members[incarnation] = Member(node.record, node.load, self._waited_s)
             return
         record = node.record
         if member.role_told_at == self._num_asked:
             record = replace(record, role=member.record.role)
-        member.record, member.load, member.listed_at_s = record, node.load, self._waited_s
-        member.own.on_listing()
+        was_listed = self._is_listed(member)
+        if member.take_report(record, node.load, self._waited_s) or not was_listed:
+            self._reported[incarnation] = None
 
     def _replace(self, listed: Collection[Incarnation]) -> None:
         """Mark the members of which a newer incarnation is listed."""
-        latest = dict(sorted(listed))
+        latest: dict[str, int] = {}
+        for node_id, epoch in listed:
+            latest[node_id] = max(epoch, latest.get(node_id, 0))
         for incarnation, member in self._members.items():
             if incarnation.epoch < latest.get(incarnation.node_id, 0):
                 member.is_replaced = True
                 self._changed[incarnation] = None
 
-    def _is_listed(self, member: _Member) -> bool:
+    def _is_listed(self, member: Member) -> bool:
         """Evaluate the lease at the store's last reply: a router that was suspended must not expire
         nodes before it has polled again."""
         return self._waited_s - member.listed_at_s <= self._lease_s
@@ -438,11 +418,13 @@ class Membership:
         if len(self._members) < len(before):
             self._changed |= dict.fromkeys(one for one in before if one not in self._members)
             self._used &= self._members.keys()
-        self._reported |= dict.fromkeys(self._members)
+        now_s = self._waited_s
+        unseen = (at for at, one in self._members.items() if one.listed_at_s < now_s)
+        self._reported |= dict.fromkeys(unseen)
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]
 
-    def _is_kept(self, member: _Member, patience_s: float) -> bool:
+    def _is_kept(self, member: Member, patience_s: float) -> bool:
         if member.is_replaced:
             return member.is_heard and member.own.num_requests > 0
         seen_at_s = max(member.listed_at_s, member.lost_at_s)

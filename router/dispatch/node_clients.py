@@ -78,11 +78,17 @@ MAX_WAITING_CALLS = 8192
 MAX_WAITING_OUTPUTS = 65_536
 """Most outputs that wait to be passed on: with more, nothing is read from their node."""
 _MAX_MESSAGE_BYTES = 16 << 20
+_READ_AHEAD_BYTES = 1 << 20
+"""What a node may send ahead on its stream: the tokens of thousands of answers."""
 
 _EOF: object = cast(Any, grpc.aio).EOF
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # After a pause gRPC answers each message with a ping that measures the connection, to learn how
+    # far to read ahead. That costs half as much again as the heartbeat of an idle node.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
     # A later life at the same address must not inherit a connection or a back-off of this one.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

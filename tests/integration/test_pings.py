@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any, cast
 
+import grpc.aio
 import pytest
 
 from common.files.keys_folder import Keys
 from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
+from protos.transport_security import open_channel
 from router.dispatch.liveness import pings as router_pings
 from router.dispatch.liveness.pings import PING_INTERVAL_MS, Pings
 from router.dispatch.node_clients import CHANNEL_OPTIONS
 from tests.support.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
+from tests.support.kv.tcp_proxy import TcpProxy
 
 # A loaded machine may answer a ping late. With this time for an answer the connection of a process
 # that answers none is lost well before the lock is released.
@@ -156,3 +161,50 @@ async def test_nobody_listens() -> None:
         for _ in range(20):
             assert not pings.are_answered()
             await asyncio.sleep(0.01)
+
+
+class SentBytes(TcpProxy):
+    """Keeps what a router sends to a node."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self._sent = bytearray()
+
+    def pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not is_back:
+                    self._sent += data
+                sink.sendall(data)
+
+    def num_pings(self) -> int:
+        """Frames of HTTP/2 that are pings and answer none."""
+        at, num_pings = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 0
+        while at < len(self._sent):
+            kind, flags = self._sent[at + 3 : at + 5]
+            num_pings += kind == 6 and not flags & 1
+            at += 9 + int.from_bytes(self._sent[at : at + 3])
+        return num_pings
+
+
+async def test_what_a_node_says_is_followed_by_no_ping() -> None:
+    async def echo(numbers: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
+        async for number in numbers:
+            yield number
+
+    server = grpc.aio.server()
+    handlers = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("n", handlers),))
+    wire = SentBytes(f"tcp://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    wire.open()
+    await server.start()
+    address = wire.endpoint.removeprefix("tcp://")
+    async with open_channel(address, CHANNEL_OPTIONS, None) as channel:
+        call = cast(Any, channel).stream_stream("/n/Echo")()
+        for number in (b"1", b"2", b"3"):
+            await call.write(number)
+            assert await call.read() == number
+        call.cancel()
+    await server.stop(None)
+    wire.close()
+    assert wire.num_pings() == 0

@@ -1,5 +1,6 @@
 """What a router has learned of its nodes from their reports and from its own placements.
 
+member         a node of the membership: its last report, whether it is heard, what it was sent
 node_view      a node as a choice sees it
 roster         the nodes that can be chosen, by what a request may ask of them
 sessions       which nodes served each session last

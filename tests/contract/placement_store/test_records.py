@@ -120,17 +120,25 @@ def test_what_is_wrong_with_a_node_is_named(change: dict[str, Any], words: str) 
         decode_node(json.dumps(RECORD | {"load": LOAD} | change).encode())
 
 
-def test_a_record_that_has_not_changed_is_taken_from_the_listing_before() -> None:
+def test_what_has_not_changed_is_taken_from_the_listing_before() -> None:
     before = NodeListing({})
-    first = before.decode(encode_node(NODE))
-    now = NodeListing(before.records)
+    first = before.decode(b"n", encode_node(NODE))
+    now = NodeListing(before.nodes)
+    assert now.decode(b"n", encode_node(NODE)) is first
     later = LiveNode(record=record(), load=load(5))
-    found = now.decode(encode_node(later))
+    found = NodeListing(now.nodes).decode(b"n", encode_node(later))
     assert found == later
     assert found.record is first.record
     other = LiveNode(record=record(epoch=2), load=load(5))
-    assert now.decode(encode_node(other)) == other
-    assert [one.epoch for one in now.records.values()] == [1, 2]
+    assert NodeListing(now.nodes).decode(b"n", encode_node(other)) == other
+
+
+def test_what_has_left_is_forgotten() -> None:
+    before = NodeListing({})
+    before.decode(b"n", encode_node(NODE))
+    now = NodeListing(before.nodes)
+    now.decode(b"m", encode_node(NODE))
+    assert list(now.nodes) == [b"m"]
 
 
 _HEAD, _, _TAIL = encode_node(NODE).partition(b',"load":')
@@ -154,24 +162,24 @@ _LOAD = _TAIL[:-1]
 )
 def test_what_is_behind_a_known_record_is_read_as_if_it_were_not_known(tail: bytes) -> None:
     before = NodeListing({})
-    before.decode(encode_node(NODE))
+    before.decode(b"n", encode_node(NODE))
     value = _HEAD + b',"load":' + tail
-    assert _HEAD in before.records
-    assert _outcome(NodeListing(before.records), value) == _outcome(NodeListing({}), value)
+    assert before.nodes[b"n"].head == _HEAD + b',"load":'
+    assert _outcome(NodeListing(before.nodes), value) == _outcome(NodeListing({}), value)
 
 
 def test_a_load_within_another_object_is_not_that_of_the_node() -> None:
     value = _HEAD + b',"pets":{"cats":1,"load":' + _LOAD + b'},"load":' + _TAIL
     before = NodeListing({})
-    assert before.decode(value) == NODE
-    assert not before.records
+    assert before.decode(b"n", value) == NODE
+    assert not before.nodes[b"n"].head
     value = _HEAD + b',"pets":{"cats":1,"load":' + _TAIL
-    assert isinstance(_outcome(NodeListing(before.records), value), str)
+    assert isinstance(_outcome(NodeListing(before.nodes), value), str)
 
 
 def _outcome(listing: NodeListing, value: bytes) -> LiveNode | str:
     try:
-        return listing.decode(value)
+        return listing.decode(b"n", value)
     except ValueError as wrong:
         return str(wrong)
 

@@ -1,7 +1,9 @@
-"""The command's first lines: what they do with a Ctrl-C that comes before it is loaded."""
+"""The command's first lines, which run before what a command needs is loaded."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from types import ModuleType
 
@@ -27,3 +29,17 @@ def test_the_exit_code_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loaded, "main", lambda: 7, raising=False)
     monkeypatch.setitem(sys.modules, "pdserve.cli", loaded)
     assert main() == 7
+
+
+def test_a_plan_has_no_huge_pages() -> None:
+    asked = """
+import sys
+from pdserve.cli import main
+assert main(["plan", "--trace", "nosuch", "--ttft", "1", "--tpot", "1"]) == 2
+import numpy
+print(numpy._core.multiarray._get_madvise_hugepage())
+"""
+    environment = {**os.environ}
+    environment.pop("NUMPY_MADVISE_HUGEPAGE", None)
+    command = [sys.executable, "-c", asked]
+    assert subprocess.check_output(command, env=environment, text=True) == "False\n"

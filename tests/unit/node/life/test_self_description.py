@@ -10,7 +10,12 @@ import pytest
 from common.ids import Incarnation
 from common.nodes import Role
 from common.settings.config import Config, ServerConfig, SpeculationConfig
-from node.life.self_description import advertised_host, advertised_kv_host, node_records
+from node.life.self_description import (
+    advertised_host,
+    advertised_kv_host,
+    node_records,
+    told_uptime_s,
+)
 from tests.support.engine.hash_runner import HashRunner
 
 
@@ -76,3 +81,10 @@ def test_a_node_registers_with_how_it_drafts_itself(role: Role, method: str, wan
     record = records[role]
     assert record.speculative_method == wanted
     assert record.device == runner.device
+
+
+@pytest.mark.parametrize(
+    ("uptime_s", "told_s"), [(0.0, 1), (7.6, 8), (59.4, 59), (61.0, 60), (69.4, 60), (70.1, 70)]
+)
+def test_the_uptime_of_an_idle_node_is_news_every_ten_seconds(uptime_s: float, told_s: int) -> None:
+    assert told_uptime_s(uptime_s) == told_s

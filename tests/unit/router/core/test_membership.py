@@ -512,6 +512,9 @@ def test_views_are_as_fresh_as_if_they_were_made_for_each_request() -> None:
         lambda membership: membership.on_leg_opened(d0, 64),
         lambda membership: membership.on_prompt_computed(d0, 64),
         lambda membership: membership.on_leg_closed(p0, 64),
+        lambda membership: membership.on_listing(first, 0.5),
+        lambda membership: membership.on_leg_closed(d0, 0),
+        *[lambda membership: membership.on_listing(first, 1.0)] * 3,
         lambda membership: membership.on_suspected(d1, "silent", is_heard=False),
         lambda membership: membership.on_heard(d1),
         lambda membership: membership.on_lost(d0, "broken"),
@@ -519,6 +522,7 @@ def test_views_are_as_fresh_as_if_they_were_made_for_each_request() -> None:
         lambda membership: membership.on_listing([live("d1", num_running=3)], 2.0),
         lambda membership: membership.on_store_away(9.0),
         lambda membership: membership.on_store_away(18.0),
+        lambda membership: membership.on_listing(first, 18.0),
         lambda membership: membership.on_listing([live("d1", epoch=2)], 19.0),
     ]
     asked = with_nodes(*first)
@@ -528,6 +532,16 @@ def test_views_are_as_fresh_as_if_they_were_made_for_each_request() -> None:
         assert asked.max_model_len() == with_steps(first, steps[:number]).max_model_len()
         assert list(asked.nodes()) == list(never_asked.nodes())
         assert asked.max_model_len() == never_asked.max_model_len()
+
+
+def test_of_a_listing_only_what_is_new_is_read() -> None:
+    nodes = [live(f"d{n}") for n in range(3)]
+    membership = with_nodes(*nodes)
+    membership.nodes()
+    membership.on_listing([live(f"d{n}") for n in range(3)], 1.0)
+    assert not membership.has_unread
+    membership.on_listing([*nodes[:2], live("d2", num_running=2)], 2.0)
+    assert [node.num_requests for node in membership.nodes()] == [1, 1, 3]
 
 
 def test_a_long_listing_is_read_in_parts() -> None:
