@@ -65,7 +65,7 @@ _CHECK_THE_BOOKS = f"""
             import node.flow.pause as pause
             import node.flow.pulls.pull_cost as pull_cost
 
-            pull_cost.PullCost.is_worth = lambda self, *_: True
+            pull_cost.PullCost.is_worth = lambda self, *_, **__: True
             pause.FIRST_PAUSE_S = 1.0
 """
 ROOMY = ("--kv-cache-memory", "16MiB")
