@@ -242,6 +242,7 @@ def source_to_proto(source: PrefixSource) -> pb.PrefixSource:
         epoch=node.epoch,
         num_tokens=source.num_tokens,
         num_disk_tokens=source.num_disk_tokens,
+        num_queued_tokens=source.num_queued_tokens,
     )
 
 
@@ -249,8 +250,12 @@ def source_from_proto(source: pb.PrefixSource) -> PrefixSource:
     """Return who has the start of a prompt. Raises `InvalidRequest` for one without a name."""
     if not 0 < len(source.node_id) <= MAX_ID_LENGTH:
         raise InvalidRequest(f"the source's node_id has {len(source.node_id)} characters")
-    node = Incarnation(source.node_id, source.epoch)
-    return PrefixSource(node, source.num_tokens, source.num_disk_tokens)
+    return PrefixSource(
+        Incarnation(source.node_id, source.epoch),
+        source.num_tokens,
+        source.num_disk_tokens,
+        source.num_queued_tokens,
+    )
 
 
 def refusal_to_proto(

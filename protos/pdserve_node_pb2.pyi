@@ -163,16 +163,18 @@ class LocalStart(_message.Message):
     def __init__(self, num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefixSource(_message.Message):
-    __slots__ = ("node_id", "epoch", "num_tokens", "num_disk_tokens")
+    __slots__ = ("node_id", "epoch", "num_tokens", "num_disk_tokens", "num_queued_tokens")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     num_tokens: int
     num_disk_tokens: int
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_disk_tokens: _Optional[int] = ...) -> None: ...
+    num_queued_tokens: int
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_disk_tokens: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request", "ticket", "source")

@@ -122,7 +122,10 @@ class Attempt:
         """Return the source with the most tokens: of two, the node with which KV travels anyway."""
         num_tokens = 0 if self._source is None else self._source.num_tokens
         if self.decode is not None and self._num_cached_tokens >= max(num_tokens, 1):
-            return PrefixSource(self.decode, self._num_cached_tokens)
+            source = PrefixSource(self.decode, self._num_cached_tokens)
+            if self._source is None or self._source.node != self.decode:
+                return source
+            return source._replace(num_queued_tokens=self._source.num_queued_tokens)
         return self._source
 
     def compute_alone(self, decode: Incarnation) -> list[Effect]:

@@ -29,7 +29,7 @@ def prefix_source(
     `held` is what nodes have reported, and `num_in_memory` says how many of so many leading blocks
     a node need not read from disk. None: no node has more than `receiver` itself. Of nodes with
     equally much it is the one with most in memory, then `decode`, then the one with the least to
-    do.
+    do. How much that is helps the receiver to decide.
     """
     num_own = held.on(receiver.incarnation)
     if not held.runs or held.runs[0][0] <= num_own:
@@ -48,9 +48,11 @@ def prefix_source(
         return num_in_memory(me, most), me == decode, -pressure(node), me
 
     deepest = [node for num_blocks, node in found if num_blocks == most]
-    num_kept, _, _, source = max(map(fitness, deepest))
+    best = max(deepest, key=fitness)
+    num_read = most - num_in_memory(best.incarnation, most)
     size = receiver.record.block_size
-    return PrefixSource(source, most * size, (most - num_kept) * size)
+    num_queued = round(best.num_queued_tokens)
+    return PrefixSource(best.incarnation, most * size, num_read * size, num_queued)
 
 
 def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | None:

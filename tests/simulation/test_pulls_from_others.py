@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from node.flow.messages import AbortAttempt, Drain, PullRefused
 from node.flow.pulls import prefix_sends
-from tests.simulation.scripted_node import BLOCK_SIZE, Node
+from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
 from tests.simulation.three_nodes import (
     HELD,
     OTHER,
@@ -40,6 +41,48 @@ def test_a_prefill_node_pulls_from_another_one(way: dict[str, Any], is_one_sided
     assert pulls(world.q) == {"landed": 1}
     assert num_computed(world.q) == len(SHARED) + 3 - HELD.num_tokens
     assert world.q.scheduler.statistics().counters.num_pulled_tokens == HELD.num_tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("num_queued", "outcome"), [(0, "landed"), (30, "landed"), (50, "declined")]
+)
+def test_nothing_is_pulled_from_a_node_that_would_answer_too_late(
+    num_queued: int, outcome: str, way: dict[str, Any]
+) -> None:
+    """Half of its step is to be waited for: that of as many tokens as the pull brings, or of 25."""
+    world = Three()
+    world.the_first()
+    world.token_s = 10 * world.pull_cost.expected_s(HELD.num_tokens) / HELD.num_tokens
+    world.router.source = HELD._replace(num_queued_tokens=num_queued)
+    assert_finished(world, world.the_next(1, 2, 3, **way))
+    assert pulls(world.q) == {outcome: 1}
+
+
+def test_a_node_with_a_long_queue_answers_when_one_step_has_ended() -> None:
+    world = Three(of_q=NodeSize(num_blocks=48, budget=30))
+    world.the_first()
+    world.token_s = 10 * world.pull_cost.expected_s(HELD.num_tokens) / HELD.num_tokens
+    world.router.source = HELD._replace(num_queued_tokens=1_000_000)
+    assert_finished(world, world.the_next(1, 2, 3))
+    assert pulls(world.q) == {"landed": 1}
+
+
+def test_a_busy_node_is_given_more_time_and_what_it_takes_is_held_against_that() -> None:
+    world = Three()
+    world.the_first()
+    world.token_s = 4.0 / 30
+    world.router.source = HELD._replace(num_queued_tokens=30)
+    right, wrong = copy(world.pull_cost), copy(world.pull_cost)
+    right.on_pulled(HELD.num_tokens, 6.0, 30)
+    wrong.on_pulled(HELD.num_tokens, 6.0)
+    asked = world.the_next(1)
+    world.step_until_asked()
+    world.advance(6.0)
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"landed": 1}
+    num = 10 * HELD.num_tokens
+    assert world.pull_cost.expected_s(num) == right.expected_s(num) != wrong.expected_s(num)
 
 
 def test_a_prompt_for_one_token_is_pulled_too() -> None:

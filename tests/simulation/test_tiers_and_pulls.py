@@ -57,11 +57,13 @@ class AllTiers(Conversations):
         return prompt if isinstance(prompt, int) else prompt[:28]
 
     def _ask(self) -> None:
-        """Name a source that has something, has less than is said, or is not there."""
+        """Name a source that has something, has less than is said, is busy, or is not there."""
         rng, router = self.rng, self.world.router
         nodes = [node.me for node in self.world.nodes.values()]
         source = rng.choice([*nodes, Incarnation("p", 77)])
-        router.source = PrefixSource(source, BLOCK_SIZE * rng.randint(1, 15))
+        is_busy = len(router.asked) % 4 == 3
+        num_tokens, num_queued = BLOCK_SIZE * rng.randint(1, 15), 40 if is_busy else 0
+        router.source = PrefixSource(source, num_tokens, num_queued_tokens=num_queued)
         if rng.random() < 0.3:
             router.source = None
         super()._ask()
@@ -128,6 +130,7 @@ def test_every_tier_and_pull_under_faults_gives_right_answers(
     assert pulls["landed"] > 0
     assert pulls["failed"] > 0
     assert pulls["missed"] > 0
+    assert pulls["declined"] > 0
     assert min(found["pool"], found["host"], found["disk"]) > 0, (
         f"a tier has found nothing: {found}"
     )

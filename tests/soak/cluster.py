@@ -38,13 +38,15 @@ _ADVERTISE_THE_LINKS = f"""
         from kv_transfer.zmq.transport import ZmqTransport
 
         ZmqTransport.endpoint = property(lambda self: os.environ["{KV}"])
-        own_record = self_description.node_record
+        own_records = self_description.node_records
 
-        def record_of_the_link(*args, **kwargs):
-            record = own_record(*args, **kwargs)
-            return dataclasses.replace(record, control_address=os.environ["{CONTROL}"])
+        def records_of_the_link(*args, **kwargs):
+            return {{
+                role: dataclasses.replace(record, control_address=os.environ["{CONTROL}"])
+                for role, record in own_records(*args, **kwargs).items()
+            }}
 
-        self_description.node_record = record_of_the_link
+        self_description.node_records = records_of_the_link
 """
 
 # A node whose books do not balance after a step ends at once. With small pools it pulls whatever
@@ -65,9 +67,11 @@ _CHECK_THE_BOOKS = f"""
             import node.flow.pause as pause
             import node.flow.pulls.pull_cost as pull_cost
 
-            pull_cost.PullCost.is_worth = lambda self, *_: True
+            pull_cost.PullCost.is_worth = lambda self, *_, **__: True
             pause.FIRST_PAUSE_S = 1.0
 """
+AT_START = textwrap.dedent(_ADVERTISE_THE_LINKS + _CHECK_THE_BOOKS)
+"""The `sitecustomize` of nodes. Python prints an error in one, and goes on without it."""
 ROOMY = ("--kv-cache-memory", "16MiB")
 SMALL = (
     *("--kv-cache-memory", "1MiB", "--prefix-host-memory", "512KiB"),
@@ -102,9 +106,7 @@ def soak_cluster(
     """
     at_start = folder / "at_start"
     at_start.mkdir()
-    (at_start / "sitecustomize.py").write_text(
-        textwrap.dedent(_ADVERTISE_THE_LINKS + _CHECK_THE_BOOKS)
-    )
+    (at_start / "sitecustomize.py").write_text(AT_START)
     path = os.pathsep.join(filter(None, (str(at_start), os.environ.get("PYTHONPATH", ""))))
     with contextlib.ExitStack() as stack:
         links, nodes = {}, []

@@ -72,6 +72,8 @@ class _Pull:
     """So many of them its source reads from disk first."""
     num_kept_tokens: int
     """Those of the blocks before it, which its commit counts too."""
+    num_at_source: int
+    """So many others the step of its source was expected to compute."""
     began_at_s: float
     waiting: list[NodeAttempt]
     rest: FetchBlocks | None = None
@@ -171,10 +173,14 @@ class PrefixPulls:
             return []
         num_read = min(source.num_disk_tokens, num_tokens)
         num_before = self._scheduler.num_queued_tokens
-        if not self.cost.is_worth(num_tokens, num_before, num_read=num_read):
+        most_in_step = self._scheduler.limits.max_num_batched_tokens
+        num_at_source = min(source.num_queued_tokens, most_in_step)
+        if not self.cost.is_worth(
+            num_tokens, num_before, num_read=num_read, num_at_source=num_at_source
+        ):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
-        expected_s = self.cost.expected_s(num_tokens + num_read)
+        expected_s = self.cost.expected_s(num_tokens + num_read, num_at_source)
         patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * expected_s)
         patience_s -= now_s - wanted.since_s
         is_late = patience_s < expected_s
@@ -190,7 +196,7 @@ class PrefixPulls:
         )
         attempt.pull_token = ticket.lease_token
         self._pulls[ticket.lease_token] = _Pull(
-            source, coming, num_tokens, num_read, num_kept, now_s, [attempt]
+            source, coming, num_tokens, num_read, num_kept, num_at_source, now_s, [attempt]
         )
         ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -236,7 +242,7 @@ class PrefixPulls:
             attempt, coming.block_ids, 0, LEAST_PATIENCE_S, may_be_short=True
         )
         self._pulls[ticket.lease_token] = _Pull(
-            PrefixSource(source, num_tokens), coming, num_tokens, 0, 0, now_s, [], rest
+            PrefixSource(source, num_tokens), coming, num_tokens, 0, 0, 0, now_s, [], rest
         )
         ask = AskBlocks(message.router, source, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -314,7 +320,7 @@ class PrefixPulls:
         num_left = pull.num_tokens - num_blocks * self._scheduler.limits.block_size
         pull.num_tokens -= num_left
         num_read = max(pull.num_read - num_left, 0)  # what is in files alone is behind the rest
-        self.cost.on_pulled(pull.num_tokens + num_read, now_s - pull.began_at_s)
+        self.cost.on_pulled(pull.num_tokens + num_read, now_s - pull.began_at_s, pull.num_at_source)
         self._pauses.on_landed(pull.source.node)
         if num_left and pull.num_read and not pull.is_over:
             return self._go_on(pull, now_s)

@@ -2,14 +2,16 @@
 
 A pull is tried where a prompt should be computed sooner with it:
 
-    pulled    a fixed time + tokens × the time of a token's KV on the wire
+    pulled    a fixed time + tokens × the time of a token's KV + a part of the source's step
     computed  what a step takes of so many tokens, and of those that wait here before them
 
-The rule is that of llm-d's router: pull if α + β·Δ < Δ / rate, with what waits here added to Δ: a
-pull goes on beside it. α and β are guesses until the first pull has ended. Handoffs correct them
-meanwhile: they wait for their prompts as well, so a link is at least as quick as it seems. Then
-each pull corrects the constant that explains more of its time: long ones tell how quick a link is,
-short ones how long a source takes to answer, which may be as long as one of its steps.
+The rule is that of llm-d's router, pull if α + β·Δ < Δ / rate, with the load of both nodes: what
+waits here is added to Δ, because a pull goes on beside it, and a source answers when its step has
+ended. The constants are guesses until the first pull has ended. Handoffs correct them meanwhile:
+they wait for their prompts as well, so a link is at least as quick as it seems. Then each pull
+corrects the constant that explains more of its time: long ones tell how quick a link is, short ones
+how long it takes to ask, and those from busy nodes how much of a step is before them. Routers count
+whole prompts on a node, of which much is cached there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _LEAST, _MOST = 1 / 256, 64.0
 _FORGIVEN, _FORGIVEN_GUESS = 0.95, 0.5
 """A pull that is not tried shows nothing: after some of them one is tried again; after a few, where
 nothing was measured yet."""
+_OF_STEP = 0.5
+"""A guess: when a source is asked, half of its step is left."""
 MOST_PAUSES = 1024
 
 
@@ -44,36 +48,52 @@ class PullCost:
         self.compute_s = compute_s
         self._fixed = self._token = 1.0
         """How many times its guess each constant is."""
+        self._of_step = _OF_STEP
+        """How much of its step a source takes to answer."""
         self._is_measured = False
 
-    def expected_s(self, num_tokens: int) -> float:
-        """Return the seconds that a pull of so many tokens is expected to take."""
-        return self._fixed * FIXED_S + self._token * num_tokens * self._token_guess_s
+    def expected_s(self, num_tokens: int, num_at_source: int = 0) -> float:
+        """Return the seconds that a pull of so many tokens is expected to take, from a node whose
+        step computes so many others."""
+        return sum(self._parts(num_tokens, num_at_source))
 
-    def is_worth(self, num_tokens: int, num_before: int = 0, *, num_read: int = 0) -> bool:
+    def _parts(self, num_tokens: int, num_at_source: int) -> tuple[float, float, float]:
+        """Return the seconds of the three parts of a pull."""
+        step_s = self.compute_s(num_at_source) if num_at_source else 0.0
+        token_s = num_tokens * self._token_guess_s
+        return self._fixed * FIXED_S, self._token * token_s, self._of_step * step_s
+
+    def is_worth(
+        self, num_tokens: int, num_before: int = 0, *, num_read: int = 0, num_at_source: int = 0
+    ) -> bool:
         """Return whether a pull is expected to end sooner than computing so many tokens, and the
         `num_before` that wait before them.
 
-        The source reads `num_read` of the tokens from disk first: their bytes move twice.
+        The source's step computes `num_at_source`, and it reads `num_read` of the tokens from disk
+        first: their bytes move twice.
         """
-        if self.expected_s(num_tokens + num_read) < self.compute_s(num_tokens + num_before):
+        expected_s = self.expected_s(num_tokens + num_read, num_at_source)
+        if expected_s < self.compute_s(num_tokens + num_before):
             return True
         forgiven = _FORGIVEN if self._is_measured else _FORGIVEN_GUESS
-        self._fixed = _within(self._fixed * forgiven)
-        self._token = _within(self._token * forgiven)
+        self._scale(forgiven, forgiven, forgiven)
         return False
 
-    def on_pulled(self, num_tokens: int, took_s: float) -> None:
+    def on_pulled(self, num_tokens: int, took_s: float, num_at_source: int = 0) -> None:
         """Take how long a pull took, from its request to its landing."""
-        # Neither part took longer than the whole.
+        # Neither part took longer than the whole. How much of a step was left differs each time.
         self._fixed = _within(min(self._fixed, took_s / FIXED_S))
         self._bound_token(num_tokens, took_s)
-        expected_s = self.expected_s(num_tokens)
+        parts = self._parts(num_tokens, num_at_source)
+        expected_s = sum(parts)
         change = min(_NEWEST * (took_s / expected_s - 1), _MOST_CHANGE)
-        of_fixed = self._fixed * FIXED_S / expected_s
-        self._fixed = _within(self._fixed * (1 + change * of_fixed))
-        self._token = _within(self._token * (1 + change * (1 - of_fixed)))
+        self._scale(*(1 + change * part / expected_s for part in parts))
         self._is_measured = True
+
+    def _scale(self, fixed: float, token: float, of_step: float) -> None:
+        self._fixed = _within(self._fixed * fixed)
+        self._token = _within(self._token * token)
+        self._of_step = min(_within(self._of_step * of_step), 1.0)
 
     def on_sent(self, num_tokens: int, sending_s: float) -> None:
         """Take how long a handoff took, from its first byte to its last acknowledgement."""

@@ -22,6 +22,7 @@ from common.errors import (
 )
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.request import (
     GenerationRequest,
     SamplingParams,
@@ -40,6 +41,8 @@ from protos.codec import (
     request_to_proto,
     sampling_from_proto,
     sampling_to_proto,
+    source_from_proto,
+    source_to_proto,
     to_ms,
 )
 from protos.rpc_errors import error_of, status_of
@@ -308,3 +311,10 @@ def test_errors_as_statuses(
 def test_a_server_without_the_service_breaks_the_protocol() -> None:
     assert type(error_of(grpc.StatusCode.UNIMPLEMENTED, "x")) is PeerProtocolError
     assert type(error_of(grpc.StatusCode.UNKNOWN, "x")) is InternalError
+
+
+def test_a_source_comes_through_with_what_it_has_to_do() -> None:
+    for source in (PrefixSource(NODE, 640), PrefixSource(NODE, 640, 64, 4096)):
+        assert source_from_proto(source_to_proto(source)) == source
+    earlier = pb.PrefixSource(node_id="decode-0", epoch=9, num_tokens=640)
+    assert source_from_proto(earlier) == PrefixSource(NODE, 640, num_queued_tokens=0)

@@ -137,13 +137,15 @@ async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFi
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:
     calls = Calls()
-    source = pb.PrefixSource(node_id="source", epoch=7, num_tokens=640, num_disk_tokens=64)
+    source = pb.PrefixSource(
+        node_id="source", epoch=7, num_tokens=640, num_disk_tokens=64, num_queued_tokens=4096
+    )
     asked = pb.PrefillRequest(source=source)
     request_to_proto(REQUEST, asked.request)
     await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, prefill=asked)]))
     (submit,) = calls.inbox.take_all()
     assert isinstance(submit, Submit)
-    assert submit.source == PrefixSource(Incarnation("source", 7), 640, 64)
+    assert submit.source == PrefixSource(Incarnation("source", 7), 640, 64, 4096)
     asked.source.node_id = ""
     await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=2, prefill=asked)]))
     ((_, refused),) = calls.answers

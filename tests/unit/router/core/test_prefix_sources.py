@@ -69,6 +69,17 @@ def test_of_equals_the_one_with_the_least_to_do_is_named() -> None:
     assert source(nodes, {"p1": 6, "d0": 6}, decode=None) == ("d0", 24)
 
 
+@pytest.mark.parametrize("num_queued", [0, 900])
+def test_it_is_said_what_the_source_has_to_compute(num_queued: int) -> None:
+    placer = Placer("least_loaded")
+    nodes = [node("d0"), prefill("p0"), prefill("p1", queued_tokens=num_queued)]
+    keys = PROMPT.block_keys(nodes[1].record)
+    placer.on_blocks(P1, BlockReport(is_first=True, added=keys))
+    placer.on_blocks(D0, BlockReport(is_first=True, added=keys[:4]))
+    chosen = placer.choose(nodes, PROMPT, frozenset({P1}))
+    assert chosen.source == PrefixSource(P1, 40, num_queued_tokens=num_queued)
+
+
 def test_of_equals_the_one_with_the_most_in_memory_is_named_with_what_it_reads() -> None:
     placer = Placer("least_loaded")
     nodes = [node("d0"), prefill("p0"), prefill("p1", queued_tokens=900), prefill("p2")]
@@ -87,11 +98,11 @@ def test_of_equals_the_one_with_the_most_in_memory_is_named_with_what_it_reads()
     assert source_of_p0() == PrefixSource(D0, 40, 40)
     report("p1", 8, Tier.HOST)
     report("p1", 10, Tier.DISK)
-    assert source_of_p0() == PrefixSource(P1, 40, 8)
+    assert source_of_p0() == PrefixSource(P1, 40, 8, 900)
     report("d0", 9, Tier.HOST)
     assert source_of_p0() == PrefixSource(D0, 40, 4)
     report("p1", 10, Tier.HOST)
-    assert source_of_p0() == PrefixSource(P1, 40, 0)
+    assert source_of_p0() == PrefixSource(P1, 40, 0, 900)
     report("p0", 10, Tier.DISK)
     assert source_of_p0() is None, "it has as much on its own disk"
 
@@ -150,7 +161,7 @@ def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     keys = PROMPT.block_keys(nodes[1].record)
     placer.on_blocks(P1, BlockReport(is_first=True, added=keys))
     one = placer.choose(nodes, query(num_tokens=40, max_tokens=1), frozenset())
-    assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40))
+    assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40, 0, 500))
 
 
 @pytest.mark.parametrize("role", [Role.MIXED, Role.DECODE])
@@ -168,7 +179,7 @@ def test_a_node_that_computes_the_prompt_itself_has_a_source_too(role: Role) -> 
     chosen = placer.choose([alone, busy], PROMPT, frozenset())
     assert (chosen.decode, chosen.prefill) == (alone.incarnation, None)
     size = alone.record.block_size
-    assert chosen.source == PrefixSource(holder, len(keys) * size)
+    assert chosen.source == PrefixSource(holder, len(keys) * size, 0, 10_000)
 
 
 @pytest.mark.parametrize(

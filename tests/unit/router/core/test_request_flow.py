@@ -471,10 +471,12 @@ def test_a_grant_that_comes_too_late_is_given_back() -> None:
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == []
 
 
-def source_named(num_tokens: int, num_on_decode: int) -> PrefixSource | None:
+def source_named(
+    num_tokens: int, num_on_decode: int, named: Incarnation = P1
+) -> PrefixSource | None:
     """The source that the prefill node hears of; without tokens none is known."""
     flow = new_flow()
-    source = PrefixSource(P1, num_tokens) if num_tokens else None
+    source = PrefixSource(named, num_tokens, num_queued_tokens=9) if num_tokens else None
     flow.on_choice(D0, P0, "why", 10.0, source)
     effects = flow.on_reserve_reply(D0, FIRST, DecodeGrant("ticket", num_on_decode), 11.0)
     (asked,) = [effect for effect in effects if isinstance(effect, SendPrefill)]
@@ -482,9 +484,10 @@ def source_named(num_tokens: int, num_on_decode: int) -> PrefixSource | None:
 
 
 def test_a_prefill_node_hears_which_node_has_most_of_the_prompt() -> None:
-    assert source_named(128, 64) == PrefixSource(P1, 128)
+    assert source_named(128, 64) == PrefixSource(P1, 128, num_queued_tokens=9)
     assert source_named(64, 64) == PrefixSource(D0, 64), "KV travels between these two anyway"
     assert source_named(64, 128) == PrefixSource(D0, 128), "more than it has reported so far"
+    assert source_named(64, 128, D0) == PrefixSource(D0, 128, num_queued_tokens=9)
     assert source_named(0, 64) == PrefixSource(D0, 64)
     assert source_named(0, 0) is None
 

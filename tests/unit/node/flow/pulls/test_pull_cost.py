@@ -23,3 +23,65 @@ def test_a_small_prefix_is_pulled_only_where_computing_it_takes_longer(
     """A pull takes a fixed time and little more, which a step of 16 tokens takes too."""
     cost = PullCost(1e-9 * BYTES_PER_S, partial(expected_step_s, COSTS))
     assert cost.is_worth(num_tokens, num_before) is is_worth
+
+
+TOKEN_S = 1e-4
+"""Computing a token takes so long."""
+
+
+def pulling(num_tokens: int, took_s: float) -> PullCost:
+    """A rule that has learned that a pull of so many tokens takes so long."""
+    cost = PullCost(1e-9 * BYTES_PER_S, lambda num: num * TOKEN_S)
+    cost.on_pulled(num_tokens, took_s)
+    return cost
+
+
+def test_a_source_should_answer_in_the_middle_of_the_step_that_it_computes() -> None:
+    cost = pulling(1000, 0.01)
+    assert cost.expected_s(1000) == pytest.approx(0.01, rel=1e-3)
+    for num_at_source in (1, 2000):
+        added_s = cost.expected_s(1000, num_at_source) - cost.expected_s(1000)
+        assert added_s == pytest.approx(0.5 * num_at_source * TOKEN_S)
+
+
+@pytest.mark.parametrize(("num_at_source", "is_worth"), [(0, True), (1750, True), (1850, False)])
+def test_a_pull_from_a_busy_source_ends_later(num_at_source: int, is_worth: bool) -> None:
+    cost = pulling(1000, 0.01)
+    assert cost.is_worth(1000, num_at_source=num_at_source) is is_worth
+    assert not pulling(1000, 0.01).is_worth(900, num_at_source=1850)
+    assert pulling(1000, 0.01).is_worth(900, 150, num_at_source=1850)
+
+
+def test_what_sources_have_to_do_hinders_no_pull_for_ever() -> None:
+    """A pull that is not tried shows nothing of a source either."""
+    cost = pulling(1000, 0.01)
+    declined = 0
+    while not cost.is_worth(1000, num_at_source=8000):
+        declined += 1
+    assert 10 < declined < 40
+    assert cost.expected_s(1000) < 0.01
+
+
+def test_sources_that_answer_sooner_than_their_steps_should_end_are_busy_in_vain() -> None:
+    """Much of what a router counts on a node is cached there."""
+    cost = pulling(1000, 0.01)
+    for _ in range(20):
+        cost.on_pulled(1000, 0.02, 4000)
+    assert cost.expected_s(1000, 4000) == pytest.approx(0.02, rel=0.2)
+    assert cost.expected_s(1000) > 0.005
+
+
+def test_a_source_that_was_busy_says_little_of_the_link() -> None:
+    cost, alone = pulling(1000, 0.01), pulling(1000, 0.01)
+    for _ in range(20):
+        cost.on_pulled(1000, 0.12, 2000)
+        alone.on_pulled(1000, 0.12)
+    assert cost.expected_s(1000) < 0.02
+    assert alone.expected_s(1000) > 0.1
+
+
+def test_no_source_takes_longer_than_its_step_to_answer() -> None:
+    cost = pulling(1000, 0.01)
+    for _ in range(50):
+        cost.on_pulled(1000, 100.0, 1000)
+    assert cost.expected_s(1000, 1000) - cost.expected_s(1000) == pytest.approx(1000 * TOKEN_S)
