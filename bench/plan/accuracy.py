@@ -232,7 +232,7 @@ def measured_profile(folder: Path) -> tuple[Path, SpeedMeter, Pace]:
         return served_times(served, lambda url: SampledBetween(StreamAsker(url), meter, history))
 
     with redirect_stdout(sys.stderr):
-        run_profile(config, str(path), lambda wanted: runner, serve)
+        run_profile(config, path, lambda wanted: runner, serve)
     return path, meter, history.mean()
 
 

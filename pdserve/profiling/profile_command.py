@@ -68,16 +68,15 @@ class ProfiledRunner(Protocol):
 
 def run_profile(
     config: Config,
-    file: str,
+    path: Path,
     load: Callable[[Config], ProfiledRunner],
     serve: Callable[[Config], ServedTimes],
 ) -> None:
-    """Measure what `serve` finds on a cluster and then what `load` returns, warm; write `file`.
+    """Measure what `serve` finds on a cluster and then what `load` returns, warm; write the file at
+    `path`, a `checked_path`.
 
-    Raises `ConfigError` for a file that cannot be written, before anything is measured, and what a
-    node raises that cannot load its model.
+    Raises what a node raises that cannot load its model.
     """
-    path = checked_path(file)
     folder = resolve_checkpoint(config.model.model)
     name = config.model.served_model_name or folder.name
     model = replace(config.model, model=str(folder), served_model_name=name)
