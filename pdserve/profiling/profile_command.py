@@ -30,7 +30,6 @@ from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from pdserve.profiling.served_times import (
-    Ask,
     ServedTimer,
     ServedTimes,
     StreamAsker,
@@ -135,11 +134,8 @@ def loaded_runner(config: Config) -> ProfiledRunner:
     return runner
 
 
-def served_times(config: Config, asker: Callable[[str], Ask] = StreamAsker) -> ServedTimes:
-    """Return the times of a cluster on this machine; none where no cluster starts.
-
-    `asker` makes what asks the router at a URL.
-    """
+def served_times(config: Config) -> ServedTimes:
+    """Return the times of a cluster on this machine; none where no cluster starts."""
     from pdserve.profiling.own_cluster import own_cluster
 
     tell("starting a router, a prefill node and a decode node")
@@ -147,7 +143,7 @@ def served_times(config: Config, asker: Callable[[str], Ask] = StreamAsker) -> S
         with own_cluster(config) as cluster:
             url = cluster.url
             computed = partial(computed_s, url)
-            return ServedTimer(asker(url), tell, computed, cluster.mix_roles).measure()
+            return ServedTimer(StreamAsker(url), tell, computed, cluster.mix_roles).measure()
     except PdserveError as error:
         tell(f"what a cluster takes beside its steps is left out: {error}")
         return ServedTimes()
