@@ -16,9 +16,10 @@ more: the router and the client take some of these, which the plan does not know
 The speed of a machine may change by half while this runs, as that of a virtual one does, and then
 `as_profiled` errs by as much. So nodes record their steps, and the plan at the measured speed takes
 from them one factor for all steps, over time: `machine_speed.py` says what such a plan can show,
-and what it cannot. `slowness` has the least, mean and most of that factor, and then the one of each
-kind of step, with the seconds of such steps. `in_profile` has the same of the cluster with which
-the profile was measured, where all should be near 1. Where `slowness` is, both plans are the same.
+and what it cannot. `slowness` has the least, mean and most of that factor, and then of each kind of
+step its own, the same relative to all steps around them, and their seconds. `in_profile` has this
+of the cluster with which the profile was measured, where all should be near 1. Where `slowness` is,
+both plans are the same.
 
 Of each plan: figures, their relative `error`, `worst` of all shapes, and `winner`, the shape with
 the least median TTFT of those whose goodput is within 2 % of the most. A figure of a plan is the

@@ -14,8 +14,9 @@ wrong is as wrong in that plan, beside all others.
 What it cannot show: an error of the profile that is the same for all steps. Nor does it tell the
 machine's speed from the work of the router and of the client on the same cores, which makes steps
 longer where there are as many nodes as cores. For both there is the plan as profiled. `shown` has
-the factor of each kind of step: where kinds differ, the profile errs, and where all are off alike
-in the cluster with which it was measured, at that very time, it errs as a whole.
+the factor of each kind of step, also relative to all steps around them: where kinds differ, the
+profile errs, and where all are off alike in the cluster with which it was measured, at that very
+time, it errs as a whole.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from simulator.profile import DeviceProfile, StepTimes
 AROUND_S = 2.0
 """Steps of so many seconds before a time and after it say how fast the machine was."""
 LEAST_WORK_S = 0.5
-"""If these are less work, those of twice as many seconds do."""
+"""If these steps are less work, the steps of twice as many seconds do."""
 _Times = npt.NDArray[np.float64]
 
 
@@ -68,8 +69,8 @@ class Slowness:
         return float(self._done_s[-1] / self._work_s[-1])
 
     def shown(self) -> dict[str, list[float]]:
-        """Return the least, the mean and the most of all seconds; of each kind of step its own, and
-        the seconds that steps of it took."""
+        """Return the least, the mean and the most of all seconds. Of each kind of step its own, how
+        many times that of all steps around them this is, and the seconds that they took."""
         last_s = self._at_s[-1] - self._began_at_s
         all_s = [self.at(second) for second in range(1 + int(last_s))]
         kinds = defaultdict[str, list[TimedStep]](list)
@@ -77,8 +78,11 @@ class Slowness:
             kinds[one.kind].append(one)
         found = {"all": [min(all_s), fmean(all_s), max(all_s)]}
         for kind, some in sorted(kinds.items()):
-            factor = sum(one.done_s for one in some) / sum(one.work_s for one in some)
-            found[kind] = [factor, sum(one.end_s - one.begin_s for one in some)]
+            work_s = sum(one.work_s for one in some)
+            around_s = sum(one.work_s * self.at(_middle_s(one) - self._began_at_s) for one in some)
+            done_s = sum(one.done_s for one in some)
+            took_s = sum(one.end_s - one.begin_s for one in some)
+            found[kind] = [done_s / work_s, done_s / around_s, took_s]
         return {name: [round(value, 3) for value in values] for name, values in found.items()}
 
     def _until(self, amounts_s: Sequence[float]) -> _Times:
@@ -92,6 +96,10 @@ class Slowness:
             rates[end] -= rate
         grown: _Times = np.cumsum(rates)[:-1] * np.diff(self._at_s)
         return np.concatenate(([0.0], np.cumsum(grown)))
+
+
+def _middle_s(step: TimedStep) -> float:
+    return (step.begin_s + step.end_s) / 2
 
 
 class SlowedSteps:

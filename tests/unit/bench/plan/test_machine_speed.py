@@ -59,12 +59,21 @@ def test_where_too_little_was_computed_steps_of_a_longer_span_count() -> None:
 
 def test_of_each_kind_its_own_factor_is_shown() -> None:
     shown = Slowness([ran(0, 8, 1.0), ran(8, 16, 2.0, "prompts"), ran(2, 3, 1.0)]).shown()
-    assert shown["1 answer"] == [1.0, 9.0]
-    assert shown["prompts"] == [2.0, 8.0]
+    assert shown["1 answer"] == [1.0, 1.0, 9.0]
+    assert shown["prompts"][::2] == [2.0, 8.0]
     least, mean, most = shown["all"]
     assert (least, most) == (1.0, 2.0)
     assert 1.3 < mean < 1.7
     assert list(shown) == ["all", "1 answer", "prompts"]
+
+
+def test_a_kind_is_compared_with_the_steps_around_it_and_not_with_those_of_another_time() -> None:
+    """Prompts take twice as long as the profile says, beside answers that take what it says; and
+    when the machine is three times as slow, there are answers alone."""
+    some = [ran(0, 60, 1.0), ran(0, 60, 2.0, "prompts"), ran(60, 600, 3.0)]
+    shown = Slowness(some).shown()
+    assert shown["prompts"] == pytest.approx([2.0, 2 * (60 + 30) / 120, 60], abs=0.01)
+    assert shown["1 answer"][1] == pytest.approx(1.0, abs=0.1)
 
 
 def step(*num_tokens: int) -> StepBatch:
