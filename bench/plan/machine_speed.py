@@ -37,7 +37,7 @@ from simulator.profile import DeviceProfile, StepTimes
 AROUND_S = 2.0
 """Steps of so many seconds before a time and after it say how fast the machine was."""
 LEAST_WORK_S = 0.5
-"""If these steps are less work, the steps of twice as many seconds do."""
+"""The least work of these steps, in seconds: with less, those of twice as long a span count."""
 _Times = npt.NDArray[np.float64]
 
 
