@@ -8,15 +8,15 @@ that time. A plan at that speed takes its steps times the factor.
 
 What a plan at that speed can show: whether it places, queues, batches and moves KV as the cluster
 does, how steps depend on their shapes, how prompts and answers slow each other down, and what a
-request takes beside its steps. None of these is in the factor: a kind of step that a profile has
-wrong is as wrong in that plan, beside all others.
+request takes beside its steps. A kind of step that a profile has wrong is as wrong in that plan,
+beside the other kinds.
 
-What it cannot show: an error of the profile that is the same for all steps. Nor does it tell the
-machine's speed from the work of the router and of the client on the same cores, which makes steps
-longer where there are as many nodes as cores. For both there is the plan as profiled. `shown` has
-the factor of each kind of step, also relative to all steps around them: where kinds differ, the
-profile errs, and where all are off alike in the cluster with which it was measured, at that very
-time, it errs as a whole.
+What it cannot show: an error of the profile that is the same for all steps, or for the only kind of
+step that runs for some seconds. Nor does it tell the machine's speed from the work of the router
+and of the client on the same cores, which makes steps longer where there are as many nodes as
+cores. For all of this there is the plan as profiled. `shown` has the factor of each kind of step,
+also relative to all steps around them: where kinds differ, the profile errs, and where all are off
+alike in the cluster with which it was measured, at that very time, it errs as a whole.
 """
 
 from __future__ import annotations
