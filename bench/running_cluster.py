@@ -105,6 +105,9 @@ class RunningCluster:
     ) -> Answer:
         """Send a completion request with `body` and return its answer; see `timed`.
 
+        Where it asks for token ids, an event without any is no piece: that of the prompt's ids, and
+        the last one, which has the reason of the end.
+
         Raises `RuntimeError` when the router refuses it or the stream fails.
         """
         arrived_at_s = time.monotonic()
@@ -124,8 +127,10 @@ class RunningCluster:
                 if "error" in event:
                     raise RuntimeError(str(event["error"]))
                 for choice in event["choices"]:
-                    chunks.append(time.monotonic())
-                    token_ids += choice.get("token_ids") or ()
+                    found = choice.get("token_ids") or ()
+                    if found or not body.get("return_token_ids"):
+                        chunks.append(time.monotonic())
+                    token_ids += found
                 usage = event.get("usage") or usage
         return Answer(
             timing=RequestTiming(

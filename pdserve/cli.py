@@ -134,10 +134,16 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _profile(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.profiling.profile_command import loaded_runner, run_profile, served_times
+    from pdserve.profiling.profile_command import (
+        checked_path,
+        loaded_runner,
+        run_profile,
+        served_times,
+    )
 
+    path = checked_path(parsed.file)
     loaded = _load(parsed, unknown, PROFILE, Role.MIXED)
-    run_profile(loaded.config, parsed.file, loaded_runner, served_times)
+    run_profile(loaded.config, path, loaded_runner, served_times)
     return EXIT_OK
 
 

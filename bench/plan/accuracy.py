@@ -11,13 +11,15 @@ more: the router and the client take some of these, which the plan does not know
 
     real                the figures of each shape: TTFT and TPOT at p50 and p99, goodput
     as_profiled         the plan with the profile as it was measured, before the first shape
-    at_measured_speed   the same plan, whose steps become slower and faster when the machine does
+    at_measured_speed   the same plan, whose steps become slower and faster when the machine did
 
 The speed of a machine may change by half while this runs, as that of a virtual one does, and then
-`as_profiled` errs by as much. So two steps of the model are timed while no request is under way, at
-most every two seconds, and between the requests with which the profile was measured
-(`machine_speed.py`); no figure of a cluster is used for it. `slowness` is how many times as long
-they took as then: least, mean and most. Where all of it is near 1, both plans are the same.
+`as_profiled` errs by as much. So nodes record their steps, and the plan at the measured speed takes
+from them one factor for all steps, over time: `machine_speed.py` says what such a plan can show,
+and what it cannot. `slowness` has the least, mean and most of that factor, and then of each kind of
+step its own, the same relative to all steps around them, and their seconds. `in_profile` has this
+of the cluster with which the profile was measured, where all should be near 1. Where `slowness` is,
+both plans are the same.
 
 Of each plan: figures, their relative `error`, `worst` of all shapes, and `winner`, the shape with
 the least median TTFT of those whose goodput is within 2 % of the most. A figure of a plan is the
@@ -48,14 +50,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.plan.errors import num_cores, of_plan, rounded, side_of, spread_of, winner
-from bench.plan.machine_speed import (
-    Pace,
-    SampledBetween,
-    SlowedSteps,
-    Slowness,
-    SpeedHistory,
-    SpeedMeter,
-)
+from bench.plan.machine_speed import Slowness, slowed
+from bench.plan.recorded_steps import read_steps, timed_steps
 from bench.plan.stages import RealStages, Run, planned_cpu_s, planned_stages, stages_of
 from bench.running_cluster import Load, RunningCluster, started_cluster
 from bench.serving import WARM_UP, Times, replay
@@ -63,17 +59,13 @@ from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
 from common.settings.config import Config, EngineConfig, ModelConfig
+from common.settings.tracing_config import TracingConfig
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.configuration.flags import UP_DEFAULTS
 from pdserve.planning.search import Fleet
 from pdserve.planning.trial import setup_of
-from pdserve.profiling.profile_command import (
-    ProfiledRunner,
-    loaded_runner,
-    run_profile,
-    served_times,
-)
-from pdserve.profiling.served_times import ServedTimes, StreamAsker
+from pdserve.profiling.profile_command import loaded_runner, run_profile, served_times
+from pdserve.profiling.served_times import ServedTimes
 from simulator.clients import ClientRequest
 from simulator.cluster import SimulatedCluster
 from simulator.profile import DeviceProfile, read_profile
@@ -91,8 +83,6 @@ SEEDS = range(5)
 NUM_THREADS = 1
 SHORTER = 4
 """A prompt and an answer have so many times fewer tokens than those of the trace."""
-PROFILED_BEFORE_S = 15.0
-"""Seconds in which the speed is measured where the profile is a file."""
 _LEAST_PROMPT, _MOST_PROMPT, _LEAST_OUTPUT, _MOST_OUTPUT = 16, 1024, 2, 96
 
 
@@ -110,6 +100,11 @@ def scaled(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceReque
     ]
 
 
+def at_once() -> int:
+    """Return how many steps this machine runs at full speed."""
+    return max(1, num_cores() // NUM_THREADS)
+
+
 def planned_run(
     profile: DeviceProfile,
     config: Config,
@@ -122,14 +117,12 @@ def planned_run(
 
     Clients ask for exactly as many tokens as they get, as those of the real cluster do.
     """
-    at_once = max(1, num_cores() // NUM_THREADS)
-    slowed = None
+    steps = None
     if slowness is not None:
-        slowed = SlowedSteps(profile.step, slowness)
-        profile = replace(profile, step=slowed)
-    cluster = SimulatedCluster(setup_of(profile, config, shape, seed=seed, at_once=at_once))
-    if slowed is not None:
-        slowed.now_s = cluster.timeline.now_s
+        profile, steps = slowed(profile, slowness)
+    cluster = SimulatedCluster(setup_of(profile, config, shape, seed=seed, at_once=at_once()))
+    if steps is not None:
+        steps.now_s = cluster.timeline.now_s
     clients = [ClientRequest(one, i, one.num_output, 0) for i, one in enumerate(requests)]
     served = cluster.run(clients)
     timings = [
@@ -149,20 +142,15 @@ def planned_run(
     )
 
 
-class WatchedClient:
-    """A client of a cluster that sees every token, and knows how many requests are under way."""
+class TokenClient:
+    """A client of a cluster that sees every token."""
 
     def __init__(self, cluster: RunningCluster) -> None:
         self._cluster = cluster
-        self.num_open = 0
 
     async def timed(self, load: Load) -> RequestTiming:
         """Send one request; return the times of its tokens. Raises as `RunningCluster.timed`."""
-        self.num_open += 1
-        try:
-            return (await self._cluster.answer(load.body() | {"return_token_ids": True})).timing
-        finally:
-            self.num_open -= 1
+        return (await self._cluster.answer(load.body() | {"return_token_ids": True})).timing
 
 
 async def warm_up(client: Times, shape: Fleet) -> None:
@@ -172,7 +160,7 @@ async def warm_up(client: Times, shape: Fleet) -> None:
 
 
 async def real_run(
-    shape: Fleet, requests: Sequence[TraceRequest], meter: SpeedMeter, profiled: Pace
+    shape: Fleet, requests: Sequence[TraceRequest], profile: DeviceProfile
 ) -> tuple[Run, Slowness]:
     """Return what a cluster on this machine does, and how slow the machine was meanwhile."""
     flags = [f for role, n in shape.num_nodes.items() for f in (f"--{role.value}", str(n))]
@@ -181,15 +169,17 @@ async def real_run(
                              seed=index))
         for index, one in enumerate(requests)
     ]  # fmt: skip
-    async with started_cluster([*flags, "--num-threads", str(NUM_THREADS)]) as cluster:
-        client = WatchedClient(cluster)
-        await warm_up(client, shape)
-        stages = RealStages(cluster)
-        await stages.begin()
-        with meter.sampling(lambda: not client.num_open) as history:
+    with tempfile.TemporaryDirectory() as recordings:
+        flags += ["--num-threads", str(NUM_THREADS), "--record", recordings]
+        async with started_cluster(flags) as cluster:
+            client = TokenClient(cluster)
+            await warm_up(client, shape)
+            stages = RealStages(cluster)
+            await stages.begin()
             began_at_s = time.monotonic()
             timings, num_failed, took_s = await replay(client, planned)
-        before, cpu_s = await stages.until_now()
+            before, cpu_s = await stages.until_now()
+        slowness = recorded_slowness(Path(recordings), profile, began_at_s)
     run = Run(
         timings=timings,
         took_s=took_s,
@@ -197,7 +187,17 @@ async def real_run(
         cpu_s=cpu_s,
         num_failed=num_failed,
     )
-    return run, Slowness(history, profiled, began_at_s)
+    return run, slowness
+
+
+def recorded_slowness(
+    recordings: Path, profile: DeviceProfile, began_at_s: float = 0.0
+) -> Slowness:
+    """Return how slow the machine was, by the steps of nodes that have ended.
+
+    Raises `ConfigError` for a recording that cannot be read, and where no step was run.
+    """
+    return Slowness(timed_steps(read_steps(recordings), profile, at_once()), began_at_s)
 
 
 def profiled_config() -> Config:
@@ -212,36 +212,17 @@ def profiled_config() -> Config:
     )
 
 
-def loaded_meter(config: Config) -> tuple[SpeedMeter, ProfiledRunner]:
-    """Return a meter of the machine's speed, and its runner, warm."""
-    with redirect_stdout(sys.stderr):
-        runner = loaded_runner(config)
-    return SpeedMeter(runner, config.engine.block_size), runner
-
-
-def measured_profile(folder: Path) -> tuple[Path, SpeedMeter, Pace]:
+def measured_profile(path: Path, recordings: Path) -> None:
     """Measure the demo model on this machine with one thread, as `pdserve profile` does.
 
-    Return the profile, a meter of the machine's speed, and the speed when a cluster was measured:
-    what a profile says of a cluster follows from that time.
+    The nodes of the cluster that it starts record their steps.
     """
-    config, path, history = profiled_config(), folder / "profile.json", SpeedHistory()
-    meter, runner = loaded_meter(config)
 
     def serve(served: Config) -> ServedTimes:
-        return served_times(served, lambda url: SampledBetween(StreamAsker(url), meter, history))
+        return served_times(replace(served, tracing=TracingConfig(record=str(recordings))))
 
     with redirect_stdout(sys.stderr):
-        run_profile(config, str(path), lambda wanted: runner, serve)
-    return path, meter, history.mean()
-
-
-def read_before(path: Path) -> tuple[Path, SpeedMeter, Pace]:
-    """Return a profile that was measured before, a meter, and the machine's speed now."""
-    meter, _ = loaded_meter(profiled_config())
-    with meter.sampling() as history:
-        time.sleep(PROFILED_BEFORE_S)
-    return path, meter, history.mean()
+        run_profile(profiled_config(), path, loaded_runner, serve)
 
 
 def shown_beside(beside: BesideSteps) -> dict[str, float]:
@@ -278,13 +259,22 @@ def chosen_requests(options: argparse.Namespace) -> list[TraceRequest]:
     return scaled(requests, options.rate_rps)
 
 
+def profile_of(path: Path | None) -> tuple[DeviceProfile, dict[str, list[float]]]:
+    """Return the profile of a file, else one that is measured, and how slow its steps were then by
+    what it says itself. Raises `ConfigError`."""
+    if path is not None:
+        return read_profile(path, transport="shm"), {}
+    with tempfile.TemporaryDirectory() as folder:
+        path, recordings = Path(folder) / "profile.json", Path(folder) / "recordings"
+        measured_profile(path, recordings)
+        profile = read_profile(path, transport="shm")
+        return profile, recorded_slowness(recordings, profile).shown()
+
+
 def measure(options: argparse.Namespace) -> dict[str, object]:
     """Run every shape, in reality and in both plans. Raises `ConfigError`."""
     requests = chosen_requests(options)
-    with tempfile.TemporaryDirectory() as folder:
-        measured = read_before(options.profile) if options.profile else None
-        path, meter, profiled = measured or measured_profile(Path(folder))
-        profile = read_profile(path, transport="shm")
+    profile, in_profile = profile_of(options.profile)
     config = Config(
         role=Role.DECODE,
         engine=EngineConfig(max_num_batched_tokens=int(UP_DEFAULTS["max_num_batched_tokens"])),
@@ -295,7 +285,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     slowness: dict[str, dict[str, list[float]]] = {}
     for name in names:
         print(f"{len(requests)} requests to {name}", file=sys.stderr, flush=True)
-        run, slow = asyncio.run(real_run(SHAPES[name], requests, meter, profiled))
+        run, slow = asyncio.run(real_run(SHAPES[name], requests, profile))
         real[name], slowness[name] = [run], slow.shown()
         planned[name], followed[name] = (
             [planned_run(profile, config, SHAPES[name], requests, one, seed) for seed in SEEDS]
@@ -308,6 +298,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "requests": len(requests),
         "oversubscribed": [n for n in names if SHAPES[n].total * NUM_THREADS >= num_cores()],
         "slowness": slowness,
+        "in_profile": in_profile,
         "real": rounded(shown),
         "winner": winner(shown),
         "failed": {name: one.num_failed for name, (one,) in real.items()},

@@ -1,193 +1,105 @@
-"""How fast the machine is, over time: two steps of the model that are always the same.
+"""How fast a machine was, over time, by the steps that its nodes ran; and a plan at that speed.
 
-The speed of a virtual machine changes by half within minutes, by what others do on its host: its
-clock, and separately its memory. So there are two steps, one that mostly reads weights (a token of
-one answer), and one that mostly multiplies (a chunk of a prompt).
+The speed of a virtual machine changes by half within minutes, by what others do on its host. A
+profile does not know of it, and a plan that errs by it says nothing of the planner. So there is one
+factor, over time, common to all nodes and all kinds of steps: how many times as long as the profile
+says, of these steps in these shapes beside these others, the steps took that the nodes ran around
+that time. A plan at that speed takes its steps times the factor.
 
-Beside a cluster that computes, a step waits for memory that nodes use, and nodes wait for what it
-uses: it would be slower than the machine, and so would they. So a sample is taken while no request
-is under way. One may come meanwhile: a sample is measured in seconds of the processor, so a pause
-does not count, and of the samples around a time the lower quartile counts.
+What a plan at that speed can show: whether it places, queues, batches and moves KV as the cluster
+does, how steps depend on their shapes, how prompts and answers slow each other down, and what a
+request takes beside its steps. A kind of step that a profile has wrong is as wrong in that plan,
+beside the other kinds.
+
+What it cannot show: an error of the profile that is the same for all steps, or for the only kind of
+step that runs for some seconds. Nor does it tell the machine's speed from the work of the router
+and of the client on the same cores, which makes steps longer where there are as many nodes as
+cores. For all of this there is the plan as profiled. `shown` has the factor of each kind of step,
+also relative to all steps around them: where kinds differ, the profile errs, and where all are off
+alike in the cluster with which it was measured, at that very time, it errs as a whole.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
-from typing import NamedTuple, Protocol
 
-from common.request import SamplingParams
-from engine.core.runner_contract import SampleInput, ScheduledSequence
-from engine.core.step.step_batch import StepBatch, batch_of
-from pdserve.profiling.served_times import Ask
-from simulator.profile import StepTimes
+import numpy as np
+import numpy.typing as npt
 
-EVERY_S = 2.0
-"""The least seconds from one sample to the next."""
-_POLL_S = 0.05
-"""So often it is asked whether a request is under way."""
-AROUND_S = 8.0
-"""Samples of so many seconds before a time and after it say how fast the machine was."""
-_CONTEXT, _CHUNK = 128, 64
-_GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
+from bench.plan.recorded_steps import TimedStep
+from common.errors import ConfigError
+from engine.core.step.step_batch import StepBatch
+from simulator.profile import DeviceProfile, StepTimes
+
+AROUND_S = 2.0
+"""Steps of so many seconds before a time and after it say how fast the machine was."""
+LEAST_WORK_S = 0.5
+"""The least work of these steps, in seconds: with less, those of twice as long a span count."""
+_Times = npt.NDArray[np.float64]
 
 
-class Pace(NamedTuple):
-    """Seconds of the two steps, or how many times as long as before they take."""
-
-    decode: float
-    prompt: float
-
-
-@dataclass(slots=True)
-class SpeedHistory:
-    """Samples, by their times in ascending order."""
-
-    at_s: list[float] = field(default_factory=list)
-    paces: list[Pace] = field(default_factory=list)
-
-    def add(self, at_s: float, pace: Pace) -> None:
-        """Add the latest sample."""
-        self.at_s.append(at_s)
-        self.paces.append(pace)
-
-    def around(self, at_s: float) -> Pace:
-        """Return the lower quartile of the samples within `AROUND_S`, or of the nearest one.
-
-        Raises `ValueError` without samples.
-        """
-        begin, end = (
-            bisect_left(self.at_s, at_s - AROUND_S),
-            bisect_right(self.at_s, at_s + AROUND_S),
-        )
-        if not self.at_s:
-            raise ValueError("there is no sample of the machine's speed")
-        if begin == end:
-            nearest = min(range(len(self.at_s)), key=lambda one: abs(self.at_s[one] - at_s))
-            begin, end = nearest, nearest + 1
-        found = zip(*self.paces[begin:end], strict=True)
-        return Pace(*(sorted(values)[len(values) // 4] for values in found))
-
-    def mean(self) -> Pace:
-        """Return the mean over time of `around`."""
-        found = [self.around(one) for one in self.at_s]
-        return Pace(fmean(one.decode for one in found), fmean(one.prompt for one in found))
-
-
-class Runner(Protocol):
-    """What is timed."""
-
-    def execute(self, batch: StepBatch) -> object:
-        """Run one step."""
-
-
-class SpeedMeter:
-    """Times the two steps on a runner that is warm, on a thread of its own while `sampling`."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        block_size: int,
-        clock: Callable[[], float] = time.monotonic,
-        cpu_s: Callable[[], float] = time.thread_time,
-    ) -> None:
-        blocks = range(-(-(_CONTEXT + 1) // block_size))
-        self._decode = [ScheduledSequence(0, [0], _CONTEXT, blocks, _GREEDY)]
-        self._chunk = [ScheduledSequence(0, [0] * _CHUNK, 0, blocks, None, next_token_id=0)]
-        self._runner, self._clock, self._cpu_s = runner, clock, cpu_s
-
-    def sample(self) -> Pace:
-        """Time both steps once."""
-        return Pace(self._step_s(self._decode), self._step_s(self._chunk))
-
-    def sample_into(self, history: SpeedHistory) -> None:
-        """Add a sample that is taken now."""
-        history.add(self._clock(), self.sample())
-
-    @contextmanager
-    def sampling(self, is_idle: Callable[[], bool] = lambda: True) -> Iterator[SpeedHistory]:
-        """Sample before the context, while it lasts and nothing is under way, and after it."""
-        history, has_ended = SpeedHistory(), threading.Event()
-        self.sample_into(history)
-
-        def sample_all() -> None:
-            wait_s = EVERY_S
-            while not has_ended.wait(wait_s):
-                wait_s = _POLL_S
-                if is_idle():
-                    self.sample_into(history)
-                    wait_s = EVERY_S
-
-        thread = threading.Thread(target=sample_all, name="machine-speed")
-        thread.start()
-        try:
-            yield history
-        finally:
-            has_ended.set()
-            thread.join()
-            self.sample_into(history)
-
-    def _step_s(self, batch: list[ScheduledSequence]) -> float:
-        began_s = self._cpu_s()
-        self._runner.execute(batch_of(batch))
-        return self._cpu_s() - began_s
-
-
-class SampledBetween:
-    """Asks as `ask` does, and samples before each request that finds no other under way.
-
-    A cluster that is asked without a pause computes all the time, and no sample beside it would be
-    alone.
-    """
-
-    def __init__(self, ask: Ask, meter: SpeedMeter, history: SpeedHistory) -> None:
-        self._ask, self._meter, self._history = ask, meter, history
-        self._lock, self._num_open = threading.Lock(), 0
-
-    def __call__(
-        self, num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
-    ) -> float:
-        with self._lock:
-            is_alone, self._num_open = not self._num_open, self._num_open + 1
-        try:
-            if is_alone:
-                self._meter.sample_into(self._history)
-            return self._ask(num_prompt, num_output, at_s, on_token)
-        finally:
-            with self._lock:
-                self._num_open -= 1
-
-
-@dataclass(frozen=True, slots=True)
 class Slowness:
-    """How many times as long as in a profile steps took, by seconds since `began_at_s`.
+    """How many times as long as a profile says steps took, by seconds since `began_at_s`."""
 
-    `profiled` are the seconds of the two steps when the profile was measured.
-    """
+    def __init__(self, steps: Sequence[TimedStep], began_at_s: float = 0.0) -> None:
+        """Take the steps that ended later than `began_at_s`. Raises `ConfigError` without any."""
+        self._steps = [one for one in steps if one.end_s > began_at_s]
+        if not self._steps:
+            raise ConfigError("no step was recorded: wanted a cluster that has served")
+        self._began_at_s = began_at_s
+        self._at_s: _Times = np.unique([at for one in self._steps for at in one[:2]])
+        self._work_s = self._until([one.work_s for one in self._steps])
+        self._done_s = self._until([one.done_s for one in self._steps])
 
-    history: SpeedHistory
-    profiled: Pace
-    began_at_s: float = 0.0
-
-    def at(self, since_s: float) -> Pace:
+    def at(self, since_s: float) -> float:
         """Return it so many seconds after the begin."""
-        return self._of(self.history.around(self.began_at_s + since_s))
+        now_s, around_s, most_s = self._began_at_s + since_s, AROUND_S, self._work_s[-1]
+        while True:
+            span = (now_s - around_s, now_s + around_s)
+            work_s = np.diff(np.interp(span, self._at_s, self._work_s)).item()
+            if work_s >= min(LEAST_WORK_S, 0.99 * most_s):
+                return float(np.diff(np.interp(span, self._at_s, self._done_s)).item() / work_s)
+            around_s *= 2
+
+    def mean(self) -> float:
+        """Return that of all steps together."""
+        return float(self._done_s[-1] / self._work_s[-1])
 
     def shown(self) -> dict[str, list[float]]:
-        """Return the least, the mean and the most of both steps."""
-        found = [self._of(self.history.around(one)) for one in self.history.at_s]
-        return {
-            name: [round(choose(values), 3) for choose in (min, fmean, max)]
-            for name, values in zip(Pace._fields, zip(*found, strict=True), strict=True)
-        }
+        """Return the least, the mean and the most of all seconds. Of each kind of step its own, how
+        many times that of all steps around them this is, and the seconds that they took."""
+        last_s = self._at_s[-1] - self._began_at_s
+        all_s = [self.at(second) for second in range(1 + int(last_s))]
+        kinds = defaultdict[str, list[TimedStep]](list)
+        for one in self._steps:
+            kinds[one.kind].append(one)
+        found = {"all": [min(all_s), fmean(all_s), max(all_s)]}
+        for kind, some in sorted(kinds.items()):
+            work_s = sum(one.work_s for one in some)
+            around_s = sum(one.work_s * self.at(_middle_s(one) - self._began_at_s) for one in some)
+            done_s = sum(one.done_s for one in some)
+            took_s = sum(one.end_s - one.begin_s for one in some)
+            found[kind] = [done_s / work_s, done_s / around_s, took_s]
+        return {name: [round(value, 3) for value in values] for name, values in found.items()}
 
-    def _of(self, now: Pace) -> Pace:
-        return Pace(now.decode / self.profiled.decode, now.prompt / self.profiled.prompt)
+    def _until(self, amounts_s: Sequence[float]) -> _Times:
+        """Return how much of these amounts, one of each step, is there until each of the times; an
+        amount grows evenly while its step lasts."""
+        rates: _Times = np.zeros(len(self._at_s))
+        for one, amount_s in zip(self._steps, amounts_s, strict=True):
+            rate = amount_s / (one.end_s - one.begin_s)
+            begin, end = np.searchsorted(self._at_s, one[:2])
+            rates[begin] += rate
+            rates[end] -= rate
+        grown: _Times = np.cumsum(rates)[:-1] * np.diff(self._at_s)
+        return np.concatenate(([0.0], np.cumsum(grown)))
+
+
+def _middle_s(step: TimedStep) -> float:
+    return (step.begin_s + step.end_s) / 2
 
 
 class SlowedSteps:
@@ -208,14 +120,26 @@ class SlowedSteps:
 
     def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:
         """Return the seconds of a step that begins now."""
-        pace = self._slowness.at(self.now_s())
-        factor = pace.decode if batch.is_decode.all() else pace.prompt
-        return factor * self._steps.step_s(batch, num_copied_blocks)
+        return self._slowness.at(self.now_s()) * self._steps.step_s(batch, num_copied_blocks)
 
     def ends_of_decodes(
         self, began_s: float, count: int, context: int, num_steps: int
     ) -> list[float]:
         """Return the ends of steps of decodes, all of them at the speed when the first begins."""
-        factor = self._slowness.at(began_s).decode
+        factor = self._slowness.at(began_s)
         ends_s = self._steps.ends_of_decodes(0.0, count, context, num_steps)
         return [began_s + factor * one for one in ends_s]
+
+
+def slowed(profile: DeviceProfile, slowness: Slowness) -> tuple[DeviceProfile, SlowedSteps]:
+    """Return a profile at another speed, and its steps.
+
+    What a request takes at the router and what pushes take has the mean speed of all the time.
+    """
+    steps, mean = SlowedSteps(profile.step, slowness), slowness.mean()
+    beside = replace(
+        profile.beside,
+        request_s=mean * profile.beside.request_s,
+        push_s=mean * profile.beside.push_s,
+    )
+    return replace(profile, step=steps, beside=beside), steps

@@ -98,11 +98,20 @@ class RealStages:
 def planned_stages(served: Sequence[ServedRequest]) -> dict[str, float]:
     """Return the stages between arrival and delivery of a simulation."""
     answered = [one for one in served if one.num_tokens]
+    prompts = [_prompt_stages(one) for one in answered]
     return {
         "place": fmean(one.granted_at_s - one.arrived_at_s for one in answered),
-        "queue": fmean(one.queue_s for one in answered),
-        "compute": fmean(one.compute_s for one in answered),
+        "queue": fmean(queue_s for queue_s, _ in prompts),
+        "compute": fmean(compute_s for _, compute_s in prompts),
     }
+
+
+def _prompt_stages(served: ServedRequest) -> tuple[float, float]:
+    """Return how long a prompt waited and was computed, as a router counts it: what a node says of
+    the time before its answer is no stage after it."""
+    prompt_s = served.first_at_s - served.granted_at_s
+    compute_s = min(served.compute_s, prompt_s)
+    return min(served.queue_s, prompt_s - compute_s), compute_s
 
 
 def planned_cpu_s(cluster: SimulatedCluster) -> dict[str, float]:

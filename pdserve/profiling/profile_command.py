@@ -30,7 +30,6 @@ from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from pdserve.profiling.served_times import (
-    Ask,
     ServedTimer,
     ServedTimes,
     StreamAsker,
@@ -68,16 +67,15 @@ class ProfiledRunner(Protocol):
 
 def run_profile(
     config: Config,
-    file: str,
+    path: Path,
     load: Callable[[Config], ProfiledRunner],
     serve: Callable[[Config], ServedTimes],
 ) -> None:
-    """Measure what `serve` finds on a cluster and then what `load` returns, warm; write `file`.
+    """Measure what `serve` finds on a cluster and then what `load` returns, warm; write the file at
+    `path`, a `checked_path`.
 
-    Raises `ConfigError` for a file that cannot be written, before anything is measured, and what a
-    node raises that cannot load its model.
+    Raises what a node raises that cannot load its model.
     """
-    path = checked_path(file)
     folder = resolve_checkpoint(config.model.model)
     name = config.model.served_model_name or folder.name
     model = replace(config.model, model=str(folder), served_model_name=name)
@@ -136,11 +134,8 @@ def loaded_runner(config: Config) -> ProfiledRunner:
     return runner
 
 
-def served_times(config: Config, asker: Callable[[str], Ask] = StreamAsker) -> ServedTimes:
-    """Return the times of a cluster on this machine; none where no cluster starts.
-
-    `asker` makes what asks the router at a URL.
-    """
+def served_times(config: Config) -> ServedTimes:
+    """Return the times of a cluster on this machine; none where no cluster starts."""
     from pdserve.profiling.own_cluster import own_cluster
 
     tell("starting a router, a prefill node and a decode node")
@@ -148,7 +143,7 @@ def served_times(config: Config, asker: Callable[[str], Ask] = StreamAsker) -> S
         with own_cluster(config) as cluster:
             url = cluster.url
             computed = partial(computed_s, url)
-            return ServedTimer(asker(url), tell, computed, cluster.mix_roles).measure()
+            return ServedTimer(StreamAsker(url), tell, computed, cluster.mix_roles).measure()
     except PdserveError as error:
         tell(f"what a cluster takes beside its steps is left out: {error}")
         return ServedTimes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -53,7 +53,9 @@ class StepTimer:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Measure by `execute`. `tell` gets a line for each point as it is first measured."""
+        """Measure by `execute`. `tell` gets a line before each kind of step, and then one for each
+        point with the time that is kept: the first time of a size has that of new pages in it.
+        """
         self._execute = execute
         self._bounds = bounds
         self._tell = tell
@@ -149,7 +151,7 @@ class StepTimer:
 
     def _measured(
         self,
-        points: Iterable[Point],
+        points: Sequence[Point],
         step: Callable[[Point], list[ScheduledSequence]],
         name: Callable[[Point], str],
         budget_s: float,
@@ -161,16 +163,18 @@ class StepTimer:
         """
         ends_at_s, last_s = self._clock() + budget_s, 0.0
         least: dict[Point, float] = {}
+        self._tell(f"{name(points[0])} and more, for {budget_s:g} s at most")
         for point in points:
             if least and self._clock() + last_s >= ends_at_s:
                 self._tell(f"{name(point)} and what follows: left out, the time is up")
                 break
             least[point] = last_s = self._step_s(step(point))
-            self._tell(f"{name(point)}: {1e3 * least[point]:.2f} ms")
         for _ in range(MOST_REPEATS - 1):
             for point, before_s in least.items():
                 if self._clock() + before_s < ends_at_s:
                     least[point] = min(before_s, self._step_s(step(point)))
+        for point, least_s in least.items():
+            self._tell(f"{name(point)}: {1e3 * least_s:.2f} ms")
         return least
 
     def _step_s(self, sequences: list[ScheduledSequence]) -> float:

@@ -7,6 +7,8 @@
     push_s           of each step whose KV goes to another node: its layers are handed over
     handoff_s        of each handoff, beside the time of its bytes: until the answer is in a step;
                      below 0 where bytes between pools of one process took longer
+    answer_factor    how many times as long steps of answers take in a cluster, where clients had
+                     tokens sooner than the steps of a process alone end: its machine was slower
     prompt_factor    how many times as long steps of prompts take in a cluster as in a process that
                      does nothing else: their KV goes to other memory and to another node
     slowdowns        how many times as long a step of answers alone, and one with a prompt, takes
@@ -41,6 +43,7 @@ class BesideSteps:
     request_s: float = 0.0
     push_s: float = 0.0
     handoff_s: float = 0.0
+    answer_factor: float = 1.0
     prompt_factor: float = 1.0
     slowdowns: Slowdowns = NO_SLOWDOWN
 
@@ -54,21 +57,25 @@ NOTHING_BESIDE = BesideSteps()
 
 def beside_steps(
     profile: MeasuredProfile,
-    decode_s: Seconds,
+    measured_s: Seconds,
     prompt_s: Callable[[int], float],
     moved_s: Callable[[int], float],
 ) -> BesideSteps:
-    """Return what is beside steps of `decode_s`, the steps of prompts that take `prompt_s`, and the
-    KV of a prompt that moves in `moved_s` after its last step."""
+    """Return what is beside decodes that take `measured_s` in a process alone, prompts whose steps
+    take `prompt_s`, and the KV of a prompt that moves in `moved_s` after its last step."""
     streamed = [one for one in profile.streamed if not one.beside]
     if not streamed:
         return NOTHING_BESIDE
+    rows = [one.rows for one in streamed]
+    few, many = min(rows), max(rows)
+    answer_factor = min(1.0, *(_ratio(streamed, count, measured_s) for count in (few, many)))
+
+    def decode_s(count: float, context: float) -> float:
+        return answer_factor * measured_s(count, context)
 
     def over_s(one: StreamedTime) -> float:
         return one.step_s - decode_s(one.rows, one.context)
 
-    rows = [one.rows for one in streamed]
-    few, many = min(rows), max(rows)
     turn_s, row_s = max(0.0, _mean_over(over_s, streamed, few)), 0.0
     if many > few:
         row_s = max(0.0, (_mean_over(over_s, streamed, many) - turn_s) / (many - few))
@@ -100,6 +107,7 @@ def beside_steps(
         request_s=draw_s + (fmean(one.seconds - one.compute_s for one in alone) if alone else 0.0),
         push_s=push_s,
         handoff_s=fmean(handoffs_s) if handoffs_s else 0.0,
+        answer_factor=answer_factor,
         prompt_factor=prompt_factor,
         slowdowns=Slowdowns(
             answers("answers"), answers("prompts"), prompts("answers"), prompts("prompts")
@@ -111,6 +119,13 @@ def _mean_over(
     over_s: Callable[[StreamedTime], float], times: Iterable[StreamedTime], rows: int
 ) -> float:
     return fmean(over_s(one) for one in times if one.rows == rows)
+
+
+def _ratio(times: Iterable[StreamedTime], rows: int, measured_s: Seconds) -> float:
+    """Return how many times as long as their steps so many answers took."""
+    return fmean(
+        one.step_s / measured_s(one.rows, one.context) for one in times if one.rows == rows
+    )
 
 
 def _prompts(

@@ -8,7 +8,7 @@ weights once:
            + what the rows cost above as many tokens of a prompt (drawing, short products)
            + what the node takes beside the model (`beside_steps`)
 
-Where a cluster was measured too, chunks take as many times longer as they did in it.
+Where a cluster was measured too, decodes and chunks take as many times as long as they did in it.
 
 Noise of a machine that does something else makes times longer, never shorter. So a step that took
 longer than one with more rows and more context takes what that one took: `unevenness` is the
@@ -132,12 +132,12 @@ class MeasuredSteps:
     """`StepTimes` of a profile. `block_copy_s` is the time of a block from or to the host."""
 
     def __init__(self, profile: MeasuredProfile, block_copy_s: float) -> None:
-        self._decodes = StepTable((p.rows, p.context, p.step_s) for p in profile.decodes)
-        self._chunks = _chunks(profile, 1.0)
+        self._decodes, self._chunks = _decodes(profile, 1.0), _chunks(profile, 1.0)
         self._block_copy_s = block_copy_s
         self.beside = beside_steps(
             profile, self._decodes.seconds, self._prompt_s, partial(_moved_s, profile)
         )
+        self._decodes = _decodes(profile, self.beside.answer_factor)
         self._chunks = _chunks(profile, self.beside.prompt_factor)
         self._least_chunk_s = self._chunks.seconds(1, 0) / 2
         self._part_s = lru_cache(_MOST_PARTS)(partial(self._decodes_s, num_steps=_PART))
@@ -222,6 +222,10 @@ class MeasuredSteps:
             self._chunks.seconds(min(most, num_tokens - begin), begin)
             for begin in range(0, num_tokens, most)
         )
+
+
+def _decodes(profile: MeasuredProfile, factor: float) -> StepTable:
+    return StepTable((p.rows, p.context, factor * p.step_s) for p in profile.decodes)
 
 
 def _chunks(profile: MeasuredProfile, factor: float) -> StepTable:

@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from itertools import count
+from dataclasses import replace
 
 import pytest
 
-from bench.plan import machine_speed
-from bench.plan.machine_speed import (
-    AROUND_S,
-    Pace,
-    SampledBetween,
-    SlowedSteps,
-    Slowness,
-    SpeedHistory,
-    SpeedMeter,
-)
+from bench.plan.machine_speed import AROUND_S, LEAST_WORK_S, SlowedSteps, Slowness, slowed
+from bench.plan.recorded_steps import TimedStep
+from common.errors import ConfigError
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import StepBatch, batch_of
 from simulator.profile import FOLDER, read_profile
+from simulator.profiles.beside_steps import BesideSteps
 
-STEPS = read_profile(FOLDER / "8b_h100.json").step
-TIMEOUT_S = 20.0
-
-
-def history(*samples: tuple[float, float, float]) -> SpeedHistory:
-    found = SpeedHistory()
-    for at_s, decode, prompt in samples:
-        found.add(at_s, Pace(decode, prompt))
-    return found
+PROFILE = read_profile(FOLDER / "8b_h100.json")
+STEPS = PROFILE.step
 
 
-def test_the_lower_quartile_of_the_samples_around_a_time_counts() -> None:
-    """A sample beside other work is slower; each of the two steps has its own quartile."""
-    found = history((0, 1.0, 5.0), (AROUND_S, 2.0, 4.0), (AROUND_S + 1, 9.0, 3.0), (100, 3.0, 8.0))
-    assert found.around(0) == (1.0, 4.0)
-    assert found.around(AROUND_S) == (1.0, 3.0)
-    assert found.around(AROUND_S + 1) == (2.0, 3.0)
-    assert found.around(60) == (3.0, 8.0), "none is near, and this one is the nearest"
-    assert found.around(-50) == (1.0, 5.0)
-    assert found.mean() == ((1 + 1 + 2 + 3) / 4, (4 + 3 + 3 + 8) / 4)
-    many = history(*((0.1 * n, 1.0 + n, 9.0 - n) for n in range(9)))
-    assert many.around(0.4) == (3.0, 3.0)
+def ran(begin_s: float, end_s: float, factor: float, kind: str = "1 answer") -> TimedStep:
+    """Return a step that took so many times as long as its profile says, alone."""
+    took_s = end_s - begin_s
+    return TimedStep(begin_s, end_s, took_s / factor, took_s, kind)
 
 
-def test_without_samples_there_is_no_speed() -> None:
-    with pytest.raises(ValueError, match="no sample"):
-        history().around(0)
+def test_without_steps_there_is_no_speed() -> None:
+    with pytest.raises(ConfigError, match="no step was recorded"):
+        Slowness([ran(0, 1, 1.0)], began_at_s=1.0)
 
 
-def test_slowness_is_relative_to_the_profile_and_begins_with_the_load() -> None:
-    slow = Slowness(history((100, 0.02, 0.3), (150, 0.03, 0.2)), Pace(0.01, 0.1), 100.0)
-    assert slow.at(0.0) == pytest.approx((2, 3))
-    assert slow.at(50.0) == pytest.approx((3, 2))
-    assert slow.shown() == {"decode": [2.0, 2.5, 3.0], "prompt": [2.0, 2.5, 3.0]}
+def test_the_steps_around_a_time_say_how_slow_the_machine_was() -> None:
+    """All of them together: a factor is a ratio of sums, of their parts within the span."""
+    second = 2 * AROUND_S
+    slow = Slowness([ran(0, second, 1.0), ran(second, 2 * second, 3.0)])
+    assert slow.at(AROUND_S) == pytest.approx(1.0)
+    assert slow.at(3 * AROUND_S) == pytest.approx(3.0)
+    assert slow.at(second) == pytest.approx(2 / (1 + 1 / 3)), "half of the time in each"
+    assert slow.at(0.0) == pytest.approx(1.0), "there is nothing before"
+    beside = Slowness([ran(0, 4, 1.0), TimedStep(0, 4, 2.0, 3.0, "prompts")])
+    assert beside.at(2.0) == pytest.approx((4 + 3) / (4 + 2))
+
+
+def test_it_counts_from_the_begin_of_the_load_and_earlier_steps_do_not() -> None:
+    slow = Slowness([ran(90, 99, 9.0), ran(100, 104, 2.0), ran(120, 130, 4.0)], 100.0)
+    assert slow.at(0.0) == pytest.approx(2.0)
+    assert slow.at(25.0) == pytest.approx(4.0)
+    assert slow.mean() == pytest.approx(14 / (2 + 2.5))
+
+
+def test_where_too_little_was_computed_steps_of_a_longer_span_count() -> None:
+    near = ran(0, 10, 1.0), ran(30, 30.1, 5.0), ran(50, 60, 2.0)
+    few = Slowness([*near, ran(1000, 1010, 9.0)])
+    assert 0.02 < LEAST_WORK_S < 10 / 9
+    assert few.at(30.0) == pytest.approx(20.1 / (10 + 0.02 + 5)), "both others, and the short one"
+    assert few.at(1200.0) == pytest.approx(9.0), "the nearest one is enough"
+    little = Slowness([ran(0, 0.01, 3.0)])
+    assert little.at(0.0) == little.at(500.0) == pytest.approx(3.0)
+
+
+def test_of_each_kind_its_own_factor_is_shown() -> None:
+    shown = Slowness([ran(0, 8, 1.0), ran(8, 16, 2.0, "prompts"), ran(2, 3, 1.0)]).shown()
+    assert shown["1 answer"] == [1.0, 1.0, 9.0]
+    assert shown["prompts"][::2] == [2.0, 8.0]
+    least, mean, most = shown["all"]
+    assert (least, most) == (1.0, 2.0)
+    assert 1.3 < mean < 1.7
+    assert list(shown) == ["all", "1 answer", "prompts"]
+
+
+def test_a_kind_is_compared_with_the_steps_around_it_and_not_with_those_of_another_time() -> None:
+    """Prompts take twice as long as the profile says, beside answers that take what it says; and
+    when the machine is three times as slow, there are answers alone."""
+    some = [ran(0, 60, 1.0), ran(0, 60, 2.0, "prompts"), ran(60, 600, 3.0)]
+    shown = Slowness(some).shown()
+    assert shown["prompts"] == pytest.approx([2.0, 2 * (60 + 30) / 120, 60], abs=0.01)
+    assert shown["1 answer"][1] == pytest.approx(1.0, abs=0.1)
 
 
 def step(*num_tokens: int) -> StepBatch:
@@ -64,76 +83,21 @@ def step(*num_tokens: int) -> StepBatch:
     )
 
 
-def test_steps_of_a_plan_take_as_many_times_longer_by_their_kind() -> None:
-    slow = Slowness(history((0, 2.0, 3.0), (100, 4.0, 5.0)), Pace(1.0, 1.0))
-    steps = SlowedSteps(STEPS, slow)
+def test_all_steps_of_a_plan_take_as_many_times_longer() -> None:
+    steps = SlowedSteps(STEPS, Slowness([ran(0, 20, 2.0), ran(100, 120, 4.0)]))
     assert steps.pairs_per_token == STEPS.pairs_per_token
-    decodes, prompts = step(1, 1), step(1, 64)
-    decodes.is_decode[:], prompts.is_decode[:] = True, (True, False)
-    for now_s, factors in ((0.0, (2, 3)), (100.0, (4, 5))):
+    for now_s, factor in ((0.0, 2.0), (110.0, 4.0)):
         steps.now_s = lambda at_s=now_s: at_s  # type: ignore[misc]
-        took_s = [steps.step_s(one, 7) / STEPS.step_s(one, 7) for one in (decodes, prompts)]
-        assert took_s == pytest.approx(factors)
+        for one in (step(1, 1), step(1, 64)):
+            assert steps.step_s(one, 7) == pytest.approx(factor * STEPS.step_s(one, 7))
         ends_s = steps.ends_of_decodes(now_s, 2, 200, 3)
         alone_s = STEPS.ends_of_decodes(0.0, 2, 200, 3)
-        assert ends_s == pytest.approx([now_s + factors[0] * one for one in alone_s])
+        assert ends_s == pytest.approx([now_s + factor * one for one in alone_s])
 
 
-class Played:
-    """A runner whose steps of one token take 1 s of the processor, and others 2 s."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.sizes: list[int] = []
-
-    def execute(self, batch: Sequence[ScheduledSequence]) -> None:
-        num_tokens = len(batch[0].token_ids)
-        self.now_s += 1.0 if num_tokens == 1 else 2.0
-        self.sizes.append(num_tokens)
-
-
-def test_samples_are_taken_as_long_as_something_is_measured() -> None:
-    runner, times = Played(), count(10)
-    meter = SpeedMeter(runner, 16, lambda: float(next(times)), lambda: runner.now_s)
-    assert meter.sample() == (1.0, 2.0)
-    with meter.sampling() as found:
-        assert found.at_s == [10.0], "before anything begins"
-    assert found.at_s == [10.0, 11.0], "at the begin and at the end"
-    assert set(found.paces) == {(1.0, 2.0)}
-    assert len(runner.sizes) == 6
-
-
-def test_no_sample_is_taken_while_requests_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_speed, "EVERY_S", 0.0)
-    monkeypatch.setattr(machine_speed, "_POLL_S", 0.0)
-    runner, busy, asked = Played(), iter([False, True, True, False]), threading.Event()
-    meter = SpeedMeter(runner, 16, lambda: 1.0, lambda: runner.now_s)
-
-    def is_idle() -> bool:
-        is_busy = next(busy, None)
-        if is_busy is None:
-            asked.set()
-        return is_busy is False
-
-    with meter.sampling(is_idle) as found:
-        assert asked.wait(TIMEOUT_S)
-    assert len(found.paces) == 4, "at the begin, twice between requests, at the end"
-
-
-def test_between_requests_a_sample_is_taken_only_where_none_is_under_way() -> None:
-    runner, found = Played(), SpeedHistory()
-    meter = SpeedMeter(runner, 16, lambda: 1.0, lambda: runner.now_s)
-    asked: list[tuple[int, int]] = []
-
-    def ask(
-        num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
-    ) -> float:
-        asked.append((num_prompt, len(found.paces)))
-        on_token()
-        return 5.0
-
-    sampled = SampledBetween(ask, meter, found)
-    assert sampled(1, 9, [], lambda: sampled(2, 9, [], lambda: None)) == 5.0
-    assert asked == [(1, 1), (2, 1)]
-    sampled(3, 9, [], lambda: None)
-    assert asked[2] == (3, 2)
+def test_what_is_beside_steps_has_the_mean_speed() -> None:
+    beside = BesideSteps(request_s=0.01, push_s=0.02, handoff_s=0.5, turn_s=0.3)
+    found, steps = slowed(replace(PROFILE, beside=beside), Slowness([ran(0, 9, 3.0)]))
+    assert found.step is steps
+    assert (found.beside.request_s, found.beside.push_s) == pytest.approx((0.03, 0.06))
+    assert (found.beside.handoff_s, found.beside.turn_s) == (0.5, 0.3), "of transfers, and of steps"

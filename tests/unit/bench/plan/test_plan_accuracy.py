@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,27 +15,28 @@ from bench.plan import accuracy
 from bench.plan.accuracy import (
     SHAPES,
     TRACE,
-    WatchedClient,
+    TokenClient,
     chosen_requests,
     measure,
-    measured_profile,
     parser,
     planned_run,
+    profile_of,
     scaled,
     shown_beside,
     warm_up,
 )
 from bench.plan.errors import errors, figures, goal_of, side_of, spread_of, winner
-from bench.plan.machine_speed import Pace, Slowness, SpeedHistory, SpeedMeter
+from bench.plan.machine_speed import Slowness
+from bench.plan.recorded_steps import TimedStep
 from bench.plan.stages import OF_TPOT, OF_TTFT, Run
 from bench.running_cluster import Answer
-from bench.serving import WARM_UP
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
+from common.recording.file import RecordingFile
 from common.settings.config import Config
-from engine.core.runner_contract import ScheduledSequence
 from pdserve.planning.search import Fleet
+from pdserve.profiling.profile_command import loaded_runner
 from simulator.profile import FOLDER, read_profile
 from simulator.profiles.beside_steps import BesideSteps
 from simulator.profiles.shared_cores import Slowdowns
@@ -62,8 +61,10 @@ def test_a_trace_is_scaled_in_lengths_and_rate() -> None:
 
 def test_every_request_is_in_the_plan_with_its_length() -> None:
     requests = chosen_requests(options())
-    for shape in SHAPES.values():
-        run = planned_run(PROFILE, CONFIG, shape, requests)
+    runs = [(shape, planned_run(PROFILE, CONFIG, shape, requests)) for shape in SHAPES.values()]
+    one = Fleet(mixed=1)
+    runs.append((one, planned_run(PROFILE, CONFIG, one, requests, slowness(20.0))))
+    for shape, run in runs:
         assert [one.num_tokens for one in run.timings] == [one.num_output for one in requests]
         assert run.took_s >= requests[-1].arrival_s
         stages = run.stages
@@ -113,37 +114,37 @@ def test_the_winner_has_the_most_goodput_and_then_the_least_ttft() -> None:
     assert winner(results) == "c", "about the same goodput"
 
 
-def slowness(factor: float) -> Slowness:
-    history = SpeedHistory()
-    history.add(0.0, Pace(factor, factor))
-    return Slowness(history, Pace(1.0, 1.0))
+def slowness(*factors: float) -> Slowness:
+    """Return how slow a machine was whose speed changed every 11 s."""
+    return Slowness(
+        [
+            TimedStep(11.0 * i, 11.0 * (i + 1), 11.0 / factor, 11.0, "1 answer")
+            for i, factor in enumerate(factors)
+        ]
+    )
 
 
 def test_a_plan_becomes_slower_when_the_machine_does() -> None:
     """After 11 s, by a factor of 3: the load lasts for twice as long."""
-    requests, history = chosen_requests(options()), SpeedHistory()
-    for at_s, pace in ((0.0, 1.0), (22.0, 3.0)):
-        history.add(at_s, Pace(pace, pace))
+    requests = chosen_requests(options())
     plain = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests).timings
-    slower = Slowness(history, Pace(1.0, 1.0))
-    turned = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests, slower).timings
+    turned = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests, slowness(1.0, 3.0)).timings
     assert requests[0].arrival_s < 11 < requests[-1].arrival_s
     assert turned[0].ttft_s == pytest.approx(plain[0].ttft_s)
     assert turned[-1].ttft_s > 2 * plain[-1].ttft_s
 
 
 class Cluster:
-    """Stands in for real clusters, profiles and meters: it does what a plan says."""
+    """Stands in for real clusters and profiles: it does what a plan says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.profile, self.slowness = PROFILE, slowness(1.0)
         monkeypatch.setattr(accuracy, "real_run", self.run)
-        monkeypatch.setattr(accuracy, "read_before", lambda path: (path, None, Pace(1.0, 1.0)))
         monkeypatch.setattr(accuracy, "read_profile", lambda path, transport: PROFILE)
         monkeypatch.setattr(accuracy, "num_cores", lambda: 3)
 
     async def run(
-        self, shape: Fleet, requests: list[TraceRequest], meter: object, profiled: Pace
+        self, shape: Fleet, requests: list[TraceRequest], profile: object
     ) -> tuple[Run, Slowness]:
         up = replace(CONFIG, engine=replace(CONFIG.engine, max_num_batched_tokens=512))
         return planned_run(self.profile, up, shape, requests, self.slowness), self.slowness
@@ -183,7 +184,7 @@ def test_a_machine_that_became_slower_is_no_error_of_the_plan_that_follows_it(
     assert set(found["at_measured_speed"]["worst"].values()) == {0.0}
     assert found["as_profiled"]["worst"]["tpot_p50"] == pytest.approx(1 - 1 / 1.5, abs=0.02)
     assert found["as_profiled"]["within_goals"] is False
-    assert found["slowness"]["1P1D"]["decode"] == [1.5, 1.5, 1.5]
+    assert found["slowness"]["1P1D"]["all"] == [1.5, 1.5, 1.5]
     said = capsys.readouterr().err
     assert ", as profiled " in said
     assert ", at the measured speed " not in said
@@ -207,27 +208,9 @@ class Router:
 
 def test_every_node_serves_before_the_first_request_and_every_token_is_asked_for() -> None:
     router: Any = Router(3)
-    client = WatchedClient(router)
-    asyncio.run(warm_up(client, Fleet(2, 1)))
+    asyncio.run(warm_up(TokenClient(router), Fleet(2, 1)))
     assert len({tuple(body["prompt"][:1]) for body in router.asked}) == 3, "no prefix is shared"
     assert all(body["return_token_ids"] is True for body in router.asked)
-    assert client.num_open == 0
-
-
-def test_a_client_knows_whether_requests_are_under_way() -> None:
-    router: Any = Router(2)
-    client = WatchedClient(router)
-
-    async def both() -> int:
-        first = asyncio.ensure_future(client.timed(WARM_UP))
-        async with asyncio.timeout(TIMEOUT_S):
-            await router.is_asked.wait()
-        num_open = client.num_open
-        await asyncio.gather(first, client.timed(WARM_UP))
-        return num_open
-
-    assert asyncio.run(both()) == 1
-    assert client.num_open == 0
 
 
 def test_all_that_is_beside_steps_is_shown() -> None:
@@ -236,46 +219,36 @@ def test_all_that_is_beside_steps_is_shown() -> None:
     assert [shown[name] for name in Slowdowns._fields] == [1.2, 1.3, 1.4, 1.5]
 
 
-def test_the_speed_of_a_profile_is_that_of_its_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_profile_is_compared_with_the_steps_of_its_own_cluster(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps are measured later, and follow what clients saw."""
-    times = count(1)
-    runner = Runner(num_steps := [0])
-    meter = SpeedMeter(runner, 16, lambda: 0.0, lambda: float(next(times) ** 2))
-
-    def profile(config: Config, file: str, load: Any, serve: Any) -> None:
-        assert config.engine.num_threads == 1
-        assert serve(config) == 7.0
-        assert num_steps == [2], "one sample, before the request"
-        assert load(config) is runner
-
-    def served(config: Config, asker: Any) -> float:
-        answer: float = asker("http://there")(512, 2, [], lambda: None)
-        return answer
-
-    def ask(num_prompt: int, num_output: int, at_s: list[float], on_token: object) -> float:
-        assert num_steps == [2]
-        return 7.0
-
+    """Both nodes record, and nothing else of the settings is changed."""
     one_thread = replace(CONFIG, engine=replace(CONFIG.engine, num_threads=1))
+
+    def profile(config: Config, path: Path, load: object, serve: Any) -> None:
+        assert load is loaded_runner
+        folder = Path(serve(config))
+        file = RecordingFile(folder, "decode-1", {"of": "steps", "node_id": "decode-1"})
+        plan = {"ids": [1], "starts": [99], "tokens": [1]}
+        took_s = 2 * PROFILE.step.ends_of_decodes(0.0, 1, 100, 1)[0]
+        for now_s, gave in ((5.0, plan), (5.0 + took_s, {})):
+            file.write({"call": "begin_step", "now_s": now_s, "gave": {"plan": gave}})
+            file.write({"call": "end_step"})
+        file.close()
+
+    def served(config: Config) -> str:
+        assert replace(config, tracing=one_thread.tracing) == one_thread
+        return config.tracing.record
+
     monkeypatch.setattr(accuracy, "profiled_config", lambda: one_thread)
-    monkeypatch.setattr(accuracy, "loaded_meter", lambda config: (meter, runner))
     monkeypatch.setattr(accuracy, "run_profile", profile)
     monkeypatch.setattr(accuracy, "served_times", served)
-    monkeypatch.setattr(accuracy, "StreamAsker", lambda url: ask)
-    path, found, pace = measured_profile(tmp_path)
-    assert found is meter
-    assert path.parent == tmp_path
-    assert pace == (4 - 1, 16 - 9)
-
-
-class Runner:
-    def __init__(self, num_steps: list[int]) -> None:
-        self._num_steps = num_steps
-
-    def execute(self, batch: Sequence[ScheduledSequence]) -> None:
-        self._num_steps[0] += 1
+    monkeypatch.setattr(accuracy, "read_profile", lambda path, transport: PROFILE)
+    found, shown = profile_of(None)
+    assert found is PROFILE
+    assert shown["all"] == [2.0, 2.0, 2.0]
+    assert shown["1 answer"][0] == 2.0
+    assert profile_of(Path("a.json")) == (PROFILE, {})
 
 
 @pytest.mark.parametrize("flags", [("--rate-rps", "0"), ("--duration-s", "-1")])

@@ -66,7 +66,7 @@ def test_a_model_is_measured_and_written(
         assert served.model.served_model_name == "llama"
         return ServedTimes((STREAMED,))
 
-    profile_command.run_profile(config, str(path), load, serve)
+    profile_command.run_profile(config, path, load, serve)
     profile = read_measured_profile(path, model="llama")
     assert asked[0].model.model == str(folder)
     assert {one.rows for one in profile.decodes} == {1, 2, 4}, "no more than the seats"
@@ -104,6 +104,7 @@ def test_where_no_cluster_starts_the_rest_is_measured(
             ["no/such/folder/file.json", "--model", "m"],
             "does not exist: wanted a file in a folder that does",
         ),
+        (["no/such/folder/file.json"], "no/such/folder does not exist: wanted a file"),
         ([".", "--model", "m"], "is a folder: wanted the name of a file to write"),
         (["p.json", "--max-num-seqs", "0"], "max_num_seqs is 0"),
         (["p.json", "--max-num-seq", "1"], "unknown flag --max-num-seq"),

@@ -47,7 +47,11 @@ def test_decodes_are_measured_by_rows_and_context() -> None:
     ]
     assert [one.step_s for one in found] == [one.rows for one in found], "the least of some"
     assert len(machine.batches) == len(found) * MOST_REPEATS
-    assert len(machine.lines) == len(found)
+    assert machine.lines[0].startswith("decode of 1 rows at 128 tokens and more, for 1e+09 s")
+    assert machine.lines[1:] == [
+        f"decode of {one.rows} rows at {one.context} tokens: {1e3 * one.rows:.2f} ms"
+        for one in found
+    ], "the times that are kept"
     for batch in machine.batches:
         blocks = [block for one in batch for block in one.block_table]
         assert len(set(blocks)) == len(blocks), "sequences share no block"
@@ -81,7 +85,7 @@ def test_it_ends_in_time_and_has_at_least_one_point(budget_s: float) -> None:
     assert found
     last_s = 2.0 * max(one.tokens for one in found)
     assert machine.now_s <= budget_s + last_s
-    assert "left out, the time is up" in machine.lines[-1]
+    assert "left out, the time is up" in machine.lines[1]
 
 
 def test_in_the_smallest_pool_there_is_something_to_measure() -> None:

@@ -110,6 +110,22 @@ def test_a_machine_that_was_slower_when_it_served_is_so_in_all() -> None:
     )
 
 
+def test_answers_that_clients_saw_sooner_than_steps_take_were_of_a_quicker_machine() -> None:
+    """Else its steps would be too slow, with nothing beside them, in every plan."""
+    streamed = tuple(replace(one, step_s=one.step_s / 2) for one in STREAMED)
+    measured = replace(WHOLE, streamed=streamed, first_tokens=FIRST)
+    steps = MeasuredSteps(measured, 0.0)
+    found = steps.beside
+    assert found.answer_factor == pytest.approx(0.6), "an answer took 6 ms and its step 10"
+    assert found.turn_s == pytest.approx(0.0)
+    assert found.slowdowns[:2] == pytest.approx((1.2, 1.1))
+    for one in streamed[:2]:
+        took_s = steps.ends_of_decodes(0.0, one.rows, one.rows * one.context, 1)
+        assert took_s == pytest.approx([one.step_s])
+    assert steps.seconds(0, 0, 200, 200 * 201 // 2) == pytest.approx(0.2), "chunks as they were"
+    assert beside(STREAMED, FIRST).answer_factor == 1.0, "what is more is beside steps"
+
+
 def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
     """A quarter of the KV moves after the prompt's last step."""
     num_bytes = WHOLE.model.kv_bytes_per_token * 1024
@@ -155,10 +171,12 @@ def test_it_is_part_of_every_step() -> None:
 
 def test_nothing_measured_is_nothing_beside_and_noise_is_none() -> None:
     assert beside((), ()) == NOTHING_BESIDE
-    quicker = tuple(replace(one, step_s=one.step_s / 2) for one in STREAMED)
+    quicker = tuple(replace(one, step_s=0.4 * (0.009 + 0.001 * one.rows)) for one in STREAMED)
     found = beside(quicker, (first_token(512, 0.1),))
-    assert (found.turn_s, found.row_s, found.push_s) == (0.0, 0.0, 0.0)
-    assert found.slowdowns == NO_SLOWDOWN
+    assert (found.turn_s, found.row_s, found.push_s) == pytest.approx((0.0, 0.0, 0.0))
+    assert found.slowdowns == pytest.approx(NO_SLOWDOWN)
+    fewer = replace(STREAMED[0], step_s=0.011)
+    assert beside((fewer, STREAMED[1]), FIRST).row_s == 0.0, "a row more takes none less"
     upside_down = tuple(first_token(n, 9 / n) for n in (128, 512))
     assert beside(STREAMED, upside_down).prompt_factor == 1.0
     found = beside(STREAMED[1:2], ())
