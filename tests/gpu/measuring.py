@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,7 +83,7 @@ class SpecRecorder:
     stream = 0
 
     def __init__(self, capability: int = 90) -> None:
-        self.device: Any = _NoDevice(capability)
+        self.device: Any = NoDevice(capability)
         self._keys: set[str] = set()
         self.specs: list[KernelSpec] = []
 
@@ -104,7 +103,7 @@ class _NoEvent:
         pass
 
 
-class _NoDevice:
+class NoDevice:
     def __init__(self, capability: int) -> None:
         self._pinned: list[np.ndarray] = []
         self.properties = DeviceProperties(
@@ -134,5 +133,5 @@ class _NoDevice:
     def synchronize_all(self) -> None:
         pass
 
-    def download(self, source: int, num_bytes: int) -> bytes:
-        return bytes(ctypes.create_string_buffer(num_bytes).raw)
+    def download(self, source: int, num_bytes: int) -> bytearray:
+        return bytearray(num_bytes)

@@ -51,15 +51,14 @@ class InterpretedCard(Card):
 
 def put_interpreter_in_place(
     monkeypatch: pytest.MonkeyPatch,
-    make_device: Callable[[], InterpretedDevice] = InterpretedDevice,
+    make_device: Callable[[], Any] = InterpretedDevice,
     card: type[Card] = InterpretedCard,
 ) -> list[Card]:
     """Let the back end `triton` have an interpreted card; return those that it has opened."""
     opened: list[Card] = []
 
     def open_card(ordinal: int) -> Card:
-        device: Any = make_device()
-        opened.append(card(device, 1, {}))
+        opened.append(card(make_device(), 1, {}))
         return opened[-1]
 
     backs = dict(choose.BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}

@@ -35,6 +35,7 @@ class RecordingLibrary:
         self.events: list[tuple[str, int]] = []
         """Calls with an event, and its handle."""
         self.failing: dict[str, int] = {}
+        self.cuda = 12080
         self._next = 1 << 20
         self._pinned: list[Any] = []
 
@@ -51,6 +52,8 @@ class RecordingLibrary:
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
         if name == "cuDeviceGetCount":
             arguments[0]._obj.value = 1
+        elif name == "cuDriverGetVersion":
+            arguments[0]._obj.value = self.cuda
         elif name == "cuMemAlloc_v2":
             arguments[0]._obj.value = self._next
             self._next += -(-arguments[1].value // 256) * 256
@@ -335,6 +338,16 @@ def test_a_card_that_is_not_there(library: RecordingLibrary) -> None:
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_LIBRARY", "libnone.so.1")
     with pytest.raises(ConfigError, match="no NVIDIA driver: libnone"):
+        load_driver()
+
+
+def test_a_driver_that_is_too_old(
+    library: RecordingLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    load_driver()
+    library.cuda = 11080
+    with pytest.raises(ConfigError, match=r"too old, of CUDA 11\.8: wanted 12\.0 or later"):
         load_driver()
 
 

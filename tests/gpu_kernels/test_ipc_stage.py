@@ -1,51 +1,44 @@
-"""What the stage `ipc_lane` does in two processes on a card, in one on an interpreted one."""
+"""The stages `ipc` and `ipc_lane` to their last line, with their other process, without a card."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+import sys
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
+from tests.gpu_kernels.played_sender import SIZES, InterpretedStageCard  # isort: skip
 
-import numpy as np
 import pytest
 
-from common.kv.kv_layout import KVLayout
-from kv_transfer.contract import Landed
 from tests.gpu import ipc_sender
-from tests.gpu.stages.sharing import tickets_for
-
-LAYOUT = KVLayout(
-    model_digest="random", num_layers=2, num_kv_heads=1, head_dim=16, block_size=16,
-    dtype="bfloat16",
-)  # fmt: skip
+from tests.gpu.stages import STAGES
+from tests.gpu.stages.model import Findings
 
 
-class InterpretedStageCard:
-    """Has what a stage's card has."""
+@pytest.fixture(autouse=True)
+def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in SIZES.items():
+        monkeypatch.setattr(ipc_sender, name, size)
+    stages = sys.modules[STAGES["ipc"].__module__]
+    monkeypatch.setattr(stages, "_ROUNDS", 2)
+    monkeypatch.setattr(stages, "SENDER", [sys.executable, "-m", "tests.gpu_kernels.played_sender"])
 
-    kernel, stream = InterpretedKernel, 1
 
-    def __init__(self) -> None:
-        self.device: Any = InterpretedDevice()
+@pytest.mark.timeout(300)
+def test_a_cache_is_read_while_its_process_lives_and_afterwards() -> None:
+    found = Findings()
+    STAGES["ipc"](InterpretedStageCard(), found)
+    assert found["ipc_is_right_when_killed"]
+    assert found["ipc_is_right_after_death"]
+    assert {
+        f"ipc_kernel_{kind}_{count}_gb_s" for kind in ("summed", "copied") for count in (2, 8)
+    } <= set(found)
 
 
-def test_prompts_go_from_the_senders_cache_to_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipc_sender, "LAYOUT", LAYOUT)
-    content = ipc_sender.content_of(LAYOUT)
-    with contextlib.ExitStack() as at_end:
-        source = ipc_sender.cache_of(InterpretedStageCard(), LAYOUT, content)
-        card = InterpretedStageCard()
-        target = ipc_sender.cache_of(card, LAYOUT)
-        sender, ends = ipc_sender.connector_of(source, "p", is_offered=True)
-        receiver, events = ipc_sender.connector_of(target, "d", is_offered=False)
-        for one in (target, source, receiver, sender):
-            at_end.callback(one.close)
-        tickets = tickets_for(receiver, 1, 4)
-        assert ipc_sender.send(sender, ends, tickets) == []
-        landed = [events.get(timeout=20) for _ in tickets]
-        assert {type(event) for event in landed} == {Landed}
-        assert receiver.statistics().bytes_received == content.nbytes
-        held = np.frombuffer(card.device.download(target.pool.address, content.nbytes), np.uint8)
-        assert np.array_equal(held, content)
+@pytest.mark.timeout(300)
+def test_prompts_come_out_of_another_process_which_is_then_killed() -> None:
+    found = Findings()
+    STAGES["ipc_lane"](InterpretedStageCard(), found)
+    assert found["ipc_lane_is_right"]
+    assert found["ipc_lane_checksum_failures"] == {"ipc": 0}
+    assert found["ipc_lane_killed"]
+    assert found["ipc_lane_is_right_after_death"]

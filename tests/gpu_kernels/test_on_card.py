@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip  # noqa: F401
+from tests.gpu_kernels.blank_card import BlankCard  # isort: skip
 
 import numpy as np
 import pytest
@@ -81,6 +81,20 @@ def test_without_a_card_no_stage_is_run(
     told = capsys.readouterr().out
     assert "ConfigError: no NVIDIA driver" in told
     assert told.splitlines()[-2:] == ["{}", "1 passed, 1 failed"]
+
+
+def test_the_program_plans_opens_and_runs_stages_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(on_card, "Card", BlankCard)
+    monkeypatch.setattr(on_card, "compile_all", lambda specs, num_processes: [])
+    assert on_card.main(["launch_cost", "price", "ceilings"]) == 0
+    told = capsys.readouterr().out
+    assert "plan of" not in told
+    ends = [line.split()[1] for line in told.splitlines() if line.startswith("== ")]
+    assert ends == ["compile:", "open:", "ceilings:", "price:", "launch_cost:"]
+    assert {"card", "copy_gb_s", "price"} <= json.loads(told.splitlines()[-2]).keys()
+    assert told.splitlines()[-1] == "5 passed, 0 failed"
 
 
 def test_every_stage_that_is_always_run_has_a_limit_within_the_whole() -> None:

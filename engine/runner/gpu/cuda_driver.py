@@ -23,6 +23,9 @@ from engine.core.runner_contract import DeviceLost
 LEAST_CAPABILITY = 80
 """The first compute capability with matrix instructions in bfloat16: 8.0."""
 
+LEAST_CUDA = 12000
+"""The first version of CUDA whose drivers have all calls of this file and of `tensor_map`: 12.0."""
+
 _LIBRARY = "libcuda.so.1"
 _ATTRIBUTES = {
     "multiprocessors": 16,
@@ -89,7 +92,7 @@ class Driver:
 
 
 def load_driver() -> Driver:
-    """Return the driver; `ConfigError` where none is installed or it finds no card."""
+    """Return the driver; `ConfigError` for none, one that is too old, or one without a card."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -98,7 +101,19 @@ def load_driver() -> Driver:
     status = driver.status("cuInit", 0)
     if status:
         raise ConfigError(f"the NVIDIA driver finds no usable card: cuInit returns {status}")
+    version = c_int()
+    driver("cuDriverGetVersion", byref(version))
+    if version.value < LEAST_CUDA:
+        raise ConfigError(
+            f"the NVIDIA driver is too old, of CUDA {_version(version.value)}: wanted "
+            f"{_version(LEAST_CUDA)} or later"
+        )
     return driver
+
+
+def _version(number: int) -> str:
+    """Return the driver's number of a version, 12080, as 12.8."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def capability_of(driver: Driver, ordinal: int) -> int:

@@ -27,6 +27,8 @@ from tests.gpu.stages.model import Findings
 
 SENDER = [sys.executable, "-m", "tests.gpu.ipc_sender"]
 _PEER_TIMEOUT_S = 5.0
+_ROUNDS = 8
+"""How often a number of prompts is handed over; the first time is not counted."""
 
 
 def ipc(card: Any, found: Findings) -> None:
@@ -132,7 +134,7 @@ def ipc_lane(card: Any, found: Findings) -> None:
             for count in (1, 4):
                 taken = [
                     _handoffs(sender, connector, events, 10 * count + number, count)
-                    for number in range(8)
+                    for number in range(_ROUNDS)
                 ][1:]
                 best, median = min(taken), statistics.median(taken)
                 moved = 2 * count * per_prompt * layout.block_bytes
