@@ -17,6 +17,7 @@ from functools import partial
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
+from common.errors import InvalidRequest
 from common.observing.clock import Clock
 from common.request import SamplingParams
 from common.settings.config import ApiConfig
@@ -97,6 +98,18 @@ class OpenAiApi:
         self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
     ) -> None:
         """Send the answer of `endpoint` to a body. Raises the error that ended it."""
+        is_length_known = self._cluster.max_model_len() is not None
+        try:
+            await self._answer(endpoint, body, client, watch, reply)
+        except InvalidRequest:
+            # Planned for all that the model allows. A node that came meanwhile may hold less.
+            if is_length_known or reply.is_started or self._cluster.max_model_len() is None:
+                raise
+            await self._answer(endpoint, body, client, watch, reply)
+
+    async def _answer(
+        self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
+    ) -> None:
         began_at_s = self._clock.now_s()
         plan = await self.plan(endpoint.kind, body, client)
         head = AnswerHead(

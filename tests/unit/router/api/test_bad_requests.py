@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.http.http_edge import CONTEXT, Edge, make_edge, tiny_model
+from common.errors import InvalidRequest
+from router.core.generation import TokenChunk
+from tests.support.http.http_edge import CONTEXT, Call, Edge, chunks, make_edge, tiny_model
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": USER}
@@ -302,6 +304,43 @@ async def test_a_chat_without_max_tokens_gets_the_room_that_nodes_have(
     (call,) = edge.generator.calls
     assert len(call.prompt_token_ids) + call.sampling.max_tokens == limit
     assert card["max_model_len"] == limit
+
+
+def edge_whose_first_node_comes(longest: int) -> Edge:
+    """A router without a node. One that holds `longest` tokens comes while a request waits."""
+
+    async def script(call: Call) -> AsyncIterator[TokenChunk]:
+        edge.cluster.longest = longest
+        if len(call.prompt_token_ids) + call.sampling.max_tokens > longest:
+            raise InvalidRequest("wanted less", param="max_tokens")
+        for chunk in chunks([5]):
+            yield chunk
+
+    edge = make_edge(script)
+    return edge
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_chat_that_waits_for_the_first_node_gets_the_room_that_the_node_has(
+    is_stream: bool,
+) -> None:
+    edge = edge_whose_first_node_comes(100)
+    async with edge.client() as client:
+        response = await client.post(CHAT_PATH, json=CHAT | {"stream": is_stream})
+    assert response.status_code == 200
+    refused_call, call = edge.generator.calls
+    assert len(refused_call.prompt_token_ids) + refused_call.sampling.max_tokens == CONTEXT
+    assert len(call.prompt_token_ids) + call.sampling.max_tokens == 100
+
+
+async def test_what_the_first_node_cannot_hold_is_refused_by_its_own_name() -> None:
+    body = {"input": "qz", "max_output_tokens": 100}
+    edge = edge_whose_first_node_comes(100)
+    async with edge.client() as client:
+        response = await client.post("/v1/responses", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "max_output_tokens"
 
 
 async def test_a_chat_that_is_too_long() -> None:
