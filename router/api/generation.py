@@ -98,12 +98,13 @@ class OpenAiApi:
         self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
     ) -> None:
         """Send the answer of `endpoint` to a body. Raises the error that ended it."""
-        is_length_known = self._cluster.max_model_len() is not None
+        planned_for = self.max_model_len
         try:
             await self._answer(endpoint, body, client, watch, reply)
         except InvalidRequest:
-            # Planned for all that the model allows. A node that came meanwhile may hold less.
-            if is_length_known or reply.is_started or self._cluster.max_model_len() is None:
+            # While a request waits for a node, one may come that holds less than is planned for:
+            # less than the model allows, where there was none.
+            if reply.is_started or self.max_model_len >= planned_for:
                 raise
             await self._answer(endpoint, body, client, watch, reply)
 

@@ -306,36 +306,39 @@ async def test_a_chat_without_max_tokens_gets_the_room_that_nodes_have(
     assert card["max_model_len"] == limit
 
 
-def edge_whose_first_node_comes(longest: int) -> Edge:
-    """A router without a node. One that holds `longest` tokens comes while a request waits."""
+def edge_whose_node_comes(earlier: int | None) -> Edge:
+    """A node that holds 100 tokens comes while a request waits. There is none before (None), or
+    one that holds more."""
 
     async def script(call: Call) -> AsyncIterator[TokenChunk]:
-        edge.cluster.longest = longest
-        if len(call.prompt_token_ids) + call.sampling.max_tokens > longest:
+        edge.cluster.longest = 100
+        if len(call.prompt_token_ids) + call.sampling.max_tokens > 100:
             raise InvalidRequest("wanted less", param="max_tokens")
         for chunk in chunks([5]):
             yield chunk
 
     edge = make_edge(script)
+    edge.cluster.longest = earlier
     return edge
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_chat_that_waits_for_the_first_node_gets_the_room_that_the_node_has(
-    is_stream: bool,
+@pytest.mark.parametrize(("earlier", "planned_for"), [(None, CONTEXT), (200, 200)])
+async def test_a_chat_that_waits_for_a_node_gets_the_room_that_the_node_has(
+    is_stream: bool, earlier: int | None, planned_for: int
 ) -> None:
-    edge = edge_whose_first_node_comes(100)
+    edge = edge_whose_node_comes(earlier)
     async with edge.client() as client:
         response = await client.post(CHAT_PATH, json=CHAT | {"stream": is_stream})
     assert response.status_code == 200
     refused_call, call = edge.generator.calls
-    assert len(refused_call.prompt_token_ids) + refused_call.sampling.max_tokens == CONTEXT
+    assert len(refused_call.prompt_token_ids) + refused_call.sampling.max_tokens == planned_for
     assert len(call.prompt_token_ids) + call.sampling.max_tokens == 100
 
 
-async def test_what_the_first_node_cannot_hold_is_refused_by_its_own_name() -> None:
+async def test_what_a_node_that_comes_cannot_hold_is_refused_by_its_own_name() -> None:
     body = {"input": "qz", "max_output_tokens": 100}
-    edge = edge_whose_first_node_comes(100)
+    edge = edge_whose_node_comes(None)
     async with edge.client() as client:
         response = await client.post("/v1/responses", json=body)
     error = response.json()["error"]
