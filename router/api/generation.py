@@ -17,6 +17,7 @@ from functools import partial
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
+from common.errors import InvalidRequest
 from common.observing.clock import Clock
 from common.request import SamplingParams
 from common.settings.config import ApiConfig
@@ -97,6 +98,19 @@ class OpenAiApi:
         self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
     ) -> None:
         """Send the answer of `endpoint` to a body. Raises the error that ended it."""
+        planned_for = self.max_model_len
+        try:
+            await self._answer(endpoint, body, client, watch, reply)
+        except InvalidRequest:
+            # While a request waits for a node, one may come that holds less than is planned for:
+            # less than the model allows, where there was none.
+            if reply.is_started or self.max_model_len >= planned_for:
+                raise
+            await self._answer(endpoint, body, client, watch, reply)
+
+    async def _answer(
+        self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
+    ) -> None:
         began_at_s = self._clock.now_s()
         plan = await self.plan(endpoint.kind, body, client)
         head = AnswerHead(

@@ -4,17 +4,22 @@ numba ends a process that computes if it was forked from one that had set up Ope
 do not survive a fork. Loading the first kernel with a parallel loop sets it up, which starts no
 thread: OpenMP makes threads in the first loop of more than one. So to set it up is left to the
 forks, by `set_up_threads`. Kernels that are loaded when they are called are called on one thread.
+
+numba takes a lock whenever it is asked for its number of threads, which forks share with their
+template: where one is killed or stopped with it, all others would wait. So each fork has its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import threading
 from typing import Any
 
 import numba
 
 importlib.import_module("engine.runner.kernels")  # says how idle threads of OpenMP wait
+parallel: Any = importlib.import_module("numba.np.ufunc.parallel")
 omppool: Any = importlib.import_module("numba.np.ufunc.omppool")  # it has no types
 _SetUp = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _set_up = _SetUp(omppool.launch_threads)
@@ -31,6 +36,7 @@ _KERNELS = (
 
 def set_up_threads() -> None:
     """Let this process compute, once, before its first kernel runs."""
+    parallel._backend_init_process_lock = threading.RLock()
     _set_up(numba.config.NUMBA_NUM_THREADS)
 
 

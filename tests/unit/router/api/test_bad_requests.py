@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.http.http_edge import CONTEXT, Edge, make_edge, tiny_model
+from common.errors import InvalidRequest
+from router.core.generation import TokenChunk
+from tests.support.http.http_edge import CONTEXT, Call, Edge, chunks, make_edge, tiny_model
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": USER}
@@ -302,6 +304,46 @@ async def test_a_chat_without_max_tokens_gets_the_room_that_nodes_have(
     (call,) = edge.generator.calls
     assert len(call.prompt_token_ids) + call.sampling.max_tokens == limit
     assert card["max_model_len"] == limit
+
+
+def edge_whose_node_comes(earlier: int | None) -> Edge:
+    """A node that holds 100 tokens comes while a request waits. There is none before (None), or
+    one that holds more."""
+
+    async def script(call: Call) -> AsyncIterator[TokenChunk]:
+        edge.cluster.longest = 100
+        if len(call.prompt_token_ids) + call.sampling.max_tokens > 100:
+            raise InvalidRequest("wanted less", param="max_tokens")
+        for chunk in chunks([5]):
+            yield chunk
+
+    edge = make_edge(script)
+    edge.cluster.longest = earlier
+    return edge
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(("earlier", "planned_for"), [(None, CONTEXT), (200, 200)])
+async def test_a_chat_that_waits_for_a_node_gets_the_room_that_the_node_has(
+    is_stream: bool, earlier: int | None, planned_for: int
+) -> None:
+    edge = edge_whose_node_comes(earlier)
+    async with edge.client() as client:
+        response = await client.post(CHAT_PATH, json=CHAT | {"stream": is_stream})
+    assert response.status_code == 200
+    refused_call, call = edge.generator.calls
+    assert len(refused_call.prompt_token_ids) + refused_call.sampling.max_tokens == planned_for
+    assert len(call.prompt_token_ids) + call.sampling.max_tokens == 100
+
+
+async def test_what_a_node_that_comes_cannot_hold_is_refused_by_its_own_name() -> None:
+    body = {"input": "qz", "max_output_tokens": 100}
+    edge = edge_whose_node_comes(None)
+    async with edge.client() as client:
+        response = await client.post("/v1/responses", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "max_output_tokens"
 
 
 async def test_a_chat_that_is_too_long() -> None:
