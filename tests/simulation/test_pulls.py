@@ -354,7 +354,7 @@ def test_a_node_that_did_not_send_is_not_asked_for_longer_and_longer() -> None:
     pauses = Pauses()
     now_s = 100.0
     assert not pauses.is_on(DECODE, now_s)
-    for pause_s in (30, 60, 120, 240, 480, 960, 1920, 3600, 3600):
+    for pause_s in (30, 60, 120, 120):
         pauses.on_failed(DECODE, now_s)
         assert pauses.is_on(DECODE, now_s + pause_s - 0.1)
         assert not pauses.is_on(PREFILL, now_s)

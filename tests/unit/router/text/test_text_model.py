@@ -58,10 +58,11 @@ BROKEN: list[tuple[str, Break]] = [
     ("config.json cannot be read", lambda f: (f / "config.json").write_text("{")),
     ("config.json holds a list", lambda f: (f / "config.json").write_text("[]")),
     (
-        "max_position_embeddings in .*config.json is None",
+        "max_position_embeddings in .*config.json is missing",
         lambda f: (f / "config.json").write_text('{"vocab_size": 5}'),
     ),
     ("vocab_size in .*config.json is 'x'", lambda f: rewrite(f / "config.json", vocab_size="x")),
+    ("vocab_size in .*config.json is missing", lambda f: (f / "config.json").write_text("{}")),
     ("tokenizer.json is missing", lambda f: (f / "tokenizer.json").unlink()),
     ("tokenizer.json cannot be read", lambda f: (f / "tokenizer.json").write_text("{}")),
     (
