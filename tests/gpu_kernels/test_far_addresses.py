@@ -33,7 +33,7 @@ from tests.support.engine.fake_card import bytes_sum
 BEFORE = 17 << 30
 """Where a place would be sought that has become negative, in words of 8 bytes."""
 FAR_BLOCKS = 9_000_000
-"""Of 256 words of 8 bytes each, or of 288 scales."""
+"""The blocks of a pool; one has 256 words of 8 bytes, or 288 scales."""
 NEAR = np.array([9, 3, 17])
 FAR = NEAR + FAR_BLOCKS - 48
 PROMPT = list(range(20, 43))
