@@ -25,7 +25,12 @@ import numpy as np
 from common.kv.blocks import blocks_for
 from common.request import SamplingParams, TokenLogprobs
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind, CopyUnderWay
-from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.runner_contract import (
+    DrawnTokens,
+    OnLayer,
+    SampleInput,
+    ScheduledSequence,
+)
 from engine.core.step.step_batch import batch_of
 from engine.runner.gpu.cache.pool import GpuCache
 from engine.runner.model_runner import ModelRunner
@@ -190,7 +195,8 @@ class History:
             event()
 
     def end(self) -> None:
-        """End what is under way, compare all that the card holds, and close it in mid-step."""
+        """End what is under way, compare all that the card holds, and close it, its steps or its
+        cache first, in the middle of a step and of copies."""
         while self._under_way:
             self._finish(self._under_way[0])
         decoder: Any = self._runner.decoder
@@ -201,9 +207,10 @@ class History:
                 for place, block in enumerate(live.table[: live.num_computed // SIZE]):
                     assert (content[:, :, block] == live.kind.blocks[place]).all()
         self._step()
-        decoder.close()
-        self._cache.close()
-        self._peer.close()
+        self._send()
+        closes = [decoder.close, self._cache.close]
+        self._draw.shuffle(closes)
+        _call_all([*closes, self._peer.close])
 
     # --- blocks ---------------------------------------------------------------------------------
 
@@ -311,8 +318,7 @@ class History:
             batch.going_on = np.array(going, np.int64)
         if begun:
             batch.continues = np.array([self._rows.index(live) for live in begun], np.int64)
-        is_told = self._draw.random() < 0.5
-        results = self._runner.execute(batch, _ignored if is_told else None)
+        results = self._runner.execute(batch, self._handoff(parts))
         self._begun = []
         if batch.has_gone_on:
             self._rows = [parts[place][0] for place in going]
@@ -329,8 +335,35 @@ class History:
 
     # --- copies ---------------------------------------------------------------------------------
 
+    def _handoff(self, parts: list[tuple[Live, int, list[int]]]) -> OnLayer | None:
+        """Return what a step tells of its layers, if it does: a request's whole blocks leave.
+
+        A thread of the connector may have seen them leave before the step's tokens are read.
+        """
+        if self._draw.random() < (0.6 if all(live.decodes for live, *_ in parts) else 0.1):
+            return None
+        num_layers = self._runner.layout.num_layers
+        able = [(live, (live.num_computed + count) // SIZE) for live, count, _ in parts]
+        able = [(live, whole) for live, whole in able if 0 < num_layers * whole <= len(self._slots)]
+        filling = [(live, whole) for live, whole in able if whole > live.num_computed // SIZE]
+        if not able:
+            return _ignored
+        live, whole = self._draw.choice(filling or able)
+        blocks, waits = np.array(live.table[:whole]), list[Callable[[], None]]()
+
+        def on_layer(layer: int) -> None:
+            waits.extend(self._send_layer(live, layer, blocks))
+            if layer == num_layers - 1:
+                self._draw.shuffle(waits)
+                self._begin(blocks.tolist(), partial(_call_all, waits))
+                self.counts["handed off"] += 1
+                if self._draw.random() < 0.6:
+                    self._finish(self._under_way[-1])
+
+        return on_layer
+
     def _send(self) -> None:
-        """Sum blocks, and copy them into the ring; what a chunk has queued is sent at once."""
+        """Send a request's whole blocks, which a chunk may have queued just now."""
         able = [live for live in self._lives if live.is_here and live.table]
         able = [live for live in able if live.num_computed >= SIZE]
         num_layers = self._runner.layout.num_layers
@@ -340,16 +373,23 @@ class History:
         blocks = np.array(live.table[: live.num_computed // SIZE])
         if len(self._slots) < num_layers * len(blocks):
             return
-        waits: list[Callable[[], None]] = []
-        for layer in range(num_layers):
-            slots = np.array([self._slots.pop() for _ in blocks])
-            right = np.stack([one[layer] for one in live.kind.blocks[: len(blocks)]], axis=1)
-            summed = self._pool.begin_sums(layer, blocks)
-            moved = self._pool.begin_out(layer, blocks, slots)
-            waits.append(partial(_check_sums, summed, right))
-            waits.append(partial(self._check_out, moved, slots, right))
+        layers = [self._send_layer(live, layer, blocks) for layer in range(num_layers)]
+        waits = [wait for waits in layers for wait in waits]
+        self._draw.shuffle(waits)
         self._begin(blocks.tolist(), partial(_call_all, waits))
         self.counts["sent"] += 1
+
+    def _send_layer(self, live: Live, layer: int, blocks: np.ndarray) -> list[Callable[[], None]]:
+        """Begin to sum blocks, after which another cache reads them, and to copy them into the
+        ring; return what waits for each."""
+        slots = np.array([self._slots.pop() for _ in blocks])
+        right = np.stack([one[layer] for one in live.kind.blocks[: len(blocks)]], axis=1)
+        summed = self._pool.begin_sums(layer, blocks)
+        moved = self._pool.begin_out(layer, blocks, slots)
+        return [
+            partial(_check_sums, summed, right),
+            partial(self._check_out, moved, slots, right),
+        ]
 
     def _check_out(self, moved: Any, slots: np.ndarray, right: np.ndarray) -> None:
         moved.wait()

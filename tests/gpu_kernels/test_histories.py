@@ -16,7 +16,7 @@ from tests.gpu_kernels.histories import MOST_DRAWN, History, Kind, answered
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
 SEEDS = range(8)
-NUM_EVENTS = 40
+NUM_EVENTS = 24
 WAYS: list[tuple[int, dict[str, Any]]] = [
     (33, {"temperature": 0.0}),
     (21, {"temperature": 1.0, "frequency_penalty": 0.5, "logprobs": 2}),
@@ -29,7 +29,7 @@ WAYS: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = FAMILIES["qwen2"] | {"num_hidden_layers": 1}
+    config = FAMILIES["qwen2"] | {"num_hidden_layers": 2}
     return write_checkpoint(tmp_path_factory.mktemp("model"), config)
 
 
@@ -57,7 +57,7 @@ def test_whatever_happens_answers_and_blocks_are_those_of_the_programs_order(
     """On every second card nothing runs that need not have run; on others anything may."""
     device = LateDevice(seed=seed if seed % 2 else None)
     put_interpreter_in_place(monkeypatch, lambda: device, LateCard)
-    runner = on_card(folder, num_drafts=3, host_space=1 << 17)
+    runner = on_card(folder, num_drafts=3, host_space=1 << 18)
     history = History(runner, kinds, seed)
     history.run(NUM_EVENTS)
     history.end()
