@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from common.files.cache_folder import cache_root, full_path
 from common.files.trusted_folder import why_untrusted
@@ -16,14 +17,14 @@ from common.files.trusted_folder import why_untrusted
 _logger = logging.getLogger("pdserve")
 
 
-def code_cache_folder(sources: Path) -> str:
-    """Return the folder for what is compiled from the `*.py` below the folder `sources`.
+def code_cache_folder(sources: Path, *facts: object) -> str:
+    """Return the folder for what is compiled from `facts` and the `*.py` below `sources`.
 
     It is in `$NUMBA_CACHE_DIR`, or in the cache folder. Where another user could put code into it,
     it is an empty folder of this process instead, and a warning says why. Raises `ConfigError`
     where the cache folder is unknown.
     """
-    folder, named = _wanted_folder(sources)
+    folder, named = _wanted_folder(sources, facts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         problem = why_untrusted(folder, below=named)
@@ -41,11 +42,55 @@ def code_cache_folder(sources: Path) -> str:
     return own
 
 
-def _wanted_folder(sources: Path) -> tuple[Path, Path | None]:
+def keep_compiled(caching: Any, sources: Path, *facts: object) -> str:
+    """Have numba keep there what it compiles below `sources`, and return the folder.
+
+    `caching` is `numba.core.caching`; to be called before kernels are decorated. By itself numba
+    loads nothing that was compiled from equal files in another place: every copy of this package
+    would compile for itself. `facts` are what the files take from elsewhere and compile in.
+
+    Raises `ConfigError` where the cache folder is unknown.
+    """
+    folder = code_cache_folder(sources, *facts)
+
+    class BySource(caching._CacheLocator):  # type: ignore[misc]  # numba has no types
+        """Where one function is kept: the folder's name says what it was compiled from."""
+
+        def __init__(self, function: Any, file: Path) -> None:
+            self._path = Path(folder) / file.parent.relative_to(sources)
+            self._line = function.__code__.co_firstlineno
+
+        def get_cache_path(self) -> str:
+            return str(self._path)
+
+        def get_source_stamp(self) -> str:
+            return ""
+
+        def get_disambiguator(self) -> str:
+            return str(self._line)
+
+        @classmethod
+        def from_function(cls, function: Any, file: str) -> Any:
+            """Return None for the functions of others, and where nothing can be written."""
+            if not Path(file).is_relative_to(sources):
+                return None
+            here = cls(function, Path(file))
+            try:
+                here.ensure_cache_path()
+            except OSError:
+                return None
+            return here
+
+    caching.CacheImpl._locator_classes.insert(0, BySource)
+    return folder
+
+
+def _wanted_folder(sources: Path, facts: tuple[object, ...]) -> tuple[Path, Path | None]:
     """Return the folder for these sources, and the one above it that a variable names, if any."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(facts).encode())
     for path in sorted(sources.rglob("*.py")):
-        digest.update(path.read_bytes())
+        contents = path.read_bytes()
+        digest.update(f"{path.relative_to(sources)} {len(contents)} ".encode() + contents)
     name = digest.hexdigest()[:16]
     environment = os.environ
     if numbas := environment.get("NUMBA_CACHE_DIR"):

@@ -14,6 +14,7 @@ inputs above 240 bytes)"): eight 64-bit lanes take stripes of 64 bytes, are scra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import config, njit, types
-from numba.core import cgutils
+from numba import njit, types
+from numba.core import caching, cgutils
 from numba.extending import intrinsic
 
-from kv_transfer.own_cache import in_own_cache
+from kv_transfer.own_cache import keep_kernels
 
 ALIGNMENT = 16
 """Alignment of target addresses in bytes: non-temporal stores require it.
@@ -227,7 +228,10 @@ def _wait_for_stores(typing: Any) -> Any:
     return types.void(), codegen
 
 
-_kernel = partial(in_own_cache, config, njit, nogil=True, cache=True, error_model="numpy")
+keep_kernels(caching)
+_kernel: Callable[[str], Callable[[Any], Any]] = partial(
+    njit, nogil=True, cache=True, error_model="numpy"
+)
 
 
 @_kernel("void(uint64[:,::1], int64, uint64)")

@@ -12,14 +12,15 @@ from __future__ import annotations
 import ctypes
 import errno
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import zmq
-from numba import cfunc, config, types
+from numba import cfunc, types
+from numba.core import caching
 
-from kv_transfer.own_cache import in_own_cache
+from kv_transfer.own_cache import keep_kernels
 
 _MESSAGE_BYTES = 64
 """Size of `zmq_msg_t`: part of libzmq's interface."""
@@ -27,8 +28,13 @@ _MESSAGE_BYTES = 64
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
+keep_kernels(caching)
+_compiled: Callable[[Any], Any] = cfunc(
+    types.void(types.voidptr, types.CPointer(types.uint8)), cache=True
+)
 
-@in_own_cache(config, cfunc, types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)
+
+@_compiled
 def _release(_data: Any, is_sent: Any) -> None:
     """Mark a part as released: a `zmq_free_fn`."""
     is_sent[0] = 1

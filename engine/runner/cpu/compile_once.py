@@ -16,7 +16,6 @@ from common.files.cache_folder import locked, try_locked
 
 _logger = logging.getLogger("pdserve.engine")
 
-_SOURCES = Path(__file__).parents[1] / "kernels"
 _ALONE_WAIT_S = 30.0
 """Measuring takes a few seconds; a process that is stopped meanwhile must not stop all others."""
 
@@ -109,16 +108,12 @@ def _first(stamp: Path) -> Iterator[None]:
 
 
 def _stamp(what: str) -> Path:
-    """Return the path of the file that says that `what` is compiled from the files of here.
+    """Return the path of the file that says that `what` is compiled on such a machine.
 
-    numba loads nothing that was compiled from equal files elsewhere, or before they were installed
-    again.
+    The folder is that of the kernels' sources.
     """
-    digest = hashlib.sha256()
-    for fact in (what, llvmlite.binding.get_host_cpu_name(), numba.__version__):
-        digest.update(f"{fact} ".encode())
-    for path in sorted(_SOURCES.rglob("*.py")):
-        digest.update(f"{path} {path.stat().st_mtime_ns} ".encode())
+    facts = f"{what} {llvmlite.binding.get_host_cpu_name()} {numba.__version__}"
+    digest = hashlib.sha256(facts.encode())
     return Path(numba.config.CACHE_DIR) / f"{digest.hexdigest()[:16]}.compiled"
 
 

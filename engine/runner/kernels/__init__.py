@@ -50,11 +50,13 @@ import os
 from pathlib import Path
 
 import numba
+from numba.core import caching
 
-from common.files.code_cache import code_cache_folder
+from common.files.code_cache import keep_compiled
+from common.request import GREEDY_BELOW
 
-# Read when the kernels below are decorated.
-numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)
+# Used when the kernels below are decorated. The number is compiled in.
+numba.config.CACHE_DIR = keep_compiled(caching, Path(__file__).parent, GREEDY_BELOW)
 
 # Read when the thread pool's library is loaded. By default its idle threads keep their processors
 # busy for milliseconds. Where other processes compute too, those that have work then wait for them.

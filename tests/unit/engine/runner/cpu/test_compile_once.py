@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import numba
@@ -50,22 +50,12 @@ def test_what_is_compiled_takes_no_lock(cache: Path, monkeypatch: pytest.MonkeyP
 def test_what_was_compiled_from_other_files_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """numba loads it for neither a second copy of equal sources nor files that are new."""
+    """The folder is named after the sources, and a copy of them elsewhere has the same one."""
     compiled: list[str] = []
-
-    def start(name: str) -> None:
-        monkeypatch.setattr("engine.runner.cpu.compile_once._SOURCES", tmp_path / name)
-        compile_together({"layers": lambda: compiled.append(name)})
-
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "layer.py").touch()
-        start(name)
-        start(name)
-    os.utime(tmp_path / "here/layer.py", (1, 1))
-    start("here")
-    start("there")
-    assert compiled == ["here", "there", "here"]
+    for name in ("these", "others", "these"):
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / name))
+        compile_together({"layers": partial(compiled.append, name)})
+    assert compiled == ["these", "others"]
 
 
 def test_a_second_one_compiles_what_the_first_does_not(cache: Path) -> None:
