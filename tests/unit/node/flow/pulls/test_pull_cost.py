@@ -62,7 +62,7 @@ def test_what_sources_have_to_do_hinders_no_pull_for_ever() -> None:
     assert cost.expected_s(1000) < 0.01
 
 
-def test_sources_that_answer_sooner_than_their_steps_should_end_are_busy_in_vain() -> None:
+def test_what_part_of_a_step_is_waited_for_is_learned_from_pulls_that_were_quicker() -> None:
     """Much of what a router counts on a node is cached there."""
     cost = pulling(1000, 0.01)
     for _ in range(20):
