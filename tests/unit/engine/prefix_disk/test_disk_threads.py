@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -53,6 +53,21 @@ def test_jobs_are_done(disk: Disk) -> None:
     assert disk.do(WRITE) == DiskResult(1)
     assert disk.do(READ) == DiskResult(1)
     assert np.array_equal(disk.memory[:, :, 0], disk.memory[:, :, 1])
+
+
+def test_no_file_is_touched_on_the_thread_that_begins_a_job(disk: Disk) -> None:
+    """The threads are the only way to the folder: steps run on the thread that begins jobs."""
+    touched: dict[str, set[str]] = {}
+
+    def note(name: str) -> None:
+        touched.setdefault(current_thread().name, set()).add(name)
+
+    disk.calls.fault = note
+    for job in (DiskLook(is_all=True), WRITE, READ, DiskWrite([], [], [HASH])):
+        assert disk.do(job).failure is None
+    assert touched.keys() == {"pdserve-disk-writes", "pdserve-disk-reads"}
+    assert {"open_new", "remove"} <= touched["pdserve-disk-writes"]
+    assert "read" in touched["pdserve-disk-reads"]
 
 
 def test_a_write_that_hangs_holds_up_no_read_and_nobody_who_begins_one(disk: Disk) -> None:
