@@ -157,6 +157,7 @@ class OpenAiApi:
             cache_salt=self._prefix_sharing.salt(watch.api_key_sha256, plan.cache_salt),
             needs_salt=self._prefix_sharing.needs_salt(plan.cache_salt),
             session=session_id(watch.api_key_name, watch.session_name, plan.session),
+            is_cut_to_fit=plan.is_cut_to_fit,
             listener=watch,
         )
         num_tokens = 0

@@ -29,7 +29,10 @@ unless one of these is heard again.
 An answer waits for a node until its deadline. Its client has part of it already, and a node that
 restarts or is heard again can continue it. Also a router that stood still needs this: its nodes
 have cut all its streams, and are all heard again within a second. New requests wait for two seconds
-only, because another router may have nodes.
+only, because another router may have nodes. Where only nodes are left that are too short for it, an
+answer for which the client set no limit goes on up to the length of the longest one, as that of a
+new request would. Any other one waits a minute for a longer node: one that restarts is mostly back
+by then, and what nobody serves is worth no longer wait.
 
 A choice in a wide cluster looks at some nodes (`router/core/shortlist.py`), and at all where these
 will not do, so that it costs the same with a hundred nodes and with a thousand. Which nodes can be

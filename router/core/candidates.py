@@ -18,6 +18,7 @@ import math
 from common.errors import (
     DeadlineUnreachable,
     Draining,
+    InvalidRequest,
     NodeLost,
     Overloaded,
     PdserveError,
@@ -32,6 +33,9 @@ WAIT_S = 1.0
 """How long a request waits before it asks again, unless a node can be chosen sooner."""
 WAITS_OF_NEW = 2
 WAITS_AFTER_DEATHS = 10
+WAITS_FOR_LONGER = 60
+"""How often a request whose node was lost waits where all others are too short for it: a minute, in
+which most nodes that restart are back."""
 
 
 class Candidates:
@@ -50,6 +54,7 @@ class Candidates:
         self._num_failures = 0
         self._num_emitted = 0
         self._num_waits = 0
+        self._is_too_long = False
         self._retry_after_s: float | None = None
         self._is_shed = False
         self._last_refusal = ""
@@ -115,6 +120,13 @@ class Candidates:
         self._num_waits += 1
         self._forgive_all()
 
+    def on_none(self, error: PdserveError) -> None:
+        """Take why no node could be chosen. Its waits for a longer node begin when it is too long
+        for those that are there."""
+        was_too_long, self._is_too_long = self._is_too_long, isinstance(error, InvalidRequest)
+        if self._is_too_long and not was_too_long:
+            self._num_waits = 0
+
     # Questions, when no node is left.
 
     def asks_to_queue(self) -> bool:
@@ -130,21 +142,23 @@ class Candidates:
     def can_wait(self, num_emitted: int) -> bool:
         """Return whether the request waits for a node.
 
-        A continued answer, and a request whose node was lost, do so until their deadline. A new
-        request waits for `WAITS_OF_NEW` waits, and not at all where nodes have refused it for want
-        of room.
+        A continued answer, and a request whose node was lost, do so until their deadline, and for
+        `WAITS_FOR_LONGER` waits where all nodes are too short. A new request waits for
+        `WAITS_OF_NEW` waits, and not at all where nodes have refused it for want of room.
         """
         if self.has_lost_too_many:
             return self._num_waits < WAITS_AFTER_DEATHS
         if num_emitted or isinstance(self.failure, NodeLost):
-            return True
+            return not self._is_too_long or self._num_waits < WAITS_FOR_LONGER
         is_new = self.failure is None and self._retry_after_s is None
         return is_new and self._num_waits < WAITS_OF_NEW
 
     def why_none(self, error: PdserveError) -> PdserveError:
         """Return what the client is told; `error` is why no node could be chosen."""
-        if not isinstance(error, Overloaded):
-            return error
+        if not isinstance(error, Overloaded):  # it is too long
+            if self.failure is None:
+                return error
+            return NodeLost(f"{self.failure}, and no node that is left holds it: {error}")
         if isinstance(self.failure, Draining):
             return NodeLost(f"{self.failure}, and no other node can go on")
         return self.failure or self.overloaded(str(error), error.retry_after_s)

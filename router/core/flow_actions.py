@@ -37,12 +37,14 @@ class FlowActions:
         deadline_at_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        is_cut_to_fit: bool = False,
     ) -> None:
         self._prompt = prompt
         self._sampling = sampling
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._cache_salt = cache_salt
+        self._is_cut_to_fit = is_cut_to_fit
         self._attempts = Attempts(choice_id, TokenLedger(sampling, len(prompt.token_ids)))
         self._choosing: Attempt | None = None
         self._candidates = Candidates()
@@ -79,7 +81,20 @@ class FlowActions:
             self._out += self._attempts.restart()
         self._choose(self._main)
 
+    def _is_cut(self, attempt: Attempt, longest: int) -> bool:
+        """Cut an attempt to what the longest node holds, if that leaves another token; one of two
+        to no less than the other one has. The next attempt begins with the whole length again."""
+        num_left, main = longest - len(self._prompt.token_ids), self._main.ledger
+        fewest = max(main.num_emitted + 1, self._sampling.min_tokens)
+        if self._is_second(attempt):
+            fewest = main.max_tokens
+        is_cut = self._is_cut_to_fit and fewest <= num_left < attempt.ledger.max_tokens
+        if is_cut:
+            attempt.ledger.max_tokens = num_left
+        return is_cut
+
     def _wait_or_fail(self, attempt: Attempt, error: PdserveError) -> None:
+        self._candidates.on_none(error)
         if self._is_second(attempt):
             self._drop(attempt)
         elif self._candidates.can_wait(self._main.ledger.num_emitted):
@@ -133,7 +148,7 @@ class FlowActions:
         return GenerationRequest(
             id=attempt.id,
             prompt_token_ids=self._prompt.token_ids,
-            sampling=self._sampling_behind(attempt.ledger.num_emitted),
+            sampling=self._sampling_of(attempt.ledger),
             deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
             priority=self._priority,
             output_token_ids=tuple(attempt.ledger.emitted),
@@ -141,11 +156,13 @@ class FlowActions:
             known_blocks=self._prompt,
         )
 
-    def _sampling_behind(self, num_emitted: int) -> SamplingParams:
-        """Return what is asked for after tokens that were emitted, the prompt's logprobs too."""
-        if not num_emitted or self._sampling.prompt_logprobs is None:
-            return self._sampling
-        return replace(self._sampling, prompt_logprobs=None)
+    def _sampling_of(self, ledger: TokenLedger) -> SamplingParams:
+        """Return what is asked of an attempt: log probabilities of the prompt came with token 0."""
+        sampling = self._sampling
+        scored = None if ledger.num_emitted else sampling.prompt_logprobs
+        if (ledger.max_tokens, scored) == (sampling.max_tokens, sampling.prompt_logprobs):
+            return sampling
+        return replace(sampling, max_tokens=ledger.max_tokens, prompt_logprobs=scored)
 
     # Beginnings and endings.
 

@@ -112,11 +112,13 @@ class Generator(Protocol):
         cache_salt: str = "",
         needs_salt: bool = True,
         session: SessionId = b"",
+        is_cut_to_fit: bool = False,
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer and return its abort. KV is shared within `cache_salt` alone.
 
         Without `needs_salt` nodes may serve it that know no salts, and share all KV.
+        With `is_cut_to_fit` the answer may end before `max_tokens`, where the longest node ends it.
 
         The answers of one `session` are best made by the nodes that made its last one.
 

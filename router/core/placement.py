@@ -23,7 +23,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from common.errors import InvalidRequest, Overloaded
+from common.errors import Overloaded
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
@@ -35,7 +35,7 @@ from router.core.known.roster import Roster
 from router.core.known.sessions import KnownSessions, Placed, SessionNodes
 from router.core.membership import Membership
 from router.core.policies import NARROWINGS, POLICIES
-from router.core.policies.query import PolicyState, Query
+from router.core.policies.query import PolicyState, Query, TooLong
 from router.core.policies.session_nodes import session_node
 from router.core.prefix_sources import prefix_source
 from router.core.shortlist import AbleNodes, Shortlist
@@ -125,7 +125,7 @@ class Chooser:
     ) -> tuple[ChosenNodes, Placed | None]:
         """Choose nodes, or a prefill node for a reservation; for a session, say how it is placed.
 
-        Raises `InvalidRequest` and `Overloaded` as `Placer` does.
+        Raises `TooLong` and `Overloaded` as `Placer` does.
         """
         avoided = self.avoided(nodes, now_s)
         if query.session:
@@ -200,8 +200,8 @@ class Placer:
         A pair in `avoided` is not chosen: rather another decode node, or local prefill. Of a
         `Roster` only some nodes may be looked at, any other sequence is looked at whole.
 
-        Raises `InvalidRequest` when no node is made for a request this long, and `Overloaded`
-        when a role is missing or every node was tried.
+        Raises `TooLong` when no node is made for a request this long, and `Overloaded` when a role
+        is missing or every node was tried.
         """
         few = None
         if isinstance(nodes, Roster):
@@ -388,10 +388,10 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     fitting = [node for node in staying if query.fits(node.record)]
     if not fitting:
         longest = max(node.record.max_model_len for node in staying)
-        raise InvalidRequest(
+        raise TooLong(
             f"{len(query.prompt_token_ids)} prompt tokens and max_tokens {query.max_tokens} make "
             f"{query.num_tokens}: wanted at most max_model_len = {longest}",
-            param="max_tokens",
+            longest=longest,
         )
     return fitting
 

@@ -7,6 +7,7 @@
                 choice: prefill alone           PREFILLING  SendPrefill without ticket
                 choice: prefill for a ticket    PREFILLING  SendPrefill with the ticket
                 choice: none for a ticket       RESERVING   abort; new attempt, local, same node
+                too long, and can be cut        CHOOSING    Choose, for what the longest node holds
                 no choice, nodes may come       WAITING     Wait (see `router.core.candidates`)
                 no choice                       DONE        Fail
     WAITING     a node can be chosen, or waited CHOOSING    Choose
@@ -75,6 +76,7 @@ from router.core.attempts import Attempt, State
 from router.core.effects import Effect, Finish
 from router.core.flow_actions import FlowActions
 from router.core.generation import TokenChunk
+from router.core.policies.query import TooLong
 
 _RUNNING = State.RUNNING
 
@@ -120,6 +122,11 @@ class RequestFlow(FlowActions):
     def num_output_tokens(self) -> int:
         """The tokens of the answer that were passed on so far, over all attempts."""
         return self._main.ledger.num_emitted
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of the answer by the attempt for which nodes are to be named."""
+        return (self._choosing or self._main).ledger.max_tokens
 
     @property
     def failure(self) -> PdserveError | None:
@@ -187,8 +194,12 @@ class RequestFlow(FlowActions):
         attempt, self._choosing = self._choosing, None
         if attempt is None:
             return []
-        may_ask_again = isinstance(error, Overloaded) and attempt is self._main
-        if may_ask_again and self._candidates.asks_to_queue():
+        if isinstance(error, TooLong):
+            asks_again = self._is_cut(attempt, error.longest)
+        else:
+            may_queue = isinstance(error, Overloaded) and attempt is self._main
+            asks_again = may_queue and self._candidates.asks_to_queue()
+        if asks_again:
             self._choose(attempt)
         else:
             self._wait_or_fail(attempt, error)

@@ -30,7 +30,8 @@ class TokenLedger:
     def __init__(self, sampling: SamplingParams, num_prompt_tokens: int = 1) -> None:
         self._sampling = sampling
         self._num_prompt_tokens = num_prompt_tokens
-        self._max_tokens = sampling.max_tokens
+        self.max_tokens = sampling.max_tokens
+        """The most tokens of this attempt: fewer than were asked for, where no node has room."""
         self._has_logprobs = sampling.logprobs is not None
         self._held: dict[int, tuple[int, TokenLogprobs | None]] = {}
         self._end: int | None = None
@@ -51,7 +52,7 @@ class TokenLedger:
         """
         _, first, token_ids, _, counts, details = output
         end = first + len(token_ids)
-        is_next = first == self.num_emitted and 0 < first < end <= self._max_tokens
+        is_next = first == self.num_emitted and 0 < first < end <= self.max_tokens
         if not is_next or details is not NO_DETAILS or self._held or self._has_logprobs:
             return None
         self.num_emitted = end
@@ -75,7 +76,7 @@ class TokenLedger:
         if chunk is not None:
             return chunk
         first, token_ids, details = output.first_index, output.token_ids, output.details
-        if first + len(token_ids) > self._max_tokens or self._has_logprobs:
+        if first + len(token_ids) > self.max_tokens or self._has_logprobs:
             self._check(output)
         logprobs = details.logprobs if self._has_logprobs else ()
         if output.counts is not None:
@@ -137,10 +138,10 @@ class TokenLedger:
 
     def _check(self, output: RequestOutput) -> None:
         num_tokens, num_logprobs = len(output.token_ids), len(output.details.logprobs)
-        if output.first_index + num_tokens > self._max_tokens:
+        if output.first_index + num_tokens > self.max_tokens:
             last = output.first_index + num_tokens - 1
             raise PeerProtocolError(
-                f"{output.id}: token index {last}, max_tokens is {self._max_tokens}"
+                f"{output.id}: token index {last}, max_tokens is {self.max_tokens}"
             )
         if self._has_logprobs and num_logprobs != num_tokens:
             raise PeerProtocolError(f"{output.id}: {num_logprobs} logprobs for {num_tokens} tokens")
@@ -165,7 +166,7 @@ class TokenLedger:
     def _release(self) -> tuple[int, tuple[int, ...], tuple[TokenLogprobs, ...]]:
         """Return the index of the next token, and the tokens held from there on without a gap."""
         first = index = self.num_emitted
-        end = self._max_tokens if self._end is None else self._end
+        end = self.max_tokens if self._end is None else self._end
         while index < end and index in self._held:
             index += 1
         tokens = [self._held.pop(held) for held in range(first, index)]

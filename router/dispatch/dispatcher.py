@@ -126,13 +126,12 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Take an epoch and begin to follow the cluster; does not wait for nodes."""
-        router_id = self.incarnation.node_id
         try:
-            epoch = await self._store.next_epoch(router_id)
+            epoch = await self._store.next_epoch(self.incarnation.node_id)
         except PlacementUnavailable as away:
             log.warning("no epoch from the placement store, taking the time: %s", away)
             epoch = time.time_ns() // 1000
-        self.incarnation = Incarnation(router_id, epoch)
+        self.incarnation = Incarnation(self.incarnation.node_id, epoch)
         self._tasks = [
             asyncio.create_task(self.pool.run(self.incarnation), name="membership"),
             asyncio.create_task(self._recorder.run(), name="placements"),
@@ -159,8 +158,7 @@ class Dispatcher:
             return
         self._is_closing = True
         for choice in list(self._choices.values()):
-            closing = Overloaded(SHUTTING_DOWN)
-            self._feed(choice, choice.flow.on_failure, closing)
+            self._feed(choice, choice.flow.on_failure, Overloaded(SHUTTING_DOWN))
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.pool.wait_sent()
@@ -184,6 +182,7 @@ class Dispatcher:
         cache_salt: str = "",
         needs_salt: bool = True,
         session: SessionId = b"",
+        is_cut_to_fit: bool = False,
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer; see `router.core.generation.Generator`.
@@ -204,6 +203,7 @@ class Dispatcher:
             deadline_at_s=deadline_at_s,
             priority=priority,
             cache_salt=cache_salt,
+            is_cut_to_fit=is_cut_to_fit,
         )
         query = query_of(prompt, sampling, cache_salt, session, needs_salt=needs_salt)
         listener = listener or RequestWatch("", self.model, now_s)
@@ -318,8 +318,8 @@ class Dispatcher:
 
     def _choose(self, choice: RunningChoice, effect: Choose) -> list[Effect]:
         nodes, flow, query = self.pool.nodes(), choice.flow, choice.query
-        if flow.num_output_tokens:
-            query.needs_prompt_logprobs = False  # they came with token 0
+        query.max_tokens = flow.max_tokens
+        query.needs_prompt_logprobs &= not flow.num_output_tokens  # they came with token 0
         choice.trace.on_choosing(
             flow.attempt,
             self._clock.now_s(),

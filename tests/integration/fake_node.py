@@ -49,9 +49,10 @@ IDLE = NodeLoad(free_blocks=64, free_seats=8, num_running=0, num_waiting=0, queu
 class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
     """Set `on_reserve` and `on_prefill`; push outputs; look at `asked` and `aborted`."""
 
-    def __init__(self, node_id: str, role: Role, epoch: int = 1) -> None:
+    def __init__(self, node_id: str, role: Role, epoch: int = 1, max_model_len: int = 1024) -> None:
         self.incarnation = Incarnation(node_id, epoch)
         self.role = role
+        self.max_model_len = max_model_len
         self.stuck_ms = 0
         self.echo = 0
         """The latest number that a router sent; 0 in a node of an earlier release."""
@@ -91,7 +92,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         cast(Any, add_NodeServicer_to_server)(self, self._server)
         self.port = add_port(self._server, f"127.0.0.1:{port}", keys)
         await self._server.start()
-        record = record_of(self.incarnation, self.role, f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        record = record_of(self.incarnation, self.role, address, self.max_model_len)
         record = replace(record, sends_blocks=self.sends_blocks)
         await store.heartbeat(record, IDLE, lease_s=60)
 

@@ -58,8 +58,10 @@ class Cluster:
         """What the first router counts."""
         self.failed = asyncio.Event()
 
-    async def add(self, node_id: str, role: Role, epoch: int = 1, port: int = 0) -> FakeNode:
-        node = FakeNode(node_id, role, epoch)
+    async def add(
+        self, node_id: str, role: Role, epoch: int = 1, port: int = 0, max_model_len: int = 1024
+    ) -> FakeNode:
+        node = FakeNode(node_id, role, epoch, max_model_len)
         await node.start(self.store, port=port)
         self.nodes.append(node)
         return node

@@ -263,6 +263,11 @@ class AnswerFormat(ABC):
         """Yield the JSON of the log probabilities, null where none are asked for."""
         return self._logprobs_json(lists) if self._has_logprobs else iter(("null",))
 
+    def _empty_logprobs(self) -> str:
+        """Return the log probabilities of the first event of a chat and the last one of a
+        completion. As with OpenAI they are empty lists: a stop string may leave no others."""
+        return "".join(self._logprobs())
+
     def _delta_fields(self, delta: Delta) -> str:
         logprobs = "".join(self._logprobs(delta.details.echoed, delta.entries))
         fields = self._text_fields(text_json(delta.text), logprobs)
@@ -310,7 +315,7 @@ class ChatFormat(AnswerFormat):
         return f',"prompt_token_ids":{to_json(self._prompts[0])}'
 
     def _first_fields(self, index: int) -> str:
-        return '"delta":{"role":"assistant","content":""},"logprobs":null'
+        return f'"delta":{{"role":"assistant","content":""}},"logprobs":{self._empty_logprobs()}'
 
     def _text_fields(self, text_json: str, logprobs_json: str) -> str:
         return f'"delta":{{"content":{text_json}}},"logprobs":{logprobs_json}'
@@ -346,7 +351,7 @@ class CompletionFormat(AnswerFormat):
         return f'"text":{text_json},"logprobs":{logprobs_json}'
 
     def _last_fields(self) -> str:
-        return '"text":"","logprobs":null'
+        return f'"text":"","logprobs":{self._empty_logprobs()}'
 
     def _logprobs_json(self, lists: Sequence[Sequence[LogprobEntry]]) -> Iterator[str]:
         return completion_logprobs_json(lists, self._describe)

@@ -30,7 +30,8 @@ class ChatPartsFormat(ChatFormat):
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = AnswerParser(self._syntax)
-            first = '"delta":{"role":"assistant","content":null},"logprobs":null'
+            role = '"delta":{"role":"assistant","content":null}'
+            first = f'{role},"logprobs":{self._empty_logprobs()}'
             yield self._event(index, first, "null", self._top_tokens(index))
         for delta in deltas:
             is_last = delta.details.finish_reason is not None

@@ -52,8 +52,9 @@ class RequestPlan(NamedTuple):
     names it; the model's own end is not among them. `continues_prompt`: the answer's text goes
     straight on from the prompt's. `syntax` is what an answer's text may hold. `echo_logprobs` is
     the number of alternatives shown per token of a prompt that is echoed. Without `has_output`
-    nothing is generated: nodes draw one token, which is dropped. `grammar_parts`: what the grammar
-    was written from.
+    nothing is generated: nodes draw one token, which is dropped. With `is_cut_to_fit` the client
+    set no limit, and an answer may have as many tokens as a node holds. `grammar_parts`: what the
+    grammar was written from.
     """
 
     prompts: tuple[PlannedPrompt, ...]
@@ -71,6 +72,7 @@ class RequestPlan(NamedTuple):
     syntax: AnswerSyntax
     echo_logprobs: int | None
     has_output: bool
+    is_cut_to_fit: bool
     grammar_parts: GrammarParts
     shape: AnswerShape
 
@@ -181,6 +183,7 @@ class Planner:
             syntax=answer.syntax,
             echo_logprobs=output.echo_logprobs,
             has_output=output.has_output,
+            is_cut_to_fit=output.is_cut_to_fit,
             grammar_parts=answer.parts,
             shape=shape,
         )

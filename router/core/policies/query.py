@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from common.errors import InvalidRequest
 from common.kv.blocks import BlockKey, block_keys, root_hash
 from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeRecord
@@ -16,6 +17,14 @@ from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 
 MAX_HASHED_BLOCKS = 8192
 """The most blocks of a prompt that a choice looks up, and that one pull brings."""
+
+
+class TooLong(InvalidRequest):
+    """No node holds the prompt and the longest answer: the longest one holds `longest` tokens."""
+
+    def __init__(self, message: str, *, longest: int = 0) -> None:
+        super().__init__(message, param="max_tokens")
+        self.longest = longest
 
 
 @dataclass(slots=True)

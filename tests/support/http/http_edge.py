@@ -107,6 +107,7 @@ class Call:
     cache_salt: str = ""
     needs_salt: bool = True
     session: bytes = b""
+    is_cut_to_fit: bool = False
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     accept: Callable[[], None] = _nothing
@@ -139,10 +140,18 @@ class ScriptedGenerator:
         cache_salt: str = "",
         needs_salt: bool = True,
         session: bytes = b"",
+        is_cut_to_fit: bool = False,
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         call = Call(
-            prompt_token_ids, sampling, deadline_s, priority, cache_salt, needs_salt, session
+            prompt_token_ids,
+            sampling,
+            deadline_s,
+            priority,
+            cache_salt,
+            needs_salt,
+            session,
+            is_cut_to_fit,
         )
         call.accept = sink.on_accepted
         self.calls.append(call)

@@ -109,6 +109,12 @@ async def test_a_limit_is_one_under_each_of_its_names(path: str, name: str) -> N
 
 
 @EVERY_ENDPOINT
+async def test_only_an_answer_without_a_limit_of_the_clients_is_cut_to_fit(path: str) -> None:
+    assert (await call_of(path)).is_cut_to_fit == ("max_tokens" not in BODIES[path])
+    assert not (await call_of(path, **{OWN_LIMITS[path]: 9})).is_cut_to_fit
+
+
+@EVERY_ENDPOINT
 async def test_the_end_of_a_long_prompt_is_kept(path: str) -> None:
     whole = await call_of(path)
     cut = await call_of(path, truncate_prompt_tokens=4)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.errors import (
-    PdserveError,
-)
+from typing import Any
+
+from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.kv.prompt_blocks import PromptBlocks
 from common.request import FinishReason, RequestOutput, SamplingParams
@@ -27,30 +27,43 @@ TICKET = DecodeGrant("ticket", 64)
 LOCAL = DecodeGrant(None, 32)
 
 
-def new_flow(max_tokens: int = 8, logprobs: int | None = None) -> RequestFlow:
-    sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
-    flow = RequestFlow("req", PromptBlocks((1, 2, 3)), sampling, deadline_at_s=60.0)
+def new_flow(
+    max_tokens: int = 8,
+    logprobs: int | None = None,
+    *,
+    min_tokens: int = 0,
+    is_cut_to_fit: bool = False,
+) -> RequestFlow:
+    sampling = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, logprobs=logprobs)
+    flow = RequestFlow(
+        "req",
+        PromptBlocks((1, 2, 3)),
+        sampling,
+        deadline_at_s=60.0,
+        is_cut_to_fit=is_cut_to_fit,
+    )
     assert flow.start() == [Choose(None, frozenset())]
     return flow
 
 
-def reserving(prefill: Incarnation | None = P0) -> RequestFlow:
-    flow = new_flow()
+def reserving(prefill: Incarnation | None = P0, **asked: Any) -> RequestFlow:
+    flow = new_flow(**asked)
     (reserve,) = flow.on_choice(D0, prefill, "why", 10.0)
     assert isinstance(reserve, SendReserve)
     assert (reserve.node, reserve.must_prefill_locally) == (D0, prefill is None)
     return flow
 
 
-def prefilling() -> RequestFlow:
-    flow = reserving()
+def prefilling(**asked: Any) -> RequestFlow:
+    flow = reserving(**asked)
     flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
     assert flow.state is State.PREFILLING
     return flow
 
 
-def running(*, first_token: bool = True) -> RequestFlow:
-    flow = prefilling()
+def running(*, first_token: bool = True, **asked: Any) -> RequestFlow:
+    """`asked` is for `new_flow`, here and above."""
+    flow = prefilling(**asked)
     if first_token:
         flow.on_output(P0, output(FIRST, 0, 10))
     flow.on_output(D0, output(FIRST, 1, is_started=True))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import InvalidRequest, Overloaded
+from common.errors import Overloaded
 from common.ids import Incarnation
 from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeLoad, Role
@@ -17,7 +17,7 @@ from router.core.known.node_view import NodeView
 from router.core.membership import Membership
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import MAX_HASHED_BLOCKS, PolicyState, Query, query_of
+from router.core.policies.query import MAX_HASHED_BLOCKS, PolicyState, Query, TooLong, query_of
 from tests.support.nodes.node_views import names, node, prefill, query, record
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -195,9 +195,9 @@ def test_when_all_were_tried_it_says_so() -> None:
 def test_a_request_too_long_for_every_node_is_the_callers_fault() -> None:
     nodes = [node("d0", max_model_len=20), node("d1", max_model_len=23), prefill("p0")]
     text = r"16 prompt tokens and max_tokens 8 make 24: wanted at most max_model_len = 23"
-    with pytest.raises(InvalidRequest, match=text) as wrong:
+    with pytest.raises(TooLong, match=text) as wrong:
         choose(nodes)
-    assert wrong.value.param == "max_tokens"
+    assert (wrong.value.param, wrong.value.longest) == ("max_tokens", 23)
 
 
 def test_another_prefill_node_for_a_reservation() -> None:

@@ -1,6 +1,7 @@
 """Requests for which no node can be chosen: which of them wait, how long, and what ends it.
 
-Where nodes are there but full, a request waits in the queue of one of them.
+Where nodes are there but full, a request waits in the queue of one of them. Where they are all too
+short for it (its prompt has 3 tokens, and its answer at most 8), it may be cut.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from common.errors import (
     DeadlineExceeded,
     Draining,
     HandoffFailed,
+    InvalidRequest,
     NodeLost,
     Overloaded,
     PdserveError,
@@ -18,15 +20,27 @@ from common.errors import (
     StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
+from common.request import FinishReason
 from router.core.attempts import State
 from router.core.candidates import (
     MAX_DEATHS,
     MAX_FAILURES,
     WAIT_S,
     WAITS_AFTER_DEATHS,
+    WAITS_FOR_LONGER,
     WAITS_OF_NEW,
 )
-from router.core.effects import Choose, Effect, Fail, LegClosed, SendPrefill, SendReserve, Wait
+from router.core.effects import (
+    Choose,
+    Effect,
+    Fail,
+    Finish,
+    LegClosed,
+    SendPrefill,
+    SendReserve,
+    Wait,
+)
+from router.core.policies.query import TooLong
 from router.core.request_flow import RequestFlow
 from tests.unit.router.core.flow_events import (
     D0,
@@ -34,6 +48,7 @@ from tests.unit.router.core.flow_events import (
     FIRST,
     LOCAL,
     P0,
+    P1,
     SECOND,
     TICKET,
     aborts,
@@ -288,3 +303,136 @@ def test_a_full_queue_leads_to_the_next_and_then_to_a_refusal() -> None:
     assert isinstance(failed.error, Overloaded)
     assert failed.error.retry_after_s == 2.0
     assert str(failed.error) == "every decode node was tried; d0#1 said last: no room"
+
+
+def too_long(longest: int) -> TooLong:
+    return TooLong(f"wanted at most {longest}", longest=longest)
+
+
+def lost(*, is_cut_to_fit: bool) -> RequestFlow:
+    """An answer with one token whose node was lost."""
+    flow = running(is_cut_to_fit=is_cut_to_fit)
+    assert flow.on_node_lost(D0)[-1] == Choose(None, frozenset({D0}))
+    return flow
+
+
+def wait_in_vain(flow: RequestFlow, num_waits: int) -> None:
+    for _ in range(num_waits):
+        assert flow.on_no_choice(too_long(6)) == WAITING
+        assert flow.on_waited() == ANYBODY
+
+
+def test_an_answer_without_a_limit_of_its_own_goes_on_up_to_the_length_of_a_shorter_node() -> None:
+    flow = lost(is_cut_to_fit=True)
+    assert flow.max_tokens == 8
+    assert flow.on_no_choice(too_long(6)) == [Choose(None, frozenset({D0}))]
+    assert flow.max_tokens == 3
+    (reserve,) = flow.on_choice(D1, P1, "shorter", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.request.sampling.max_tokens, reserve.request.output_token_ids) == (3, (10,))
+    prefill, *_ = flow.on_reserve_reply(D1, SECOND, TICKET, 0.0)
+    assert isinstance(prefill, SendPrefill)
+    assert prefill.request.sampling.max_tokens == 3
+    flow.on_output(P1, output(SECOND, 1, 11))
+    effects = flow.on_output(D1, output(SECOND, 2, 12, is_started=True, finish=FinishReason.LENGTH))
+    assert emitted(effects) == [12]
+    assert effects[-1] == Finish(FinishReason.LENGTH)
+
+
+def test_it_has_its_whole_length_again_where_a_longer_node_takes_it_over() -> None:
+    flow = lost(is_cut_to_fit=True)
+    flow.on_no_choice(too_long(6))
+    flow.on_choice(D1, None, "shorter", 0.0)
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    flow.on_node_lost(D1)
+    assert flow.max_tokens == 8
+    (reserve,) = flow.on_choice(D0, None, "back", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.sampling.max_tokens == 8
+
+
+@pytest.mark.parametrize("error", [too_long(4), too_long(3)])
+def test_an_answer_that_is_longer_than_every_node_waits_for_a_longer_one(error: TooLong) -> None:
+    flow = lost(is_cut_to_fit=True)
+    assert flow.on_no_choice(error) == WAITING
+    assert flow.max_tokens == 8
+
+
+def test_fewer_tokens_than_an_answer_must_have_are_none() -> None:
+    flow = running(is_cut_to_fit=True, min_tokens=4)
+    flow.on_node_lost(D0)
+    assert flow.on_no_choice(too_long(6)) == WAITING
+    assert flow.on_waited() == ANYBODY
+    assert flow.on_no_choice(too_long(7)) == ANYBODY
+
+
+def test_a_new_request_without_a_limit_gets_what_the_nodes_have_at_once() -> None:
+    flow = new_flow(is_cut_to_fit=True)
+    assert flow.on_no_choice(too_long(4)) == ANYBODY
+    ask, _ = flow.on_choice(None, P0, "one token: prefill alone", 0.0)
+    assert isinstance(ask, SendPrefill)
+    assert ask.request.sampling.max_tokens == 1
+
+
+def test_a_second_attempt_is_not_cut_while_the_first_may_have_all() -> None:
+    flow = running(is_cut_to_fit=True)
+    flow.on_node_suspected(D0)
+    assert flow.on_no_choice(too_long(6)) == []
+    assert flow.attempt == SECOND
+    assert flow.answering_attempt == FIRST
+
+
+def test_a_second_attempt_gets_no_less_than_the_first() -> None:
+    flow = lost(is_cut_to_fit=True)
+    flow.on_no_choice(too_long(6))
+    flow.on_choice(D1, None, "shorter", 0.0)
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    assert flow.on_node_suspected(D1) == [Choose(None, frozenset({D0, D1}))]
+    assert flow.max_tokens == 8
+    assert flow.on_no_choice(too_long(5)) == []
+    flow.on_node_trusted(D1)
+    flow.on_node_suspected(D1)
+    assert flow.on_no_choice(too_long(6))[-1] == Choose(None, frozenset({D0, D1}))
+    assert flow.max_tokens == 3
+
+
+def test_what_the_client_asked_for_waits_for_a_longer_node_for_a_minute() -> None:
+    flow = lost(is_cut_to_fit=False)
+    wait_in_vain(flow, WAITS_FOR_LONGER)
+    error = failure(flow.on_no_choice(too_long(6)))
+    assert isinstance(error, NodeLost)
+    assert str(error) == "d0#1 was lost, and no node that is left holds it: wanted at most 6"
+
+
+def test_it_goes_on_where_its_node_comes_back_meanwhile() -> None:
+    flow = lost(is_cut_to_fit=False)
+    wait_in_vain(flow, WAITS_FOR_LONGER - 1)
+    (reserve,) = flow.on_choice(D0, None, "back", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.sampling.max_tokens == 8
+
+
+def test_the_time_begins_when_shorter_nodes_are_there() -> None:
+    """Where no node is there, all may be starting again: that has no limit of its own."""
+    flow = lost(is_cut_to_fit=False)
+    for _ in range(WAITS_FOR_LONGER + 5):
+        assert flow.on_no_choice(NOBODY) == WAITING
+        assert flow.on_waited() == ANYBODY
+    wait_in_vain(flow, WAITS_FOR_LONGER)
+    assert isinstance(failure(flow.on_no_choice(too_long(6))), NodeLost)
+
+
+@pytest.mark.parametrize("error", [NodeLost("gone"), Draining("leaving"), HandoffFailed("cut")])
+def test_a_request_that_was_accepted_is_not_told_that_it_is_too_long(error: NodeLost) -> None:
+    flow = reserving(None)
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    flow.on_output(D0, output(FIRST, 0, error=error))
+    if isinstance(error, NodeLost):
+        wait_in_vain(flow, WAITS_FOR_LONGER)
+    assert isinstance(failure(flow.on_no_choice(too_long(6))), NodeLost)
+
+
+def test_a_new_request_that_no_node_holds_is_told_so() -> None:
+    flow = new_flow()
+    wait_in_vain(flow, WAITS_OF_NEW)
+    assert isinstance(failure(flow.on_no_choice(too_long(6))), InvalidRequest)

@@ -247,7 +247,7 @@ async def test_a_stream_adds_up_to_the_whole_answer_and_no_event_is_long(
         (choice,) = payload["choices"]
         shown = choice["delta"].get("content") if path == CHAT_PATH else choice["text"]
         texts[choice["index"]] += shown or ""
-        if logprobs := choice["logprobs"]:
+        if (logprobs := choice["logprobs"]) and logprobs[column]:
             found.setdefault(choice["index"], []).extend(logprobs[column])
             tops = logprobs["content"] if path == CHAT_PATH else logprobs["top_logprobs"]
             per_token = len(tops[-1]["top_logprobs"] if path == CHAT_PATH else tops[-1] or ())

@@ -36,6 +36,7 @@ from tests.support.http.http_edge import (
     says,
     tiny_model,
 )
+from tests.support.http.tool_models import hermes_model
 
 CHAT: dict[str, Any] = {
     "model": "tiny",
@@ -43,6 +44,7 @@ CHAT: dict[str, Any] = {
     "stream": True,
 }
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "stream": True}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "now", "parameters": {}}}
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 
 
@@ -135,7 +137,7 @@ async def test_logprobs_in_streams() -> None:
     body = CHAT | {"logprobs": True, "top_logprobs": 1}
     payloads = await streamed(make_edge(says("Hello world")), CHAT_PATH, body)
     got = [p["choices"][0]["logprobs"] for p in payloads[:-1]]
-    assert got[0] is got[3] is None
+    assert (got[0], got[3]) == ({"content": [], "refusal": None}, None)
     assert [g["content"][0]["token"] for g in got[1:3]] == ["Hello", " world"]
     payloads = await streamed(make_edge(says("Hello world")), TEXT_PATH, TEXT | {"logprobs": 1})
     got = [p["choices"][0]["logprobs"] for p in payloads[:-1]]
@@ -143,6 +145,28 @@ async def test_logprobs_in_streams() -> None:
         (["Hello"], [0]),
         ([" world"], [5]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT_PATH, CHAT | {"logprobs": True}),
+        (CHAT_PATH, CHAT | {"logprobs": True, "tools": [TOOL]}),
+        (TEXT_PATH, TEXT | {"logprobs": 1}),
+    ],
+)
+async def test_a_stop_string_that_takes_all_of_a_text_leaves_empty_lists(
+    path: str, body: dict[str, Any]
+) -> None:
+    edge = make_edge(says("Hello world"), model=hermes_model())
+    body = body | {"stop": "Hello"}
+    async with edge.client() as client:
+        whole = (await client.post(path, json=body | {"stream": False})).json()["choices"][0]
+    payloads = await streamed(edge, path, body)
+    parts = [payload["choices"][0]["logprobs"] for payload in payloads[:-1]]
+    (logprobs,) = filter(None, parts)
+    assert logprobs == whole["logprobs"]
+    assert not any(logprobs.values())
 
 
 async def test_choices_are_interleaved_each_in_order() -> None:

@@ -72,6 +72,7 @@ PLAN = RequestPlan(
     scored_per_prompt=1,
     echo_logprobs=0,
     has_output=False,
+    is_cut_to_fit=True,
     stop_token_ids=frozenset({7}),
     hidden_token_ids=frozenset({1, 4}),
     shows_special_tokens=True,
