@@ -1,103 +1,48 @@
 """Random histories of a node's runner and cache on a card, each of which has one right outcome.
 
-Requests of a few kinds come and leave at any time. What a kind's request draws, and the bytes of
-its keys and values, are known from a run in which the card does everything at once, in the order
-of the program. So every answer, every block that leaves the card and all that lies there at the end
-can be compared, whatever else happened: a difference is a wait or an event that is missing.
+Requests of a few kinds come and leave at any time, and their answers and blocks are known. So every
+answer, every block that leaves the card and all that lies there at the end can be compared,
+whatever else happened: a difference is a wait or an event that is missing.
+
+What happens is drawn, and what has been rare in a history is drawn the likelier (`HAPPENS`). A wait
+that is missing shows only while the card has work left. The host waits for a step's tokens, so
+`_after_chunks` acts where a step has drawn none.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
+from tests.gpu_kernels.known_answers import MOST_DRAWN, SIZE, Kind, Live, content_of, peer_of  # isort: skip
 
 import numpy as np
 
 from common.kv.blocks import blocks_for
-from common.request import SamplingParams, TokenLogprobs
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind, CopyUnderWay
-from engine.core.runner_contract import (
-    DrawnTokens,
-    OnLayer,
-    SampleInput,
-    ScheduledSequence,
-)
+from engine.core.runner_contract import OnLayer
 from engine.core.step.step_batch import batch_of
-from engine.runner.gpu.cache.pool import GpuCache
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.fake_card import bytes_sum
 from tests.support.engine.moved_blocks import new_ring
 
-SIZE = 16
-"""Tokens of a block."""
-MOST_DRAWN = 8
 MOST_SEATED = 4
 NUM_BLOCKS, NUM_SLOTS, NUM_HOST_BLOCKS = 13, 24, 8
 """Few: what one request leaves is taken by the next one while the card still has work with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A request and its one answer. `blocks` are those that it fills, `[layers, 2, piece]`."""
-
-    prompt: list[int]
-    params: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    blocks: list[np.ndarray] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Live:
-    """A request that is on the node. `is_here`: its blocks are, and no copy moves them."""
-
-    kind: Kind
-    tokens: list[int]
-    table: list[int] = field(default_factory=list)
-    host: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    is_here: bool = True
-
-    @property
-    def num_drawn(self) -> int:
-        return len(self.tokens) - len(self.kind.prompt)
-
-    @property
-    def decodes(self) -> bool:
-        return self.num_computed == len(self.tokens) - 1 and self.num_drawn > 0
-
-    def entry(self, count: int, drafts: Sequence[int] = ()) -> ScheduledSequence:
-        """The next `count` known tokens, and drafts behind the last one."""
-        start, prompt = self.num_computed, self.kind.prompt
-        end = start + count
-        sample = None
-        if end == len(self.tokens):
-            drawn = self.tokens[len(prompt) :]
-            sample = SampleInput(self.kind.params, len(drawn), prompt, drawn)
-        return ScheduledSequence(
-            0, [*self.tokens[start:end], *drafts], start, self.table, sample, len(drafts),
-            next_token_id=None if sample else self.tokens[end],
-        )  # fmt: skip
-
-    def take(self, drawn: DrawnTokens | None, count: int) -> None:
-        """Compare what a step drew with the one answer."""
-        if drawn is None:
-            self.num_computed += count
-            return
-        first, end = self.num_drawn, self.num_drawn + len(drawn.token_ids)
-        assert list(drawn.token_ids) == self.kind.tokens[first:end]
-        assert list(drawn.logprobs) == self.kind.logprobs[first:end]
-        self.tokens += drawn.token_ids
-        self.num_computed = len(self.tokens) - 1
+HAPPENS = (
+    "chunks", "more chunks", "mixed", "gone on", "left behind", "drafts", "accepted", "refused",
+    "answered", "aborted", "replaced", "handed off", "sent", "from ring", "from peer",
+    "peer closed", "swap_out", "swapped unread", "swap_in", "closed in mid-step",
+    "closed in mid-copy",
+)  # fmt: skip
+"""What any four histories are to have in them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,60 +52,36 @@ class UnderWay:
     blocks: list[int]
     end: Callable[[], None]
     swap: CopyUnderWay | None = None
+    is_from_peer: bool = False
 
 
-def content_of(cache: Any) -> np.ndarray:
-    """What a card holds `[layers, 2, blocks, piece_bytes]`, for a test to look at."""
-    layout = cache.layout
-    size = cache.num_blocks * layout.block_bytes
-    flat = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(cache.pool.address))
-    return flat.reshape(layout.pool_shape(cache.num_blocks))
+class PlayedThread:
+    """The thread that copies in host memory, whose turn comes when a history says so."""
 
+    def __init__(self) -> None:
+        self._work: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
-def answered(runner: ModelRunner, kinds: Sequence[Kind]) -> list[Kind]:
-    """Return the kinds with their answers, by a runner whose card does everything at once."""
-    width = blocks_for(max(len(kind.prompt) for kind in kinds) + MOST_DRAWN, SIZE)
-    lives = [
-        Live(kind, list(kind.prompt), list(range(width * place, width * (place + 1))))
-        for place, kind in enumerate(kinds)
-    ]
-    for live in lives:
-        [drawn] = runner.execute(batch_of([live.entry(len(live.tokens))]))
-        _add(live, drawn)
-    for _ in range(MOST_DRAWN - 1):
-        for live, one in zip(
-            lives, runner.execute(batch_of([live.entry(1) for live in lives])), strict=True
-        ):
-            _add(live, one)
-    content = content_of(runner.cache)
-    for live in lives:
-        full = live.table[: live.num_computed // SIZE]
-        live.kind.blocks.extend(content[:, :, block].copy() for block in full)
-    return list(kinds)
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._work.append((future, call))
+        return future
 
-
-def _add(live: Live, drawn: DrawnTokens | None) -> None:
-    assert drawn is not None
-    live.kind.tokens.extend(drawn.token_ids)
-    live.kind.logprobs.extend(drawn.logprobs)
-    live.take(drawn, 0)
-
-
-def peer_of(runner: ModelRunner, kinds: Sequence[Kind]) -> GpuCache:
-    """Return another node's cache that holds every kind's blocks, one kind after the other."""
-    layout = runner.layout
-    blocks = [block for kind in kinds for block in kind.blocks]
-    device: Any = InterpretedDevice()
-    peer = GpuCache(device, InterpretedKernel, 1, layout, len(blocks) * layout.block_bytes)
-    content_of(peer)[:] = np.stack(blocks, axis=2)
-    return peer
+    def turn(self) -> None:
+        """Do what was submitted first, if there is anything."""
+        if self._work:
+            future, call = self._work.popleft()
+            future.set_result(call())
 
 
 class History:
     """Does one thing after the other, as `seed` draws them, and compares as it goes."""
 
-    def __init__(self, runner: ModelRunner, kinds: Sequence[Kind], seed: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, kinds: Sequence[Kind], seed: int, thread: PlayedThread
+    ) -> None:
+        """Take the runner, whose thread for copies in host memory is `thread`."""
         self._runner, self._kinds, self._draw = runner, kinds, random.Random(seed)
+        self._thread = thread
         cache: Any = runner.cache
         self._cache, self._pool = cache, cache.card_pool
         self._peer = peer_of(runner, kinds)
@@ -174,6 +95,7 @@ class History:
         self._left: set[int] = set()
         """Blocks that nobody owns and a copy still uses."""
         self._lives: list[Live] = []
+        self._to_come: list[Kind] = []
         self._rows: list[Live] = []
         """The rows of the step that was begun behind the latest one."""
         self._begun: list[Live] = []
@@ -181,18 +103,33 @@ class History:
         self._under_way: list[UnderWay] = []
         self._opened: Any = None
         self.counts: Counter[str] = Counter()
-        """What has happened, by name."""
+        """What has happened, by name: `HAPPENS` and others."""
 
-    def run(self, num_events: int) -> None:
-        """Do so many things."""
-        events: list[tuple[int, Callable[[], None]]] = [
-            (12, self._step), (4, self._join), (1, self._abort), (2, self._send),
-            (1, self._swap_out), (2, self._swap_in), (2, self._end_one), (1, self._close_peer),
-        ]  # fmt: skip
-        weights = [weight for weight, _ in events]
-        for _ in range(num_events):
-            [(_, event)] = self._draw.choices(events, weights)
-            event()
+    def run(self, num_steps: int) -> None:
+        """Make so many steps, and do other things between them."""
+        self._join()
+        for _ in range(num_steps):
+            self._step()
+            for _ in range(self._draw.randint(0, 1 if self._begun else 3)):
+                self._do_another_thing()
+
+    def _do_another_thing(self) -> None:
+        """Do one of the things that can be done now."""
+        events: dict[str, tuple[int, Callable[[], bool]]] = {
+            "joined": (4, self._join), "aborted": (1, self._abort), "sent": (1, self._send),
+            "swap_out": (1, self._swap_out), "swap_in": (2, self._swap_in),
+            "ended": (3, self._end_one), "peer closed": (1, self._close_peer),
+        }  # fmt: skip
+        while events:
+            name = self._rarest({name: share for name, (share, _) in events.items()})
+            _, event = events.pop(name)
+            if event():
+                return
+
+    def _rarest(self, shares: dict[str, int]) -> str:
+        """Draw one of these things by their shares, the less often the more it has happened."""
+        weights = [share / (1 + self.counts[name]) for name, share in shares.items()]
+        return self._draw.choices(list(shares), weights)[0]
 
     def end(self) -> None:
         """End what is under way, compare all that the card holds, and close it, its steps or its
@@ -200,14 +137,17 @@ class History:
         while self._under_way:
             self._finish(self._under_way[0])
         decoder: Any = self._runner.decoder
-        decoder.device.synchronize_all()
+        device = decoder.device
+        device.synchronize_all()
         content = content_of(self._cache)
         for live in self._lives:
             if live.is_here:
                 for place, block in enumerate(live.table[: live.num_computed // SIZE]):
                     assert (content[:, :, block] == live.kind.blocks[place]).all()
         self._step()
+        self.counts["closed in mid-step"] += device.num_done < device.num_queued
         self._send()
+        self.counts["closed in mid-copy"] += bool(self._under_way)
         closes = [decoder.close, self._cache.close]
         self._draw.shuffle(closes)
         _call_all([*closes, self._peer.close])
@@ -230,14 +170,15 @@ class History:
                 self._free.append(block)
 
     def _begin(
-        self, blocks: Sequence[int], end: Callable[[], None], swap: CopyUnderWay | None = None
-    ) -> None:
+        self, blocks: Sequence[int], end: Callable[[], None], swap: CopyUnderWay | None = None,
+        *, is_from_peer: bool = False,
+    ) -> None:  # fmt: skip
         self._used.update(blocks)
-        self._under_way.append(UnderWay(list(blocks), end, swap))
+        self._under_way.append(UnderWay(list(blocks), end, swap, is_from_peer))
 
     def _finish(self, one: UnderWay) -> None:
         while one.swap is not None and not one.swap.is_done():
-            pass
+            self._thread.turn()
         self._under_way.remove(one)
         self._used.subtract(one.blocks)
         ended = [block for block in one.blocks if block in self._left and not self._used[block]]
@@ -245,23 +186,33 @@ class History:
         self._free += ended
         one.end()
 
-    def _end_one(self) -> None:
-        if self._under_way:
-            self._finish(self._draw.choice(self._under_way))
+    def _end_one(self) -> bool:
+        if not self._under_way:
+            return False
+        self._finish(self._draw.choice(self._under_way))
+        self.counts["ended"] += 1
+        return True
 
     # --- requests -------------------------------------------------------------------------------
 
-    def _join(self) -> None:
-        if len(self._lives) < MOST_SEATED:
-            live = Live(kind := self._draw.choice(self._kinds), list(kind.prompt))
-            self._lives.append(live)
-            if self._draw.random() < 0.5:
-                self._land(live)
+    def _join(self) -> bool:
+        if len(self._lives) >= MOST_SEATED:
+            return False
+        if not self._to_come:
+            self._to_come = self._draw.sample(self._kinds, len(self._kinds))
+        live = Live(kind := self._to_come.pop(), list(kind.prompt))
+        self._lives.append(live)
+        if self._draw.random() < 0.5:
+            self._land(live)
+        self.counts["joined"] += 1
+        return True
 
-    def _abort(self) -> None:
-        if len(self._lives) > 1:
-            self._leave(self._draw.choice(self._lives))
-            self.counts["aborted"] += 1
+    def _abort(self) -> bool:
+        if len(self._lives) < 2:
+            return False
+        self._leave(self._draw.choice(self._lives))
+        self.counts["aborted"] += 1
+        return True
 
     def _leave(self, live: Live) -> None:
         self._lives.remove(live)
@@ -272,11 +223,13 @@ class History:
     # --- steps ----------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        if self._draw.random() < 0.5:
+            self._thread.turn()
         for one in list(self._under_way):
             if one.swap is not None and one.swap.is_done():
                 self._finish(one)
         begun = [live for live in self._begun if live in self._lives]
-        if begun and self._draw.random() < 0.8:
+        if begun and self._draw.random() < 0.9:
             self._execute([(live, 1, []) for live in begun], begun)
             return
         here = [live for live in self._lives if live.is_here and not live.host]
@@ -284,28 +237,79 @@ class History:
             self._end_one()
             self._swap_in()
             self._join()
-            return
-        is_plain = self._draw.random() < 0.6 and any(live.decodes for live in here)
-        parts = [self._part(live, is_plain) for live in here]
-        chosen = [part for part in parts if part is not None and self._grow(part[0], _end(part))]
+            here = [live for live in self._lives if live.is_here and not live.host]
+        parts = self._parts(here) if here else []
+        chosen = [part for part in parts if self._grow(part[0], _end(part))]
         if chosen:
             self._execute(chosen, [])
+            if all(live.num_computed < len(live.tokens) - 1 for live, *_ in chosen):
+                self._after_chunks(self._draw.choice(chosen)[0])
 
-    def _part(self, live: Live, is_plain: bool) -> tuple[Live, int, list[int]] | None:
-        """Return what a step may compute of a request: tokens, and drafts behind them."""
-        if live.decodes:
-            most = MOST_DRAWN - live.num_drawn - 1
-            if is_plain or most < 1 or self._draw.random() < 0.3:
-                return live, 1, []
-            drafts = live.kind.tokens[live.num_drawn :][: self._draw.randint(1, min(3, most))]
-            if self._draw.random() < 0.5:
-                drafts[-1] = (drafts[-1] + 1) % self._runner.vocab_size
-            return live, 1, drafts
-        if is_plain:
-            return None
-        return live, self._draw.randint(1, min(16, len(live.tokens) - live.num_computed)), []
+    def _after_chunks(self, live: Live) -> None:
+        """Do what could go wrong where the card has not computed a request's chunk: its blocks
+        leave, or are another's, or more chunks follow, whose rows overwrite older ones."""
+        name = self._rarest({"swapped unread": 1, "replaced": 1, "more chunks": 1})
+        if name == "more chunks":
+            for left in (2, 1):
+                top = min(16, (live.num_to_compute - 1) // left)
+                if top > 0 and self._grow(live, live.num_computed + top):
+                    self._execute([(live, self._draw.randint(1, top), [])], [], is_told=False)
+                    self.counts[name] += left == 1
+            return
+        if name == "swapped unread":
+            has_begun = self._swap_out(live)
+        else:
+            self._leave(live)
+            has_begun = self._draw.random() < 0.5 and self._swap_in()
+            if not has_begun:
+                kind = self._draw.choice([kind for kind in self._kinds if len(kind.prompt) > SIZE])
+                self._lives.append(live := Live(kind, list(kind.prompt)))
+                has_begun = self._land(live)
+        self.counts[name] += has_begun
+        if has_begun and self._draw.random() < 0.6:
+            self._finish(self._under_way[-1])
 
-    def _execute(self, parts: list[tuple[Live, int, list[int]]], begun: list[Live]) -> None:
+    def _parts(self, here: list[Live]) -> list[tuple[Live, int, list[int]]]:
+        """Return what a step computes of these requests: tokens, and drafts behind them.
+
+        It decodes, with or without drafts, or computes chunks of prompts, or all of that.
+        """
+        decoding = [live for live in here if live.decodes]
+        others = [live for live in here if not live.decodes]
+        long = [live for live in others if live.num_to_compute > 1]
+        shares = {
+            "gone on": 4 * bool(decoding), "drafts": 3 * bool(decoding), "chunks": 3 * bool(long),
+            "mixed": 2 * bool(others),
+        }  # fmt: skip
+        name = self._rarest({one: share for one, share in shares.items() if share})
+        if name == "gone on":  # by the step behind it
+            return [(live, 1, []) for live in decoding]
+        self.counts[name] += 1
+        if name == "drafts":
+            return [(live, 1, self._drafts(live)) for live in decoding]
+        if name == "chunks":
+            tops = [(live, min(16, live.num_to_compute - 1)) for live in long]
+            return [(live, self._draw.randint(1, top), []) for live, top in tops]
+        chunks = [(live, self._chunk(live), list[int]()) for live in others]
+        return [*chunks, *((live, 1, self._drafts(live)) for live in decoding)]
+
+    def _chunk(self, live: Live) -> int:
+        most = min(16, live.num_to_compute)
+        return most if self._draw.random() < 0.5 else self._draw.randint(1, most)
+
+    def _drafts(self, live: Live) -> list[int]:
+        """Return drafts, all of them right ones or all but the last."""
+        most = MOST_DRAWN - live.num_drawn - 1
+        if most < 1 or self._draw.random() < 0.2:
+            return []
+        drafts = live.kind.tokens[live.num_drawn :][: self._draw.randint(1, min(3, most))]
+        if self._draw.random() < 0.5:
+            drafts[-1] = (drafts[-1] + 1) % self._runner.vocab_size
+        return drafts
+
+    def _execute(
+        self, parts: list[tuple[Live, int, list[int]]], begun: list[Live], *, is_told: bool = True
+    ) -> None:
         batch = batch_of([live.entry(count, drafts) for live, count, drafts in parts])
         going: list[int] = []
         if batch.is_plain and all(live.decodes for live, *_ in parts):
@@ -318,17 +322,20 @@ class History:
             batch.going_on = np.array(going, np.int64)
         if begun:
             batch.continues = np.array([self._rows.index(live) for live in begun], np.int64)
-        results = self._runner.execute(batch, self._handoff(parts))
+        results = self._runner.execute(batch, self._handoff(parts) if is_told else None)
         self._begun = []
         if batch.has_gone_on:
             self._rows = [parts[place][0] for place in going]
             left = [parts[place][0] for place in results.left_behind]
             self._begun = [live for live in self._rows if live not in left]
-        self.counts["gone on" if begun else "steps"] += 1
-        self.counts["left"] += len(results.left_behind)
+        self.counts["gone on"] += bool(begun)
+        self.counts["left behind"] += len(results.left_behind)
         for (live, count, drafts), drawn in zip(parts, results, strict=True):
             live.take(drawn, count)
-            self.counts["drafts"] += len(drafts)
+            if drafts and drawn is not None:
+                num_accepted = len(drawn.token_ids) - 1
+                self.counts["accepted"] += num_accepted
+                self.counts["refused"] += len(drafts) - num_accepted
             if live.num_drawn >= MOST_DRAWN:
                 self._leave(live)
                 self.counts["answered"] += 1
@@ -340,7 +347,7 @@ class History:
 
         A thread of the connector may have seen them leave before the step's tokens are read.
         """
-        if self._draw.random() < (0.6 if all(live.decodes for live, *_ in parts) else 0.1):
+        if self._draw.random() < 0.5:
             return None
         num_layers = self._runner.layout.num_layers
         able = [(live, (live.num_computed + count) // SIZE) for live, count, _ in parts]
@@ -362,22 +369,23 @@ class History:
 
         return on_layer
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
         """Send a request's whole blocks, which a chunk may have queued just now."""
         able = [live for live in self._lives if live.is_here and live.table]
         able = [live for live in able if live.num_computed >= SIZE]
         num_layers = self._runner.layout.num_layers
         if not able:
-            return
+            return False
         live = self._draw.choice(able)
         blocks = np.array(live.table[: live.num_computed // SIZE])
         if len(self._slots) < num_layers * len(blocks):
-            return
+            return False
         layers = [self._send_layer(live, layer, blocks) for layer in range(num_layers)]
         waits = [wait for waits in layers for wait in waits]
         self._draw.shuffle(waits)
         self._begin(blocks.tolist(), partial(_call_all, waits))
         self.counts["sent"] += 1
+        return True
 
     def _send_layer(self, live: Live, layer: int, blocks: np.ndarray) -> list[Callable[[], None]]:
         """Begin to sum blocks, after which another cache reads them, and to copy them into the
@@ -397,19 +405,20 @@ class History:
         self._ring[:, slots] = 0xFF
         self._slots += slots.tolist()
 
-    def _land(self, live: Live) -> None:
-        """Let the prompt's whole blocks come through the ring, or from the other cache."""
+    def _land(self, live: Live) -> bool:
+        """Let the prompt's whole blocks come through the ring, or from the other cache, if it has
+        some and there is room."""
         count, num_layers = (len(live.tokens) - 1) // SIZE, self._runner.layout.num_layers
         if not count or count * num_layers > len(self._slots) or not self._grow(live, count * SIZE):
-            return
+            return False
         live.is_here = False
         blocks = np.array(live.table)
-        by_peer = self._draw.random() < 0.5
+        name = self._rarest({"from peer": 1, "from ring": 1})
         queue, is_summed = self._draw.randrange(4), self._draw.random() < 0.5
         ends: list[Callable[[], None]] = []
         for layer in range(num_layers):
             right = np.stack([one[layer] for one in live.kind.blocks[:count]], axis=1)
-            if by_peer:
+            if name == "from peer":
                 ends.append(self._from_peer(live, layer, blocks, queue, is_summed, right))
             else:
                 ends.append(self._from_ring(layer, blocks, right))
@@ -418,8 +427,9 @@ class History:
             _call_all(ends)
             live.is_here, live.num_computed = True, count * SIZE
 
-        self._begin(blocks.tolist(), end)
-        self.counts["from peer" if by_peer else "from ring"] += 1
+        self._begin(blocks.tolist(), end, is_from_peer=name == "from peer")
+        self.counts[name] += 1
+        return True
 
     def _from_ring(self, layer: int, blocks: np.ndarray, right: np.ndarray) -> Callable[[], None]:
         slots = np.array([self._slots.pop() for _ in blocks])
@@ -451,38 +461,47 @@ class History:
 
         return partial(_check_sums if is_summed else _ended, moved, right)
 
-    def _close_peer(self) -> None:
-        """Let go of the other cache, whatever is still copied out of it."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
-            self.counts["peer closed"] += 1
+    def _close_peer(self) -> bool:
+        """Let go of the other cache while blocks are copied out of it, if any are."""
+        if self._opened is None or not any(one.is_from_peer for one in self._under_way):
+            return False
+        self._opened.close()
+        self._opened = None
+        self.counts["peer closed"] += 1
+        return True
 
-    def _swap_out(self) -> None:
+    def _swap_out(self, wanted: Live | None = None) -> bool:
         able = [live for live in self._lives if live.is_here and live.num_computed]
+        able = [live for live in able if not live.host and wanted in (None, live)]
         if not able:
-            return
+            return False
         live = self._draw.choice(able)
         count = blocks_for(live.num_computed, SIZE)
-        if live.host or len(self._host) < count:
-            return
+        if len(self._host) < count:
+            return False
         live.host = [self._host.pop() for _ in range(count)]
         self._swap(live, live.table[:count], CopyKind.SWAP_OUT)
         self._release(live.table)
         live.table = []
+        return True
 
-    def _swap_in(self) -> None:
+    def _swap_in(self) -> bool:
         able = [live for live in self._lives if live.is_here and live.host]
-        if able and self._grow(live := self._draw.choice(able), SIZE * len(live.host)):
-            self._swap(live, live.table, CopyKind.SWAP_IN)
+        if not able or not self._grow(live := self._draw.choice(able), SIZE * len(live.host)):
+            return False
+        self._swap(live, live.table, CopyKind.SWAP_IN)
+        return True
 
     def _swap(self, live: Live, blocks: list[int], kind: CopyKind) -> None:
-        host, live.is_here = live.host, False
+        host, whole, live.is_here = live.host, live.num_computed // SIZE, False
         self._begun = [one for one in self._begun if one is not live]
         copy = self._runner.begin_copy(CacheCopy(kind, list(blocks), host))
 
         def end() -> None:
             live.is_here = True
+            if kind is CopyKind.SWAP_OUT:
+                for place, right in zip(host, live.kind.blocks[:whole], strict=False):
+                    assert (self._runner.host_kv[:, :, place] == right).all()
             if kind is CopyKind.SWAP_IN or live not in self._lives:
                 self._runner.host_kv[:, :, host] = 0xFF
                 self._host.extend(host)

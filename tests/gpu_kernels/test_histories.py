@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from tests.gpu_kernels.late_device import LateCard, LateDevice  # isort: skip
 import pytest
 
 from common.request import SamplingParams
-from tests.gpu_kernels.histories import MOST_DRAWN, History, Kind, answered
+from engine.runner.cache import device_copies
+from engine.runner.gpu.drawing.left_rows import LeftRows
+from tests.gpu_kernels.histories import HAPPENS, History, PlayedThread
+from tests.gpu_kernels.known_answers import MOST_DRAWN, Kind, answered
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
-SEEDS = range(8)
-NUM_EVENTS = 24
+NUM_STEPS = 10
 WAYS: list[tuple[int, dict[str, Any]]] = [
     (33, {"temperature": 0.0}),
     (21, {"temperature": 1.0, "frequency_penalty": 0.5, "logprobs": 2}),
@@ -50,15 +54,48 @@ def kinds(folder: Path) -> list[Kind]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("seeds", "is_late"),
+    [
+        pytest.param((0, 2, 4, 6), True, id="as late as possible"),
+        pytest.param((1, 3, 5, 7), False, id="in any order"),
+    ],
+)
 def test_whatever_happens_answers_and_blocks_are_those_of_the_programs_order(
-    folder: Path, kinds: list[Kind], seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On every second card nothing runs that need not have run; on others anything may."""
-    device = LateDevice(seed=seed if seed % 2 else None)
-    put_interpreter_in_place(monkeypatch, lambda: device, LateCard)
-    runner = on_card(folder, num_drafts=3, host_space=1 << 18)
-    history = History(runner, kinds, seed)
-    history.run(NUM_EVENTS)
-    history.end()
+    folder: Path, kinds: list[Kind], seeds: Sequence[int], is_late: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Work runs when something waits for it, or when it may; all that can happen does."""
+    counts = Counter[str]()
+    monkeypatch.setattr(LeftRows, "logits", _counting(LeftRows.logits, counts))
+    for seed in seeds:
+        try:
+            counts += _played(folder, kinds, seed, LateDevice(seed=None if is_late else seed))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert [one for one in (*HAPPENS, "left to the host") if not counts[one]] == []
+
+
+def _played(folder: Path, kinds: list[Kind], seed: int, device: LateDevice) -> Counter[str]:
+    """Play a history on this card, and return what has happened in it."""
+    thread = PlayedThread()
+    with pytest.MonkeyPatch.context() as patch:
+        put_interpreter_in_place(patch, lambda: device, LateCard)
+        patch.setattr(device_copies, "copying_thread", lambda: thread.submit)
+        runner = on_card(folder, num_drafts=3, host_space=1 << 18)
+        history = History(runner, kinds, seed, thread)
+        history.run(NUM_STEPS)
+        history.end()
     assert device.faults == []
+    return history.counts
+
+
+def _counting(logits: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    """Return what brings logits to the host, and counts their rows."""
+
+    def counted(self: LeftRows, places: Any, *, are_kept: bool) -> Any:
+        counts["left to the host"] += len(places)
+        return logits(self, places, are_kept=are_kept)
+
+    return counted
