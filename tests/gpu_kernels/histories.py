@@ -36,6 +36,7 @@ from tests.support.engine.moved_blocks import new_ring
 MOST_SEATED = 4
 NUM_BLOCKS, NUM_SLOTS, NUM_HOST_BLOCKS = 13, 24, 8
 """Few: what one request leaves is taken by the next one while the card still has work with it."""
+AFTER_CHUNKS = ("sent unread", "swapped unread", "replaced", "more chunks")
 HAPPENS = (
     "chunks", "more chunks", "mixed", "gone on", "left behind", "drafts", "accepted", "refused",
     "answered", "aborted", "replaced", "handed off", "sent", "from ring", "from peer",
@@ -144,8 +145,11 @@ class History:
             if live.is_here:
                 for place, block in enumerate(live.table[: live.num_computed // SIZE]):
                     assert (content[:, :, block] == live.kind.blocks[place]).all()
-        self._step()
-        self.counts["closed in mid-step"] += device.num_done < device.num_queued
+        for _ in range(3):  # in any order, a step's work may all have run
+            self._step()
+            if device.num_done < device.num_queued:
+                self.counts["closed in mid-step"] += 1
+                break
         self._send()
         self.counts["closed in mid-copy"] += bool(self._under_way)
         closes = [decoder.close, self._cache.close]
@@ -248,7 +252,7 @@ class History:
     def _after_chunks(self, live: Live) -> None:
         """Do what could go wrong where the card has not computed a request's chunk: its blocks
         leave, or are another's, or more chunks follow, whose rows overwrite older ones."""
-        name = self._rarest({"swapped unread": 1, "replaced": 1, "more chunks": 1})
+        name = self._rarest(dict.fromkeys(AFTER_CHUNKS, 1))
         if name == "more chunks":
             for left in (2, 1):
                 top = min(16, (live.num_to_compute - 1) // left)
@@ -258,6 +262,8 @@ class History:
             return
         if name == "swapped unread":
             has_begun = self._swap_out(live)
+        elif name == "sent unread":
+            has_begun = self._send(live)
         else:
             self._leave(live)
             has_begun = self._draw.random() < 0.5 and self._swap_in()
@@ -289,7 +295,10 @@ class History:
             return [(live, 1, self._drafts(live)) for live in decoding]
         if name == "chunks":
             tops = [(live, min(16, live.num_to_compute - 1)) for live in long]
-            return [(live, self._draw.randint(1, top), []) for live, top in tops]
+            return [
+                (live, self._draw.choice([top, self._draw.randint(1, top)]), [])
+                for live, top in tops
+            ]
         chunks = [(live, self._chunk(live), list[int]()) for live in others]
         return [*chunks, *((live, 1, self._drafts(live)) for live in decoding)]
 
@@ -347,7 +356,7 @@ class History:
 
         A thread of the connector may have seen them leave before the step's tokens are read.
         """
-        if self._draw.random() < 0.5:
+        if self._draw.random() < (0.6 if all(live.decodes for live, *_ in parts) else 0.3):
             return None
         num_layers = self._runner.layout.num_layers
         able = [(live, (live.num_computed + count) // SIZE) for live, count, _ in parts]
@@ -369,10 +378,10 @@ class History:
 
         return on_layer
 
-    def _send(self) -> bool:
+    def _send(self, wanted: Live | None = None) -> bool:
         """Send a request's whole blocks, which a chunk may have queued just now."""
         able = [live for live in self._lives if live.is_here and live.table]
-        able = [live for live in able if live.num_computed >= SIZE]
+        able = [live for live in able if live.num_computed >= SIZE and wanted in (None, live)]
         num_layers = self._runner.layout.num_layers
         if not able:
             return False
