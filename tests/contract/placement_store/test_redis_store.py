@@ -234,14 +234,14 @@ async def test_garbage_placements_are_skipped(store: RedisStore, client: redis.R
 @pytest.mark.covers("F74")
 async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redis) -> None:
     await store.next_epoch("decode-0")
-    await store.heartbeat(record(), load(), lease_s=5)
-    await place(store, placement("req-1"), ttl_s=100)
-    await place(store, placement("req-2"), ttl_s=10)
+    await store.heartbeat(record(), load(), lease_s=50)
+    await place(store, placement("req-1"), ttl_s=1000)
+    await place(store, placement("req-2"), ttl_s=100)
     ttls_ms = {key: client.pttl(key) for key in client.keys("*")}
     assert len(ttls_ms) == 6
     assert all(ttl_ms > 0 for ttl_ms in ttls_ms.values())
-    assert ttls_ms[PREFIX.encode() + b"placements"] > 90_000, "the index outlives its longest entry"
-    assert ttls_ms[PREFIX.encode() + b"nodes"] <= 5_000
+    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, "the index outlives its longest entry"
+    assert ttls_ms[PREFIX.encode() + b"nodes"] <= 50_000
 
 
 async def test_index_entries_of_expired_leases_are_cleaned_by_the_next_write(
