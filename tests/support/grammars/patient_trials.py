@@ -32,5 +32,5 @@ def start_patient(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], sock
 
 def wait_for_trials() -> None:
     """All trials of this process are patient from now on."""
-    trials.start_helper = start_patient
+    trials.start_helper = start_patient  # type: ignore[attr-defined]
     trials.MAX_SILENCE_S = NEVER_S
