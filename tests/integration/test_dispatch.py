@@ -15,7 +15,6 @@ from common.errors import (
     InvalidRequest,
     NodeLost,
     Overloaded,
-    StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
@@ -25,7 +24,6 @@ from pdserve.local_cluster.free_ports import free_loopback_port
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
 from router.cluster.admin_calls import UnknownNode
-from router.cluster.drain import DrainingNode, drain_node
 from router.cluster.role import give_role
 from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import DispatcherView
@@ -214,24 +212,6 @@ async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
     assert [(chunk.first_index, chunk.token_ids) for chunk in rest] == [(1, (11, 12))]
     await wait_until(lambda: p.aborted == [request.id], "prefill aborted")
     await no_placements(cluster)
-
-
-async def test_a_node_is_drained_in_the_life_that_is_known(cluster: Cluster) -> None:
-    d = await cluster.add("d0", Role.DECODE)
-    await cluster.add("d1", Role.DECODE)
-    router = await cluster.router()
-    assert await drain_node(router.pool, "d0") == DrainingNode(d.incarnation, 30.0)
-    assert d.num_drains == 1
-    with pytest.raises(UnknownNode) as unknown:
-        await drain_node(router.pool, "d2")
-    assert unknown.value.known == ["d0", "d1"]
-    d.incarnation = Incarnation("d0", 2)
-    with pytest.raises(StaleEpoch, match="d0#1"):
-        await drain_node(router.pool, "d0")
-    assert d.num_drains == 1
-    await d.die()
-    with pytest.raises(NodeLost):
-        await drain_node(router.pool, "d0")
 
 
 async def test_a_node_of_an_earlier_release_keeps_its_role(cluster: Cluster) -> None:
