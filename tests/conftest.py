@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as transports
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
@@ -35,6 +36,9 @@ _collected = {"bytes": 0}
 # Each client would load the certificates of all authorities, which takes longer than a request, and
 # tests make thousands of clients.
 transports.create_ssl_context = functools.cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
+# With its 5 s a test would fail where a process that it asks stands still for as long.
+for _what in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _what, 60.0)
 
 # Hypothesis also draws constants of the modules of this tree that are imported at the time: the
 # examples of a test would depend on the tests before it.

@@ -162,6 +162,6 @@ def _metrics(cluster: Cluster) -> dict[str, str]:
     for node in cluster.spec.nodes:
         addresses[node.node_id] = f"http://{cluster.record(node.node_id).metrics_address}"
     return {
-        name: httpx.get(f"{url}/metrics", timeout=10.0, headers=cluster.headers).text
+        name: httpx.get(f"{url}/metrics", timeout=60.0, headers=cluster.headers).text
         for name, url in addresses.items()
     }

@@ -73,6 +73,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.new_nodes: list[pb.NewNode] = []
         self.sources: list[pb.PrefixSource | None] = []
         """What it was told of each prompt."""
+        self.num_said = 0
+        """Messages that it has sent, to all routers."""
         self.num_messages = 0
         self.num_calls_before_aborts = 0
         self.num_refused = 0
@@ -95,7 +97,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         address = f"127.0.0.1:{self.port}"
         record = record_of(self.incarnation, self.role, address, self.max_model_len)
         record = replace(record, sends_blocks=self.sends_blocks)
-        await store.heartbeat(record, IDLE, lease_s=60)
+        await store.heartbeat(record, IDLE, lease_s=600)
 
     async def die(self) -> None:
         """Every connection is cut; nothing is said."""
@@ -127,8 +129,10 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.streams.append(stream)
         listening = asyncio.create_task(self._listen(messages, stream))
         try:
+            self.num_said += 1
             yield pb.NodeMessage()
             while (message := await stream.get()) is not None:
+                self.num_said += 1
                 yield message
         finally:
             listening.cancel()

@@ -15,12 +15,13 @@ from placement.store import PlacementUnavailable
 
 
 async def main(url: str, name: str, lease_s: float) -> None:
-    store, me, led = RedisStore(url, "leaders"), Incarnation(name, 1), False
+    store, me, led, mine = RedisStore(url, "leaders"), Incarnation(name, 1), False, 0
     while True:
         try:
             leadership = await store.lead(me, lease_s=lease_s)
             leads, last = leadership.leader == me, leadership.last_move
-            if leads and not led:
+            # Another one may have led, and changed a role, since it asked last.
+            if leads and (not led or (last is not None and last.number != mine)):
                 print("leads", flush=True)
             led = leads
             if leads and last is not None and last.is_open:
@@ -29,6 +30,7 @@ async def main(url: str, name: str, lease_s: float) -> None:
             # It asks as a router that believes to lead, whatever the store has just said.
             begun = await store.begin_move(me, Incarnation("n", 1), Role.DECODE)
             if begun is not None:
+                mine = begun.number
                 print(begun.number, flush=True)
                 await store.end_move(me, begun.number)
         except PlacementUnavailable as away:

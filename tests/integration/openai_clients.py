@@ -21,7 +21,7 @@ async def client_of(edge: Edge, api_key: str = "unused") -> AsyncIterator[openai
             base_url=f"http://127.0.0.1:{port}/v1",
             api_key=api_key,
             max_retries=0,
-            timeout=20,
+            timeout=60,
         ) as client,
     ):
         yield client

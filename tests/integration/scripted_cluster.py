@@ -1,12 +1,14 @@
 """A dispatcher over scripted nodes: a store, routers, and what a test asks of them.
 
-No lease and no call of a router runs out here, however long the machine stalls: what it should
-learn of the store is read by `refresh`.
+No lease and no call of a router runs out here, and no node falls silent, however long the machine
+stalls. What a router should learn of the store is read by `refresh`; time in which it hears nothing
+is that of `tick`, and a node sends a heartbeat in `beat`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,15 +16,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from common.ids import AttemptId
+from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.observing.clock import Clock
 from common.request import GenerationRequest, RequestOutput, SamplingParams
-from node.control.output_streams import HEARTBEAT_S
 from placement.redis_store import RedisStore
 from router.core.generation import TokenChunk
-from router.dispatch import dispatcher
+from router.dispatch import dispatcher, node_clients, node_pool
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.node_pool import NodePool
 from tests.integration.fake_node import FakeNode
 from tests.support.http.read_answer import read
 from tests.support.nodes.node_outputs import node_output
@@ -31,8 +33,9 @@ from tests.support.nodes.node_views import placing
 PROMPT = tuple(range(40))
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
-
-LEASE_S = 600.0
+NEVER_S = 600.0
+"""Longer than any test."""
+LEASE_S = DEADLINE_S = NEVER_S
 
 
 async def wait_until(is_true: Callable[[], bool], what: str) -> None:
@@ -51,8 +54,8 @@ class Cluster:
         self.url = redis_url
         self.store = RedisStore(redis_url, "dispatch", call_timeout_s=60.0)
         self.nodes: list[FakeNode] = []
-        self.silent: set[str] = set()
-        """Ids of the nodes that send no heartbeats."""
+        self.num_heard: Counter[Incarnation] = Counter()
+        """How many messages of each node the routers have read."""
         self.routers: list[Dispatcher] = []
         self.registry = CollectorRegistry()
         """What the first router counts."""
@@ -95,13 +98,16 @@ class Cluster:
         for router in self.routers:
             await router.pool.refresh(router.incarnation)
 
-    async def keep_alive(self) -> None:
-        """The nodes' heartbeats, for ever."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            for node in self.nodes:
-                if node.incarnation.node_id not in self.silent:
-                    node.push()
+    async def beat(self, node: FakeNode) -> None:
+        """The node sends a heartbeat; return when the routers have read it, and all before it."""
+        node.push()
+        await wait_until(
+            lambda: (
+                all(stream.empty() for stream in node.streams)
+                and self.num_heard[node.incarnation] == node.num_said
+            ),
+            f"what {node.incarnation} said is read",
+        )
 
     async def close(self) -> None:
         for router in self.routers:
@@ -109,6 +115,14 @@ class Cluster:
         for node in self.nodes:
             await node.die()
         await self.store.close()
+
+
+def tick(router: Dispatcher, node: FakeNode, num_ticks: int) -> None:
+    """Time passes in which the router hears nothing of the node."""
+    client = router.pool.client(node.incarnation)
+    assert client is not None
+    for _ in range(num_ticks):
+        client.tick()
 
 
 async def asked(node: FakeNode, num_times: int = 1) -> GenerationRequest:
@@ -122,7 +136,7 @@ def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOut
 
 def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:
     """Read one whole answer in the background."""
-    stream = read(router, PROMPT, sampling, deadline_s=30)
+    stream = read(router, PROMPT, sampling, deadline_s=DEADLINE_S)
 
     async def whole() -> list[TokenChunk]:
         return [chunk async for chunks in stream for chunk in chunks]
@@ -141,18 +155,20 @@ def ids(chunks: list[TokenChunk]) -> list[int]:
 
 async def placement_written(cluster: Cluster) -> None:
     """Return when the store has a placement: a router writes it a moment after it was made."""
-    for _ in range(5000):
-        if await cluster.store.placements():
-            return
-        await asyncio.sleep(0.002)
-    pytest.fail("not within 10 s: a placement in the store")
+    await _until_placed(cluster, is_wanted=True)
 
 
 async def no_placements(cluster: Cluster) -> None:
-    for _ in range(1000):
-        if not await cluster.store.placements():
+    """Return when the store has none: a router removes it a moment after its end."""
+    await _until_placed(cluster, is_wanted=False)
+
+
+async def _until_placed(cluster: Cluster, *, is_wanted: bool) -> None:
+    for _ in range(5000):
+        if bool(await cluster.store.placements()) is is_wanted:
             return
-    pytest.fail("a placement is left")
+        await asyncio.sleep(0.002)
+    pytest.fail(f"not within 10 s: {'a' if is_wanted else 'no'} placement in the store")
 
 
 @pytest.fixture(name="cluster")
@@ -160,9 +176,16 @@ async def scripted_cluster(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Cluster]:
     """No node and no router yet."""
-    monkeypatch.setattr(dispatcher, "CLOSE_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(dispatcher, "CLOSE_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(node_clients, "CLOSE_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(node_pool, "TICK_S", NEVER_S)
     cluster = Cluster(redis_url)
-    heartbeats = asyncio.create_task(cluster.keep_alive())
+    hear = NodePool.on_heard
+
+    def on_heard(pool: NodePool, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
+        hear(pool, node, stuck_s, is_reached=is_reached)
+        cluster.num_heard[node] += 1
+
+    monkeypatch.setattr(NodePool, "on_heard", on_heard)
     yield cluster
-    heartbeats.cancel()
     await cluster.close()

@@ -61,7 +61,7 @@ def cluster(
 
 def scaling(url: str) -> dict[str, Any]:
     """What a router answers; changes without their ages, so that two answers can be compared."""
-    answer: dict[str, Any] = httpx.get(f"{url}/v1/scaling", timeout=10.0).json()
+    answer: dict[str, Any] = httpx.get(f"{url}/v1/scaling").json()
     for change in answer["changes"]:
         del change["age_s"]
     return answer
@@ -72,7 +72,7 @@ def roles(url: str) -> dict[str, int]:
 
 
 def node_roles(url: str) -> dict[str, str]:
-    nodes = httpx.get(f"{url}/v1/cluster", timeout=10.0).json()["nodes"]
+    nodes = httpx.get(f"{url}/v1/cluster").json()["nodes"]
     return {node["node_id"]: node["role"] for node in nodes}
 
 
@@ -82,7 +82,7 @@ def needs(url: str) -> list[float]:
 
 def metrics(url: str) -> dict[tuple[str, str], float]:
     """The values that go with `/v1/scaling`, by name and role."""
-    text = httpx.get(f"{url}/metrics", timeout=10.0).text
+    text = httpx.get(f"{url}/metrics").text
     return {
         (one.name, one.labels.get("role", "")): one.value
         for family in text_string_to_metric_families(text)

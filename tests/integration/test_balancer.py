@@ -93,7 +93,7 @@ def balancer(router: int, **variables: str) -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: is_healthy(health), "the balancer is healthy", timeout_s=10.0)
+        wait_until(lambda: is_healthy(health), "the balancer is healthy")
         yield port
     finally:
         process.terminate()
@@ -151,7 +151,6 @@ def test_one_silent_address_does_not_take_the_place_of_others() -> None:
         wait_until(
             lambda: sum(map(is_closed, silent)) >= NUM_SILENT - PER_CLIENT,
             "connections beyond the limit are closed",
-            timeout_s=5.0,
         )
         assert sum(map(is_closed, silent)) == NUM_SILENT - PER_CLIENT
         assert get(http.client.HTTPConnection("127.0.0.1", port)) == (200, BODY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -140,6 +141,7 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
         self.process = process
         self._side = side
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
         self.shown = ""
         self._num_read = 0
 
@@ -149,7 +151,7 @@ class Terminal:
     def read_until(self, text: str) -> None:
         """Return when `text` has come behind what was read until before."""
         while (place := self.shown.find(text, self._num_read)) < 0:
-            self.shown += os.read(self._side, 65536).decode()
+            self.shown += self._decode(os.read(self._side, 65536))
         self._num_read = place + len(text)
 
     def interrupt_at_prompt(self) -> None:

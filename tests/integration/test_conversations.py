@@ -39,6 +39,7 @@ def spec(model: Path) -> ClusterSpec:
             ("--placement-policy", "round_robin", "--log-format", "json"),
             ("--placement-policy", "prefix_affinity", "--log-format", "json"),
         ),
+        has_patient_routers=True,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,6 +13,7 @@ import pytest
 from common.nodes import Role
 from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
 from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.support.clocks.stall_free_clock import timed
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
@@ -77,9 +77,9 @@ def ask_together(api: Api, salts: Sequence[int]) -> list[Answer]:
 
 def seconds_of(api: Api, salt: int, right: Answer) -> float:
     """Ask, compare, and return how long it took."""
-    began_s = time.monotonic()
-    assert ask(api, salt) == right
-    return time.monotonic() - began_s
+    answer, took_s = timed(lambda: ask(api, salt))
+    assert answer == right
+    return took_s
 
 
 def silent_to_prefill(cluster: Cluster) -> list[str]:
@@ -100,9 +100,8 @@ def test_those_on_their_way_wait_once_and_later_ones_do_not(
         right = [ask(api, salt) for salt in (*TOGETHER, *ONE_BY_ONE)]
         assert relay.num_carried > 0, "some of them took the link"
         relay.cut()
-        began_s = time.monotonic()
-        assert ask_together(api, TOGETHER) == right[: len(TOGETHER)]
-        together_s = time.monotonic() - began_s
+        answers, together_s = timed(lambda: ask_together(api, TOGETHER))
+        assert answers == right[: len(TOGETHER)]
         assert together_s > STALL_S, "none of them was on its way to the dead port"
         assert together_s < 2 * DEFAULT_PEER_TIMEOUT_S, "one of them waited twice"
         spans_s = [seconds_of(api, salt, right[salt]) for salt in ONE_BY_ONE]

@@ -15,25 +15,26 @@ from common.errors import (
     InvalidRequest,
     NodeLost,
     Overloaded,
-    StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest, RequestCounts, SamplingParams
 from common.version import PROTOCOL_VERSION, VERSION
+from pdserve.local_cluster.free_ports import free_loopback_port
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
 from router.cluster.admin_calls import UnknownNode
-from router.cluster.drain import DrainingNode, drain_node
 from router.cluster.role import give_role
 from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import DispatcherView
+from router.core.attempts import State
 from router.core.generation import TokenChunk
 from router.dispatch.dispatcher import Dispatcher
 from router.http.described import schema_of
 from router.watch.choice_trace import ChoiceTrace
 from tests.integration.fake_node import IDLE, record_of
 from tests.integration.scripted_cluster import (
+    DEADLINE_S,
     GREEDY,
     PROMPT,
     Cluster,
@@ -72,7 +73,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     request = await asked(p)
     assert d.asked[0].id == request.id
     assert request.prompt_token_ids == PROMPT
-    assert 0 < request.deadline_s <= 30
+    assert 0 < request.deadline_s <= DEADLINE_S
     (ticket,) = tickets
     assert ticket is not None
     assert ticket.lease_token == 7
@@ -191,10 +192,10 @@ async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
     cluster: Cluster, has_other: bool
 ) -> None:
     p = await cluster.add("p0", Role.PREFILL)
-    d = await cluster.add("d0", Role.DECODE)
+    d = await cluster.add("d0", Role.DECODE, port=free_loopback_port())
     other = await cluster.add("d1", Role.DECODE) if has_other else None
     router = await cluster.router()
-    stream = read(router, PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=DEADLINE_S)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
@@ -211,24 +212,6 @@ async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
     assert [(chunk.first_index, chunk.token_ids) for chunk in rest] == [(1, (11, 12))]
     await wait_until(lambda: p.aborted == [request.id], "prefill aborted")
     await no_placements(cluster)
-
-
-async def test_a_node_is_drained_in_the_life_that_is_known(cluster: Cluster) -> None:
-    d = await cluster.add("d0", Role.DECODE)
-    await cluster.add("d1", Role.DECODE)
-    router = await cluster.router()
-    assert await drain_node(router.pool, "d0") == DrainingNode(d.incarnation, 30.0)
-    assert d.num_drains == 1
-    with pytest.raises(UnknownNode) as unknown:
-        await drain_node(router.pool, "d2")
-    assert unknown.value.known == ["d0", "d1"]
-    d.incarnation = Incarnation("d0", 2)
-    with pytest.raises(StaleEpoch, match="d0#1"):
-        await drain_node(router.pool, "d0")
-    assert d.num_drains == 1
-    await d.die()
-    with pytest.raises(NodeLost):
-        await drain_node(router.pool, "d0")
 
 
 async def test_a_node_of_an_earlier_release_keeps_its_role(cluster: Cluster) -> None:
@@ -249,7 +232,7 @@ async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = read(router, PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=DEADLINE_S)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
@@ -268,7 +251,7 @@ async def test_a_client_that_goes_away_aborts_both_legs(cluster: Cluster) -> Non
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = read(router, PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=DEADLINE_S)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
@@ -310,6 +293,10 @@ async def test_many_aborts_travel_together(cluster: Cluster) -> None:
     router = await cluster.router()
     answers = [start(router) for _ in range(50)]
     await asked(d, 50)
+    # A grant that the router reads behind the abort of its request would be one more message.
+    await wait_until(
+        lambda: all(flow.state is State.LOCAL for flow in router.flows()), "all grants are read"
+    )
     for answer in answers:
         answer.cancel()
     await asyncio.gather(*answers, return_exceptions=True)
@@ -324,7 +311,8 @@ async def test_the_deadline_ends_a_request_that_nobody_answers(cluster: Cluster)
     stream = read(router, PROMPT, GREEDY, deadline_s=0.2)
     with pytest.raises(DeadlineExceeded):
         await anext(stream)
-    await wait_until(lambda: len(d.aborted) == 1, "aborted")
+    # Once or twice: a grant that comes behind the deadline is aborted again.
+    await wait_until(lambda: bool(d.aborted), "aborted")
 
 
 async def test_an_error_from_a_node_keeps_its_type(cluster: Cluster) -> None:
@@ -350,9 +338,9 @@ async def test_a_prompt_that_no_node_can_hold(cluster: Cluster) -> None:
     await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     with pytest.raises(InvalidRequest, match="max_model_len = 1024"):
-        await anext(read(router, tuple(range(1100)), GREEDY, deadline_s=30))
+        await anext(read(router, tuple(range(1100)), GREEDY, deadline_s=DEADLINE_S))
     with pytest.raises(InvalidRequest, match="empty"):
-        await anext(read(router, (), GREEDY, deadline_s=30))
+        await anext(read(router, (), GREEDY, deadline_s=DEADLINE_S))
 
 
 @pytest.mark.covers("F63")
@@ -361,13 +349,13 @@ async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Clu
     d = await cluster.add("d0", Role.DECODE, epoch=5)
     stale = record_of(Incarnation("d0", 4), Role.DECODE, f"127.0.0.1:{d.port}")
     await cluster.store.leave(d.incarnation)
-    await cluster.store.heartbeat(stale, IDLE, lease_s=60)
+    await cluster.store.heartbeat(stale, IDLE, lease_s=600)
     other = await cluster.add("d1", Role.DECODE)
     cluster.nodes.remove(d)
     router = await cluster.router()
     assert [node.incarnation for node in router.pool.nodes()] == [other.incarnation]
     await cluster.store.heartbeat(
-        record_of(d.incarnation, d.role, f"127.0.0.1:{d.port}"), IDLE, lease_s=60
+        record_of(d.incarnation, d.role, f"127.0.0.1:{d.port}"), IDLE, lease_s=600
     )
     await cluster.refresh()
     await wait_until(lambda: len(router.pool.nodes()) == 2, "the new life joined")
@@ -377,7 +365,7 @@ async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Clu
 
 @pytest.mark.covers("F63")
 async def test_a_restarted_node_serves_again_on_the_same_port(cluster: Cluster) -> None:
-    first = await cluster.add("d0", Role.DECODE, epoch=1)
+    first = await cluster.add("d0", Role.DECODE, epoch=1, port=free_loopback_port())
     router = await cluster.router()
     answer = start(router)
     await asked(first)
@@ -484,7 +472,7 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
 async def test_chunks_that_came_together_are_pushed_together(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = read(router, PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=DEADLINE_S)
     reading = asyncio.create_task(anext(stream))
     request = await asked(d)
     d.push(tokens(request.id, 0, 10, is_started=True), tokens(request.id, 1, 11))
@@ -499,7 +487,7 @@ async def test_chunks_that_came_together_are_pushed_together(cluster: Cluster) -
 async def test_chunks_that_came_before_a_failure_are_pushed_before_it(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = read(router, PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=DEADLINE_S)
     reading = asyncio.create_task(anext(stream))
     request = await asked(d)
     failed = tokens(request.id, 1, finish_reason=FinishReason.ERROR, error_code="internal_error")
@@ -513,7 +501,7 @@ async def test_nothing_is_pushed_behind_an_abort(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     sink = QueueSink()
-    abort = router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+    abort = router.generate(PROMPT, GREEDY, sink, deadline_s=DEADLINE_S)
     request = await asked(d)
     d.push(tokens(request.id, 0, 10, is_started=True))
     await sink.next()
@@ -537,7 +525,7 @@ async def test_a_failure_is_pushed_also_when_its_trace_cannot_end(
     monkeypatch.setattr(ChoiceTrace, "on_end", broken)
     router = await cluster.router()
     sink = QueueSink()
-    router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+    router.generate(PROMPT, GREEDY, sink, deadline_s=DEADLINE_S)
     await wait_until(lambda: not sink.is_empty, "no node came")
     with pytest.raises(Overloaded):
         await sink.next()
@@ -560,7 +548,7 @@ async def test_what_came_together_is_sent_when_all_of_it_was_pushed(cluster: Clu
     router = await cluster.router()
     sinks = [Noted(), Noted()]
     for sink in sinks:
-        router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+        router.generate(PROMPT, GREEDY, sink, deadline_s=DEADLINE_S)
     one, other = await asked(d), await asked(d, 2)
     d.push(tokens(one.id, 0, 10, is_started=True), tokens(other.id, 0, 20, is_started=True))
     assert [(await sink.next())[0].token_ids for sink in sinks] == [(10,), (20,)]
@@ -582,7 +570,7 @@ async def test_a_sink_that_raises_ends_its_own_answer_alone(
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     sink = Broken()
-    router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+    router.generate(PROMPT, GREEDY, sink, deadline_s=DEADLINE_S)
     request = await asked(d)
     other = start(router)
     neighbour = await asked(d, 2)

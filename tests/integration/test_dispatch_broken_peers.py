@@ -116,7 +116,7 @@ async def test_a_server_that_speaks_something_else_is_never_chosen(cluster: Clus
     server = await asyncio.start_server(garbage, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     bad = record_of(Incarnation("bad", 1), Role.DECODE, f"127.0.0.1:{port}")
-    await cluster.store.heartbeat(bad, IDLE, lease_s=60)
+    await cluster.store.heartbeat(bad, IDLE, lease_s=600)
     good = await cluster.add("good", Role.DECODE)
     router = await cluster.router()
     answer = start(router)
@@ -144,7 +144,7 @@ async def test_bytes_that_are_no_message_lose_the_node(cluster: Cluster) -> None
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     bad = record_of(Incarnation("bad", 1), Role.DECODE, f"127.0.0.1:{port}")
-    await cluster.store.heartbeat(bad, IDLE, lease_s=60)
+    await cluster.store.heartbeat(bad, IDLE, lease_s=600)
     good = await cluster.add("good", Role.DECODE)
     router = await cluster.router()
     await wait_until(lambda: num_streams >= 2, "tried again")

@@ -53,7 +53,7 @@ def specs(model: Path) -> list[ClusterSpec]:
     )
     return [
         ClusterSpec(name="lanes_alone", model=model, nodes=(alone,), flags=flags),
-        ClusterSpec(name="lanes", model=model, nodes=nodes, flags=flags),
+        ClusterSpec(name="lanes", model=model, nodes=nodes, flags=flags, has_patient_routers=True),
     ]
 
 

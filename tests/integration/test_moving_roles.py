@@ -76,7 +76,7 @@ def give(api: Api, node_id: str, role: str) -> httpx.Response:
 
 
 def roles_at(url: str) -> dict[str, str]:
-    nodes = httpx.get(f"{url}/v1/cluster", timeout=10.0).json()["nodes"]
+    nodes = httpx.get(f"{url}/v1/cluster").json()["nodes"]
     return {node["node_id"]: node["role"] for node in nodes}
 
 

@@ -34,7 +34,9 @@ from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
 from router.dispatch.stream_calls import Caller, UnsentCalls
 from tests.integration.fake_node import FakeNode, record_of
+from tests.integration.patient_pings import have_patience
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.clocks.stopped_time import StoppedTime
 from tests.support.key_folders import (
     expired,
     issue,
@@ -54,6 +56,9 @@ REQUEST = GenerationRequest(
     sampling=SamplingParams(max_tokens=4),
     deadline_s=30.0,
 )
+
+
+PAUSE_S = 1.0
 
 
 class Asker:
@@ -202,7 +207,10 @@ async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(repeats: bool) -> None:
+async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(
+    repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_patience(monkeypatch)
     async with connected(protocol=PROTOCOL_VERSION) as (node, client, log):
         await wait_until(lambda: client.is_running() and log.num_messages == 1)
         if repeats:
@@ -216,13 +224,16 @@ async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(repe
 async def test_under_load_calls_that_follow_each_other_share_a_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node_clients, "message_pause_s", lambda num_running, since_s: 0.1)
+    monkeypatch.setattr(node_clients, "message_pause_s", lambda num_running, since_s: PAUSE_S)
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
+        stopped = StoppedTime()
         first = asyncio.create_task(reserve(client))
         for _ in range(20):  # by itself it would be on its way
             await asyncio.sleep(0)
         second = asyncio.create_task(reserve(client, replace(REQUEST, id=AttemptId("b", 1))))
+        await asyncio.sleep(0)
+        stopped.advance(PAUSE_S)
         await asyncio.gather(first, second)
         assert node.num_messages == 1
 
@@ -535,7 +546,8 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
         def hear_slowly(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
             hear(_node, stuck_s, is_reached=is_reached)
             release.set()
-            time.sleep(0.02)
+            if not call.done():
+                time.sleep(0.01 * log.num_messages)  # in all 60 parts 18 s
 
         log.on_heard = hear_slowly  # type: ignore[method-assign]
         node.push(*outputs_of("r", num_outputs))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from common.errors import NodeLost, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import LiveNode, PlacementUnavailable
+from router.cluster.admin_calls import UnknownNode
+from router.cluster.drain import DrainingNode, drain_node
 from router.dispatch import node_clients
 from router.dispatch.node_pool import NodePool
 from tests.integration.scripted_cluster import LEASE_S, Cluster, asked, start, wait_until
@@ -111,3 +114,21 @@ async def test_a_request_whose_node_left_after_it_was_chosen_goes_to_another_one
     assert len(other.asked) == 1
     assert (await asked(other)).id.attempt == 2
     answer.cancel()
+
+
+async def test_a_node_is_drained_in_the_life_that_is_known(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    assert await drain_node(router.pool, "d0") == DrainingNode(d.incarnation, 30.0)
+    assert d.num_drains == 1
+    with pytest.raises(UnknownNode) as unknown:
+        await drain_node(router.pool, "d2")
+    assert unknown.value.known == ["d0", "d1"]
+    d.incarnation = Incarnation("d0", 2)
+    with pytest.raises(StaleEpoch, match="d0#1"):
+        await drain_node(router.pool, "d0")
+    assert d.num_drains == 1
+    await d.die()
+    with pytest.raises(NodeLost):
+        await drain_node(router.pool, "d0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.support.clocks.stall_free_clock import timed
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api
 from tests.support.cluster.cluster import Cluster, running
@@ -28,7 +28,7 @@ from tools.generate_metrics_table import described_metrics
 pytestmark = pytest.mark.timeout(300)
 
 SECRET_WORDS = "zanzibar plutonium marmalade"
-EXPORTED_WITHIN_S = 20.0
+EXPORTED_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def shown(text: str) -> set[str]:
 
 def test_a_role_ends_soon_though_the_collector_is_away(cluster: Cluster, api: Api) -> None:
     api.complete("One more", max_tokens=3)
-    began_at_s = time.monotonic()
-    assert cluster.processes["router-1"].stop() == 0
-    assert time.monotonic() - began_at_s < 10
+    code, took_s = timed(cluster.processes["router-1"].stop)
+    assert code == 0
+    assert took_s < 10
     cluster.mend()

@@ -266,7 +266,7 @@ async def test_closing_a_stream_ends_the_generator() -> None:
 @contextmanager
 def sync_client(port: int) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="unused", max_retries=0, timeout=20
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="unused", max_retries=0, timeout=60
     ) as client:
         yield client
 

@@ -39,7 +39,7 @@ class VersionedNode(FakeNode):
     ) -> None:
         await super().start(store, port=port, keys=keys)
         record = record_of(self.incarnation, self.role, f"127.0.0.1:{self.port}")
-        await store.heartbeat(replace(record, protocol=self.protocol), IDLE, lease_s=60)
+        await store.heartbeat(replace(record, protocol=self.protocol), IDLE, lease_s=600)
 
     async def _check(self, envelope: pb.Envelope, context: Any) -> None:
         self.received.add(envelope.protocol_version)

@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,19 +19,17 @@ from common.files.keys_folder import Keys
 from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
 from protos.transport_security import open_channel
-from router.dispatch.liveness import pings as router_pings
 from router.dispatch.liveness.pings import PING_INTERVAL_MS, Pings
 from router.dispatch.node_clients import CHANNEL_OPTIONS
+from tests.integration.patient_pings import have_patience
 from tests.support.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
 from tests.support.kv.tcp_proxy import TcpProxy
 
-# A loaded machine may answer a ping late. With this time for an answer the connection of a process
-# that answers none is lost well before the lock is released.
-TIMEOUT_MS = 2000
-HELD_S = 3.5
-# A node's port. Each line that it reads makes it hold the interpreter lock for a while.
-CHILD = f"""
-import asyncio, ctypes, sys
+NUM_ANSWERS = 4
+"""As many answers as pings in two seconds."""
+# A node's port. From one byte that it reads to the next it holds the interpreter lock.
+CHILD = """
+import asyncio, ctypes, os, sys
 from pathlib import Path
 from common.files.keys_folder import load_keys
 from common.nodes import Role
@@ -40,9 +37,10 @@ from node.control.control_port import ControlPort
 from protos.pdserve_node_pb2_grpc import NodeServicer
 
 def hold():
-    for _ in sys.stdin:
+    libc, byte = ctypes.PyDLL(None), ctypes.create_string_buffer(1)
+    while os.read(0, 1):
         print("holds", flush=True)
-        ctypes.PyDLL(None).usleep({int(HELD_S * 1e6)})
+        libc.read(0, byte, 1)
 
 async def main():
     keys = load_keys(Path(sys.argv[1]), Role.DECODE) if len(sys.argv) > 1 else None
@@ -72,11 +70,17 @@ class Child:
         return (await asyncio.to_thread(self._process.stdout.readline)).strip()
 
     async def hold_the_lock(self) -> None:
-        """Return when its Python has stopped."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("now\n")
-        self._process.stdin.flush()
+        """Return when its Python stops, until `release_the_lock`."""
+        self._write()
         assert await self.read_line() == "holds"
+
+    def release_the_lock(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(".")
+        self._process.stdin.flush()
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -103,12 +107,32 @@ async def pinged(address: str, keys: Keys | None = None) -> AsyncIterator[Pings]
     await pings.close()
 
 
-async def wait_answered(pings: Pings, is_answered: bool = True) -> None:
+async def wait_until(is_true: Callable[[], bool]) -> None:
     for _ in range(5000):
-        if pings.are_answered() is is_answered:
+        if is_true():
             return
         await asyncio.sleep(0.002)
     pytest.fail("not within 10 s")
+
+
+async def wait_answered(pings: Pings, is_answered: bool = True) -> None:
+    await wait_until(lambda: pings.are_answered() is is_answered)
+
+
+class Answers(TcpProxy):
+    """Counts what a node sends to a router: without calls, it answers pings."""
+
+    num_answers = 0
+
+    @property
+    def address(self) -> str:
+        return self.endpoint.removeprefix("tcp://")
+
+    def pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.num_answers += is_back
+                sink.sendall(data)
 
 
 @pytest.fixture(params=["clear", "keyed"])
@@ -119,26 +143,24 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 async def test_a_process_whose_python_is_busy_answers_and_a_frozen_one_does_not(
     folder: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timeouts = dict.fromkeys(
-        ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"), TIMEOUT_MS
-    )
-    patient = {**dict(router_pings.PING_OPTIONS), **timeouts}
-    monkeypatch.setattr(router_pings, "PING_OPTIONS", tuple(patient.items()))
     keys = router_keys(folder) if folder else None
-    async with child(folder) as (process, address), pinged(address, keys) as pings:
-        await wait_answered(pings)
-        await process.hold_the_lock()
-        held_at_s = time.monotonic()
-        # A handshake with keys waits for Python: it must hold up no other connection.
-        async with pinged(address, keys) as another:
-            while time.monotonic() - held_at_s < 0.9 * HELD_S:
+    async with child(folder) as (process, address):
+        with monkeypatch.context() as patched, closing(Answers(f"tcp://{address}")) as wire:
+            have_patience(patched)
+            wire.open()
+            async with pinged(wire.address, keys) as pings:
+                await wait_answered(pings)
+                await process.hold_the_lock()
+                num_before = wire.num_answers
+                await wait_until(lambda: wire.num_answers >= num_before + NUM_ANSWERS)
                 assert pings.are_answered()
-                another.are_answered()
-                await asyncio.sleep(0.05)
-        process.send(signal.SIGSTOP)
-        await wait_answered(pings, False)
-        process.send(signal.SIGCONT)
-        await wait_answered(pings)
+                process.release_the_lock()
+        async with pinged(address, keys) as pings:
+            await wait_answered(pings)
+            process.send(signal.SIGSTOP)
+            await wait_answered(pings, False)
+            process.send(signal.SIGCONT)
+            await wait_answered(pings)
 
 
 def test_a_node_takes_as_many_pings_as_routers_send() -> None:

@@ -17,6 +17,7 @@ from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.patience import PATIENT
 from tests.support.stores.redis_server import RedisServer
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -35,11 +36,12 @@ def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluste
         name="host_pulls",
         model=demo_model_folder(),
         nodes=(
-            NodeSpec("prefill-1", Role.PREFILL, MEMORY),
-            NodeSpec("prefill-2", Role.PREFILL, MEMORY),
+            NodeSpec("prefill-1", Role.PREFILL, MEMORY, {PATIENT: "yes"}),
+            NodeSpec("prefill-2", Role.PREFILL, MEMORY, {PATIENT: "yes"}),
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", NO_CACHE)),
         ),
         routers=(("--placement-policy", "round_robin"),),
+        has_patient_routers=True,
         flags=("--num-threads", "1"),
     )
     with running([spec], cluster_redis, cluster_folder) as started:
@@ -53,7 +55,7 @@ def complete(cluster: Cluster, prompt: list[int]) -> tuple[list[int], int, str]:
     with Api(cluster.url, MODEL) as api:
         body = {"model": MODEL, "return_token_ids": True, **fields}
         reply = api.http.post("/v1/completions", json=body).raise_for_status().json()
-    latest = httpx.get(f"{cluster.url}/v1/cluster", timeout=5.0).json()["recent_placements"][0]
+    latest = httpx.get(f"{cluster.url}/v1/cluster").json()["recent_placements"][0]
     node: str = latest["prefill"].partition("#")[0]
     num_cached: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
     return reply["choices"][0]["token_ids"], num_cached, node
@@ -62,7 +64,7 @@ def complete(cluster: Cluster, prompt: list[int]) -> tuple[list[int], int, str]:
 def count(cluster: Cluster, node: str, name: str) -> int:
     """One sample of a node's metrics."""
     url = f"http://{cluster.record(node).metrics_address}/metrics"
-    text = httpx.get(url, timeout=5.0).text
+    text = httpx.get(url).text
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert found is not None, name
     return int(float(found[1]))

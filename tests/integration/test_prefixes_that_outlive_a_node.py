@@ -15,6 +15,7 @@ from common.ids import Incarnation
 from common.nodes import Role
 from common.settings.config import Config
 from engine.core.runner_contract import StepCosts
+from node.control import control_service
 from tests.support.engine.build import make_prompt, make_request
 from tests.support.engine.hash_runner import HashRunner, expected_tokens
 from tests.support.nodes.running_node import RunningNode, node_config, running_node
@@ -37,6 +38,12 @@ def config(folder: Path, role: Role = Role.MIXED, *, is_encrypted: bool = False)
         prefix_disk_encryption=is_encrypted,
     )
     return replace(given, engine=engine)
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_greetings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine stalls, no router says too late who it is."""
+    monkeypatch.setattr(control_service, "GREETING_TIMEOUT_S", 600.0)
 
 
 @asynccontextmanager

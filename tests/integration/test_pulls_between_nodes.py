@@ -20,6 +20,7 @@ from router.text.text_model import TextModel
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api, Fields
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.patience import PATIENT
 from tests.support.stores.redis_server import RedisServer
 
 PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
@@ -48,11 +49,12 @@ def clusters(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[dict[
         name="pulls",
         model=model,
         nodes=(
-            NodeSpec("prefill-1", Role.PREFILL),
-            NodeSpec("prefill-2", Role.PREFILL),
+            NodeSpec("prefill-1", Role.PREFILL, environ={PATIENT: "yes"}),
+            NodeSpec("prefill-2", Role.PREFILL, environ={PATIENT: "yes"}),
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", NO_CACHE)),
         ),
         routers=(("--placement-policy", "round_robin"),),
+        has_patient_routers=True,
         flags=(*FLAGS, "--kv-transport", "shm"),
     )
     with running([alone, pulls], cluster_redis, cluster_folder) as started:
@@ -76,7 +78,7 @@ def words(way: str) -> list[int]:
 
 def known_blocks(cluster: Cluster) -> int:
     """How many blocks of all nodes the router knows."""
-    text = httpx.get(f"{cluster.url}/metrics", timeout=5.0).text
+    text = httpx.get(f"{cluster.url}/metrics").text
     found = re.search(r"^pdserve_router_known_blocks (\S+)$", text, re.MULTILINE)
     assert found is not None
     return int(float(found[1]))
@@ -94,7 +96,7 @@ def complete(cluster: Cluster, prompt: list[int], way: str) -> tuple[list[int], 
 
 def last_prefill(cluster: Cluster) -> str:
     """The node of the latest placement, without its epoch."""
-    latest = httpx.get(f"{cluster.url}/v1/cluster", timeout=5.0).json()["recent_placements"][0]
+    latest = httpx.get(f"{cluster.url}/v1/cluster").json()["recent_placements"][0]
     name: str = latest["prefill"].partition("#")[0]
     return name
 
@@ -172,7 +174,7 @@ def test_a_pull_is_a_link_between_its_nodes_with_the_bytes_that_moved(
     assert num_cached == num_blocks * BLOCK_SIZE
 
     def links() -> list[tuple[str, str, str]]:
-        nodes = httpx.get(f"{pulls.url}/v1/cluster", timeout=5.0).json()["nodes"]
+        nodes = httpx.get(f"{pulls.url}/v1/cluster").json()["nodes"]
         found = [(node["node_id"], link) for node in nodes for link in node["kv_links"]]
         return [
             (name, link["decode"], link["transport"]) for name, link in found if link["num_bytes"]

@@ -10,6 +10,7 @@ from common.ids import Incarnation
 from common.kv.blocks import hash_full_blocks
 from common.nodes import Role
 from common.request import GenerationRequest
+from pdserve.local_cluster.free_ports import free_loopback_port
 from protos import pdserve_node_pb2 as pb
 from router.core.prefix_sources import WAIT_S
 from router.dispatch.stream_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
@@ -23,10 +24,12 @@ from tests.support.clocks.manual_clock import ManualClock
 BLOCKS = hash_full_blocks(PROMPT, 16, "f" * 32)
 
 
-async def add(cluster: Cluster, node_id: str, role: Role, *, sends_blocks: bool) -> FakeNode:
+async def add(
+    cluster: Cluster, node_id: str, role: Role, *, sends_blocks: bool, port: int = 0
+) -> FakeNode:
     node = FakeNode(node_id, role)
     node.sends_blocks = sends_blocks
-    await node.start(cluster.store)
+    await node.start(cluster.store, port=port)
     cluster.nodes.append(node)
     return node
 
@@ -201,10 +204,9 @@ async def test_a_new_node_is_warmed_when_the_one_that_it_names_is_heard(
     cluster: Cluster, is_listed: bool
 ) -> None:
     new = await add(cluster, "d2", Role.DECODE, sends_blocks=True)
-    port = 0
+    port = free_loopback_port()
     if is_listed:
-        before = await add(cluster, "d1", Role.DECODE, sends_blocks=True)
-        port = before.port
+        before = await add(cluster, "d1", Role.DECODE, sends_blocks=True, port=port)
         await before.stop()
         cluster.nodes.remove(before)
     await cluster.router()
@@ -214,10 +216,7 @@ async def test_a_new_node_is_warmed_when_the_one_that_it_names_is_heard(
         lambda: cluster.registry.get_sample_value("pdserve_router_known_blocks") == len(BLOCKS),
         "what came behind its wish is known",
     )
-    named = FakeNode("d1", Role.DECODE)
-    named.sends_blocks = True
-    await named.start(cluster.store, port=port)
-    cluster.nodes.append(named)
+    named = await add(cluster, "d1", Role.DECODE, sends_blocks=True, port=port)
     await cluster.refresh()
     await wait_until(lambda: bool(named.new_nodes), "it is asked for")
     assert named.new_nodes == [pb.NewNode(node_id="d2", epoch=1)]

@@ -15,7 +15,7 @@ from router.api.sessions import session_id
 from router.core.generation import TokenChunk
 from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import IDLE, FakeNode, Prefill, record_of
-from tests.integration.scripted_cluster import Cluster, ids, tokens, wait_until
+from tests.integration.scripted_cluster import DEADLINE_S, Cluster, ids, tokens, wait_until
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
@@ -58,7 +58,7 @@ class Turns:
         self.num_sent += 1
         prompt = tuple(range(100 * self.num_sent, 100 * self.num_sent + 40))
         before = {name: len(node.asked) for name, node in self.nodes.items()}
-        stream = read(self.router, prompt, SAMPLING, deadline_s=30, session=session)
+        stream = read(self.router, prompt, SAMPLING, deadline_s=DEADLINE_S, session=session)
         answer: list[TokenChunk] = [chunk async for chunks in stream for chunk in chunks]
         assert ids(answer) == list(range(8))
         return {name for name, node in self.nodes.items() if len(node.asked) > before[name]}
@@ -67,7 +67,7 @@ class Turns:
         """The router reads this of a node, and that nothing of it is this router's own."""
         node = self.nodes[node_id]
         record = record_of(node.incarnation, node.role, f"127.0.0.1:{node.port}")
-        await self.cluster.store.heartbeat(record, load, lease_s=60)
+        await self.cluster.store.heartbeat(record, load, lease_s=600)
         for _ in range(3):
             await self.cluster.refresh()
 

@@ -7,7 +7,9 @@ import pytest
 from common.nodes import Role
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
-from tests.integration.scripted_cluster import Cluster, asked, start, tokens, wait_until
+from router.dispatch.liveness.pace import USUAL
+from tests.integration.fake_node import FakeNode
+from tests.integration.scripted_cluster import Cluster, asked, start, tick, tokens, wait_until
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
@@ -18,20 +20,42 @@ def suspected(router: Dispatcher) -> list[str]:
     return [str(node.incarnation) for node in router.pool.nodes() if node.is_suspected]
 
 
+async def cut_off(cluster: Cluster, router: Dispatcher, node: FakeNode) -> None:
+    """The node is heard until it is suspected, and nothing that was sent reaches it any more."""
+    tick(router, node, USUAL.echo_every)
+    await wait_until(lambda: node.echo > 0, "the node has a number")
+    await cluster.beat(node)
+    node.repeats_numbers = False
+    for _ in range(USUAL.echo_every + USUAL.unreached):
+        tick(router, node, 1)
+        await cluster.beat(node)
+    assert suspected(router) == [str(node.incarnation)]
+
+
+async def reach_again(cluster: Cluster, router: Dispatcher, node: FakeNode) -> None:
+    """It repeats the latest number."""
+    node.repeats_numbers = True
+    tick(router, node, USUAL.echo_every)
+    client = router.pool.client(node.incarnation)
+    assert client is not None
+    await wait_until(lambda: node.echo == client.liveness.latest, "the node has the number")
+    await cluster.beat(node)
+
+
 async def test_a_silent_node_is_given_nothing_new_until_it_is_heard(cluster: Cluster) -> None:
     d0 = await cluster.add("d0", Role.DECODE)
     d1 = await cluster.add("d1", Role.DECODE)
     router = await cluster.router()
-    cluster.silent.add("d0")
-    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    tick(router, d0, USUAL.suspicion)
+    assert suspected(router) == ["d0#1"]
     count = "pdserve_router_nodes_suspected_total"
     assert cluster.registry.get_sample_value(count) == 1
     assert DispatcherView(router, scaling).is_ready()
     answers = [start(router) for _ in range(4)]
     await asked(d1, 4)
     assert d0.asked == []
-    cluster.silent.clear()
-    await wait_until(lambda: suspected(router) == [], "d0 trusted again")
+    await cluster.beat(d0)
+    assert suspected(router) == []
     for answer in answers:
         answer.cancel()
 
@@ -39,8 +63,8 @@ async def test_a_silent_node_is_given_nothing_new_until_it_is_heard(cluster: Clu
 async def test_the_only_node_is_chosen_although_it_is_suspected(cluster: Cluster) -> None:
     d0 = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    cluster.silent.add("d0")
-    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    tick(router, d0, USUAL.suspicion)
+    assert suspected(router) == ["d0#1"]
     assert DispatcherView(router, scaling).is_ready()
     answer = start(router)
     await asked(d0)
@@ -54,15 +78,15 @@ async def test_a_node_whose_step_hangs_is_given_nothing_new_until_the_step_ends(
     d1 = await cluster.add("d1", Role.DECODE)
     router = await cluster.router()
     d0.stuck_ms = 3250
-    d0.push()
-    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    await cluster.beat(d0)
+    assert suspected(router) == ["d0#1"]
     answers = [start(router) for _ in range(4)]
     await asked(d1, 4)
     assert d0.asked == []
-    d0.push()
+    await cluster.beat(d0)
     d0.stuck_ms = 0
-    d0.push()
-    await wait_until(lambda: suspected(router) == [], "d0 trusted again")
+    await cluster.beat(d0)
+    assert suspected(router) == []
     count = "pdserve_router_nodes_suspected_total"
     assert cluster.registry.get_sample_value(count) == 1, "counted once"
     for answer in answers:
@@ -76,16 +100,14 @@ async def test_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is
     d0 = await cluster.add("d0", Role.DECODE)
     d1 = await cluster.add("d1", Role.DECODE)
     router = await cluster.router()
-    await wait_until(lambda: d0.echo > 0, "d0 has a number")
-    d0.repeats_numbers = False
-    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    await cut_off(cluster, router, d0)
     answers = [start(router) for _ in range(4)]
     await asked(d1, 4)
     assert d0.asked == []
-    router.pool.on_heard(d0.incarnation, 0.0, is_reached=False)
+    await cluster.beat(d0)
     assert suspected(router) == ["d0#1"], "a heartbeat does not show that it is reached"
-    d0.repeats_numbers = True
-    await wait_until(lambda: suspected(router) == [], "d0 trusted again")
+    await reach_again(cluster, router, d0)
+    assert suspected(router) == []
     for answer in answers:
         answer.cancel()
 
@@ -101,11 +123,10 @@ async def test_an_answer_goes_on_where_it_is_heard_and_elsewhere_when_it_is_not(
     d0.push(tokens(request.id, 0, 10, is_started=True))
     d1 = await cluster.add("d1", Role.DECODE)
     await cluster.refresh()
-    await wait_until(lambda: len(router.pool.nodes()) == 2 and d0.echo > 0, "both heard")
-    d0.repeats_numbers = False
-    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    await wait_until(lambda: len(router.pool.nodes()) == 2, "both heard")
+    await cut_off(cluster, router, d0)
     assert d1.asked == []
-    cluster.silent.add("d0")
+    tick(router, d0, USUAL.suspicion)
     await asked(d1)
     count = "pdserve_router_nodes_suspected_total"
     assert cluster.registry.get_sample_value(count) == 1, "one suspicion, which grew"

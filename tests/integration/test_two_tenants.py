@@ -48,6 +48,7 @@ def spec(model: Path, keys: Path) -> ClusterSpec:
             *("--kv-transport", "zmq"),
         ),
         routers=((), *(("--prefix-sharing", mode) for mode in MODES[1:])),
+        has_patient_routers=True,
     )
 
 
@@ -106,8 +107,7 @@ def sample(cluster: Cluster, node_id: str, pattern: str) -> float:
     """The sum of the samples of a node whose lines begin with `pattern`."""
     assert cluster.spec.keys is not None
     token = (cluster.spec.keys / "client/metrics.token").read_text()
-    (target,) = [one for one in cluster.live_nodes() if one.record.node_id == node_id]
-    url = f"http://{target.record.metrics_address}/metrics"
+    url = f"http://{cluster.record(node_id).metrics_address}/metrics"
     shown = httpx.get(url, headers={"authorization": f"Bearer {token}"}).text
     return sum(map(float, re.findall(rf"^{pattern}\S* (\S+)$", shown, re.MULTILINE)))
 

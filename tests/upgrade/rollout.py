@@ -95,7 +95,7 @@ class Rollout:
     def __init__(self, cluster: Cluster, watch: Watch) -> None:
         self._cluster = cluster
         self._watch = watch
-        self._http = httpx.Client(timeout=5.0, trust_env=False)
+        self._http = httpx.Client(timeout=60.0, trust_env=False)
         self.done: list[Replaced] = []
 
     def close(self) -> None:

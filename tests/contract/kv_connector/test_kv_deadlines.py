@@ -108,7 +108,9 @@ def test_a_wall_clock_that_jumps_ends_nothing(
     base_s = time.time()
     monkeypatch.setattr(time, "time", lambda: base_s + next(jumps))
     monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * (base_s + next(jumps))))
-    prefill, decode = (cluster.node(name, clock=MonotonicClock()) for name in "pd")
+    # And a machine that stalls ends nothing either.
+    nodes = (cluster.node(name, peer_timeout_s=600, clock=MonotonicClock()) for name in "pd")
+    prefill, decode = nodes
     for _ in range(3):
         ticket = cluster.ticket(decode, [1, 2, 3])
         send(prefill, decode, ticket, [4, 5, 6])

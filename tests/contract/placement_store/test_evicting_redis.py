@@ -34,7 +34,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
-    store = RedisStore(server.url, "evicting", call_timeout_s=5.0)
+    store = RedisStore(server.url, "evicting", call_timeout_s=60.0)
     yield store
     await store.close()
 
@@ -80,7 +80,7 @@ async def test_a_redis_that_does_not_answer_info_is_used(
         "old", True, passwords=["+word"], keys=["*"], categories=["+@all"], commands=["-info"]
     )
     url = server.url.replace("redis://", "redis://old:word@")
-    old = RedisStore(url, "evicting", call_timeout_s=5.0)
+    old = RedisStore(url, "evicting", call_timeout_s=60.0)
     first = await old.next_epoch("a")
     assert await old.next_epoch("a") > first
     assert caplog.messages == []

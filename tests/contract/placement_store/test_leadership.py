@@ -28,18 +28,18 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     redis_world.client.close()
 
 
-async def leader(world: World, router: Incarnation, lease_s: float = 5) -> Incarnation:
+async def leader(world: World, router: Incarnation, lease_s: float = 100) -> Incarnation:
     return (await world.first.lead(router, lease_s=lease_s)).leader
 
 
 async def test_one_router_leads_until_its_lease_ends(world: World) -> None:
     assert await leader(world, R1) == R1
-    assert (await world.second.lead(R2, lease_s=5)).leader == R1
-    world.advance(3)
+    assert (await world.second.lead(R2, lease_s=100)).leader == R1
+    world.advance(60)
     assert await leader(world, R1) == R1
-    world.advance(3)
+    world.advance(60)
     assert await leader(world, R2) == R1, "it was renewed"
-    world.advance(6)
+    world.advance(120)
     assert await leader(world, R2) == R2
     assert await leader(world, R1) == R2
 
@@ -47,7 +47,7 @@ async def test_one_router_leads_until_its_lease_ends(world: World) -> None:
 async def test_of_many_that_ask_at_once_one_leads(world: World) -> None:
     routers = [Incarnation(f"r{number}", 1) for number in range(20)]
     stores = [world.first, world.second] * 10
-    asked = (store.lead(r, lease_s=5) for store, r in zip(stores, routers, strict=True))
+    asked = (store.lead(r, lease_s=100) for store, r in zip(stores, routers, strict=True))
     assert len({found.leader for found in await asyncio.gather(*asked)}) == 1
 
 
@@ -72,7 +72,7 @@ async def test_moves_have_rising_numbers_and_one_is_open_at_a_time(world: World)
     assert (first.node, first.role, first.is_open) == (P0, Role.DECODE, True)
     assert await world.first.begin_move(R1, D0, Role.PREFILL) is None
     assert await world.first.end_move(R1, first.number)
-    assert (await world.first.lead(R1, lease_s=5)).last_move is not None
+    assert (await world.first.lead(R1, lease_s=100)).last_move is not None
     second = await world.second.begin_move(R1, D0, Role.PREFILL)
     assert second is not None
     assert (second.node, second.role) == (D0, Role.PREFILL)
@@ -84,7 +84,7 @@ async def test_a_router_whose_lease_has_ended_may_begin_and_end_nothing(world: W
     await leader(world, R1)
     move = await world.first.begin_move(R1, P0, Role.DECODE)
     assert move is not None
-    world.advance(6)
+    world.advance(120)
     assert not await world.first.end_move(R1, move.number), "nobody leads"
     assert await world.first.begin_move(R1, D0, Role.PREFILL) is None
     await leader(world, R2)
@@ -95,8 +95,8 @@ async def test_a_router_whose_lease_has_ended_may_begin_and_end_nothing(world: W
 async def test_the_next_leader_finds_the_open_move(world: World) -> None:
     await leader(world, R1)
     move = await world.first.begin_move(R1, P0, Role.DECODE)
-    world.advance(6)
-    found = await world.second.lead(R2, lease_s=5)
+    world.advance(120)
+    found = await world.second.lead(R2, lease_s=100)
     assert (found.leader, found.last_move) == (R2, move)
     assert move is not None
     assert await world.second.begin_move(R2, D0, Role.PREFILL) is None
@@ -126,7 +126,7 @@ async def test_foreign_values_do_no_harm(redis_url: str) -> None:
     world.client.set(prefix + "move", "7 1 not json")
     world.client.set(prefix + "leader", "somebody", px=60_000)
     with pytest.raises(PlacementRefused):
-        await world.first.lead(R1, lease_s=5)
+        await world.first.lead(R1, lease_s=100)
     await world.first.close()
     await world.second.close()
     world.client.close()

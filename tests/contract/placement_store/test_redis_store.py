@@ -25,7 +25,7 @@ PREFIX = "pdserve:contract:"
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore(redis_url, "contract", call_timeout_s=5.0)
+    store = RedisStore(redis_url, "contract", call_timeout_s=60.0)
     yield store
     await store.close()
 
@@ -130,13 +130,13 @@ def _value(**changes: object) -> bytes:
 async def test_a_garbage_lease_is_skipped_and_can_be_replaced(
     store: RedisStore, client: redis.Redis, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await store.heartbeat(record("good"), load(), lease_s=5)
+    await store.heartbeat(record("good"), load(), lease_s=100)
     client.set(PREFIX + "node:bad", garbage)
     client.zadd(PREFIX + "nodes", {"bad": 9e15})
     with caplog.at_level(logging.WARNING, "pdserve.placement"):
         nodes = await store.live_nodes()
     assert [node.record.incarnation.node_id for node in nodes] == ["good"]
-    await store.heartbeat(record("bad", epoch=2), load(), lease_s=5)
+    await store.heartbeat(record("bad", epoch=2), load(), lease_s=100)
     assert len(await store.live_nodes()) == 2
 
 
@@ -165,10 +165,10 @@ async def test_a_listing_takes_records_that_have_not_changed_from_the_one_before
 ) -> None:
     first, second = record("n1"), record("n2")
     for one in (first, second):
-        await store.heartbeat(one, load(), lease_s=5)
+        await store.heartbeat(one, load(), lease_s=100)
     before = [node.record for node in await store.live_nodes()]
-    await store.heartbeat(first, load(3), lease_s=5)
-    await store.heartbeat(replace(second, role=Role.MIXED), load(), lease_s=5)
+    await store.heartbeat(first, load(3), lease_s=100)
+    await store.heartbeat(replace(second, role=Role.MIXED), load(), lease_s=100)
     now = await store.live_nodes()
     assert [(node.record.role, node.load.num_running) for node in now] == [
         (Role.DECODE, 3),
@@ -180,7 +180,7 @@ async def test_a_listing_takes_records_that_have_not_changed_from_the_one_before
 async def test_no_more_of_a_record_travels_than_a_record_may_have(
     store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await store.heartbeat(record("good"), load(), lease_s=5)
+    await store.heartbeat(record("good"), load(), lease_s=100)
     client.set(PREFIX + "node:bad", b"x" * (64 << 20))
     client.zadd(PREFIX + "nodes", {"bad": 9e15})
     before = client.info("stats")["total_net_output_bytes"]
@@ -192,7 +192,7 @@ async def test_no_more_of_a_record_travels_than_a_record_may_have(
 
 
 async def test_more_calls_than_connections_wait_for_one(store: RedisStore) -> None:
-    await store.heartbeat(record(), load(), lease_s=5)
+    await store.heartbeat(record(), load(), lease_s=100)
     async with asyncio.timeout(30):
         listings = await asyncio.gather(*(store.live_nodes() for _ in range(64)))
     assert [len(listing) for listing in listings] == [1] * 64
@@ -204,7 +204,7 @@ async def test_keys_of_another_type_are_absent(store: RedisStore, client: redis.
     client.zadd(PREFIX + "nodes", {"decode-0": 9e15})
     assert await store.live_nodes() == []
     epoch = await store.next_epoch("decode-0")
-    await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    await store.heartbeat(record(epoch=epoch), load(), lease_s=100)
     assert len(await store.live_nodes()) == 1
 
 
@@ -240,7 +240,9 @@ async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redi
     ttls_ms = {key: client.pttl(key) for key in client.keys("*")}
     assert len(ttls_ms) == 6
     assert all(ttl_ms > 0 for ttl_ms in ttls_ms.values())
-    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, "the index outlives its longest entry"
+    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, (
+        "the index outlives its longest entry"
+    )
     assert ttls_ms[PREFIX.encode() + b"nodes"] <= 50_000
 
 
@@ -248,24 +250,24 @@ async def test_index_entries_of_expired_leases_are_cleaned_by_the_next_write(
     store: RedisStore, client: redis.Redis
 ) -> None:
     for index in range(20):
-        await store.heartbeat(record(f"n{index:02}"), load(), lease_s=5)
+        await store.heartbeat(record(f"n{index:02}"), load(), lease_s=100)
         client.delete(f"{PREFIX}node:n{index:02}")
         client.zadd(PREFIX + "nodes", {f"n{index:02}": 1.0})
     assert await store.live_nodes() == []
-    await store.heartbeat(record("n20"), load(), lease_s=5)
+    await store.heartbeat(record("n20"), load(), lease_s=100)
     assert client.zrange(PREFIX + "nodes", 0, -1) == [b"n20"]
     for index in range(5):
         client.zadd(PREFIX + "placements", {f"gone-{index}/1": 1.0})
-    await place(store, placement(), ttl_s=5)
+    await place(store, placement(), ttl_s=100)
     assert client.zcard(PREFIX + "placements") == 1
 
 
 async def test_clusters_on_one_server_do_not_see_each_other(
     store: RedisStore, redis_url: str
 ) -> None:
-    other = RedisStore(redis_url, "other", call_timeout_s=5.0)
-    await other.heartbeat(record(), load(), lease_s=5)
-    await place(other, placement(), ttl_s=5)
+    other = RedisStore(redis_url, "other", call_timeout_s=60.0)
+    await other.heartbeat(record(), load(), lease_s=100)
+    await place(other, placement(), ttl_s=100)
     assert await store.live_nodes() == []
     assert await store.placements() == []
     await other.close()
@@ -279,7 +281,7 @@ async def test_an_epoch_rises_when_the_clock_was_set_back(
     ahead = 8_000_000_000_000_000
     client.set(PREFIX + "epoch:a", ahead)
     assert await store.next_epoch("a") == ahead + 1
-    await store.heartbeat(record("b", epoch=ahead), load(), lease_s=5)
+    await store.heartbeat(record("b", epoch=ahead), load(), lease_s=100)
     client.delete(PREFIX + "epoch:b")
     assert await store.next_epoch("b") == ahead + 1
 
@@ -287,7 +289,7 @@ async def test_an_epoch_rises_when_the_clock_was_set_back(
 async def test_a_heartbeat_restores_the_memory_of_its_epoch(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    await store.heartbeat(record("a", epoch=7), load(), lease_s=5)
+    await store.heartbeat(record("a", epoch=7), load(), lease_s=100)
     assert client.get(PREFIX + "epoch:a") == b"7"
     assert client.pttl(PREFIX + "epoch:a") > 3_000_000
 
@@ -296,7 +298,7 @@ async def test_a_newer_start_that_has_not_registered_is_not_forgotten(
     store: RedisStore, client: redis.Redis
 ) -> None:
     newer = await store.next_epoch("a")
-    await store.heartbeat(record("a", epoch=newer - 1), load(), lease_s=5)
+    await store.heartbeat(record("a", epoch=newer - 1), load(), lease_s=100)
     await store.leave(Incarnation("a", newer - 1))
     assert client.get(PREFIX + "epoch:a") == str(newer).encode()
 
@@ -306,10 +308,10 @@ async def test_no_server_is_a_typed_error_from_every_method(own_server: RedisSer
     own_server.kill()
     for call in (
         store.next_epoch("a"),
-        store.heartbeat(record(), load(), lease_s=5),
+        store.heartbeat(record(), load(), lease_s=100),
         store.leave(Incarnation("a", 1)),
         store.live_nodes(),
-        place(store, placement(), ttl_s=5),
+        place(store, placement(), ttl_s=100),
         unplace(store, placement().attempt),
         store.placements(),
     ):
@@ -321,16 +323,16 @@ async def test_no_server_is_a_typed_error_from_every_method(own_server: RedisSer
 @pytest.mark.covers("F72")
 async def test_a_restarted_server_is_filled_by_the_next_heartbeat(own_server: RedisServer) -> None:
     """The same store object goes on, on new connections and with unloaded scripts."""
-    store = RedisStore(own_server.url, "contract", call_timeout_s=5.0)
+    store = RedisStore(own_server.url, "contract", call_timeout_s=60.0)
     epoch = await store.next_epoch("decode-0")
-    await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    await store.heartbeat(record(epoch=epoch), load(), lease_s=100)
     own_server.kill()
     with pytest.raises(PlacementUnavailable):
         await store.live_nodes()
     own_server.start()
     assert await store.live_nodes() == []
     assert await store.next_epoch("decode-0") > epoch
-    await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    await store.heartbeat(record(epoch=epoch), load(), lease_s=100)
     assert len(await store.live_nodes()) == 1
     await store.close()
 
@@ -363,7 +365,7 @@ async def test_a_server_that_speaks_something_else_is_unavailable() -> None:
 
     server = await asyncio.start_server(garbage, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=1.0)
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=60.0)
     with pytest.raises(PlacementUnavailable):
         await store.live_nodes()
     await store.close()
@@ -391,14 +393,14 @@ async def test_a_loss_in_one_direction_makes_the_store_unavailable_in_time(
     redis_url: str, is_back: bool
 ) -> None:
     link = Link(urlsplit(redis_url).port or 0)
-    store = RedisStore(f"redis://{link.address}/0", "one-way", call_timeout_s=5.0)
+    store = RedisStore(f"redis://{link.address}/0", "one-way", call_timeout_s=60.0)
     assert await store.live_nodes() == []
     link.cut_one_way(is_back=is_back)
     store._call_timeout_s = 0.05
     with pytest.raises(PlacementUnavailable):
         await store.live_nodes()
     link.mend()
-    store._call_timeout_s = 5.0
+    store._call_timeout_s = 60.0
     assert await store.live_nodes() == []
     await store.close()
     link.close()

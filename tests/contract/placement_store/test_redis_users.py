@@ -39,7 +39,7 @@ from tests.support.key_folders import (
 )
 from tests.support.stores.redis_server import RedisServer, redis_server
 
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 60.0
 
 
 @cache

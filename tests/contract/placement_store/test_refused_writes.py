@@ -42,7 +42,7 @@ def server_without_disk(tmp_path: Path) -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def opened(server: RedisServer) -> AsyncIterator[RedisStore]:
-    store = RedisStore(server.url, "refused", call_timeout_s=5.0)
+    store = RedisStore(server.url, "refused", call_timeout_s=60.0)
     try:
         yield store
     finally:

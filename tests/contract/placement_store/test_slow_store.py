@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 
@@ -65,29 +66,20 @@ async def test_a_store_that_forbids_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("accepts", [True, False])
 async def test_redis_that_says_nothing_is_slow_and_one_that_refuses_is_away(accepts: bool) -> None:
-    release = asyncio.Event()
-
-    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await release.wait()
-        writer.close()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    if not accepts:
-        server.close()
-        await server.wait_closed()
-    timeout_s = 0.05 if accepts else 60.0
-    store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=timeout_s)
-    with pytest.raises(PlacementUnavailable) as failed:
-        await store.live_nodes()
-    assert isinstance(failed.value, PlacementSlow) is accepts
-    if not accepts:
-        away = f"Redis is unreachable: 127.0.0.1:{port}: Connection refused"
-        assert str(failed.value) == away, "without the number of the error"
-    release.set()
-    await store.close()
-    server.close()
-    await server.wait_closed()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if accepts:
+            silent.listen()
+        port = silent.getsockname()[1]
+        timeout_s = 0.05 if accepts else 60.0
+        store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=timeout_s)
+        with pytest.raises(PlacementUnavailable) as failed:
+            await store.live_nodes()
+        assert isinstance(failed.value, PlacementSlow) is accepts
+        if not accepts:
+            away = f"Redis is unreachable: 127.0.0.1:{port}: Connection refused"
+            assert str(failed.value) == away, "without the number of the error"
+        await store.close()
 
 
 async def test_a_redis_with_a_certificate_of_another_cluster_is_not_waited_for(

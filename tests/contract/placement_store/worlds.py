@@ -55,8 +55,8 @@ class RedisWorld:
     """Two clients of one real server. Time passes by shortening every expiry, not by waiting."""
 
     def __init__(self, url: str) -> None:
-        self.first: PlacementStore = RedisStore(url, "contract", call_timeout_s=5.0)
-        self.second: PlacementStore = RedisStore(url, "contract", call_timeout_s=5.0)
+        self.first: PlacementStore = RedisStore(url, "contract", call_timeout_s=60.0)
+        self.second: PlacementStore = RedisStore(url, "contract", call_timeout_s=60.0)
         self.client = redis.Redis.from_url(url)
 
     def advance(self, by_s: float) -> None:

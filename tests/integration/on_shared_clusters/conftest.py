@@ -53,6 +53,7 @@ def _shared_keyed_cluster(
 @pytest.fixture
 def keyed_cluster(_shared_keyed_cluster: Cluster) -> Iterator[Cluster]:
     """See `keyed_spec`; what a test restarts serves again at its end."""
+    _shared_keyed_cluster.wait_trusted()
     yield _shared_keyed_cluster
     _shared_keyed_cluster.check_settled()
 

@@ -155,4 +155,4 @@ def test_garbage_on_a_node_s_ports_disturbs_nobody(
         ]
         assert tiny_api.complete_all(requests) == wanted
         for stranger in noise:
-            stranger.result(timeout=10)
+            stranger.result(timeout=60)

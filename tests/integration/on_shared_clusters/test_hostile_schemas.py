@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from common.grammar import GrammarKind
 from tests.support.attacks.beside import served_beside
+from tests.support.clocks.stall_free_clock import timed
 from tests.support.cluster.api import CHAT, COMPLETIONS, Api, Fields
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.memory import forget_peak, memory_of
@@ -88,9 +88,9 @@ def bounded_routers(tiny_cluster: Cluster) -> Iterator[None]:
 
 def asked(api: Api, path: str, body: dict[str, Any]) -> httpx.Response:
     """An answer that came in time; an error has the shape of the API's errors."""
-    began_s = time.monotonic()
-    answer = api.http.post(path, json={"model": api.model, "max_tokens": 8, **body})
-    assert time.monotonic() - began_s < LONGEST_ANSWER_S
+    whole = {"model": api.model, "max_tokens": 8, **body}
+    answer, took_s = timed(lambda: api.http.post(path, json=whole))
+    assert took_s < LONGEST_ANSWER_S
     if answer.status_code == 400:
         assert answer.json()["error"]["type"] == "invalid_request_error", answer.text
     return answer

@@ -115,5 +115,4 @@ def test_redis_away_and_back(
             == {"prefill-1", "decode-1"}
         ),
         "both nodes are back in Redis",
-        timeout_s=20.0,
     )

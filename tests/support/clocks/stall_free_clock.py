@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+LOOK_S, LONGEST_LOOK_S = 0.05, 0.5
+
+Outcome = TypeVar("Outcome")
 
 
 class StallFreeClock:
@@ -25,3 +32,13 @@ class StallFreeClock:
             self._now_s += min(self._most_s, read_at_s - self._read_at_s)
             self._read_at_s = read_at_s
             return self._now_s
+
+
+def timed(call: Callable[[], Outcome]) -> tuple[Outcome, float]:
+    """Return what a call returns, and the seconds that it took without stalls of this process."""
+    clock = StallFreeClock(LONGEST_LOOK_S)
+    with ThreadPoolExecutor(1) as threads:
+        calling = threads.submit(call)
+        while wait([calling], timeout=LOOK_S).not_done:
+            clock.now_s()
+    return calling.result(), clock.now_s()

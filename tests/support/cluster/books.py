@@ -15,7 +15,7 @@ from common.files.keys_folder import Keys
 from common.nodes import NodeRecord
 from engine.core.blocks.block_pool import BlockCounts
 
-_CALL_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S = 30.0
 _METRICS = tuple(
     f"pdserve_{name}"
     for name in (

@@ -20,6 +20,7 @@ from placement.store import LiveNode
 from router.dispatch.placement_recorder import TTL_S
 from tests.support.clocks.waiting import pause_s, wait_until
 from tests.support.cluster.books import Books, NodeBooks
+from tests.support.cluster.patience import PATIENT
 from tests.support.cluster.processes import SOURCES, ServeProcess
 
 START_TIMEOUT_S = 200.0
@@ -46,7 +47,8 @@ class ClusterSpec:
     """`name` tells clusters on one Redis apart; `flags` go to every engine node.
 
     `routers` holds the flags of each router. `keys` is a folder of `pdserve keys init`. With
-    `can_be_slow` there is `Cluster.slow`.
+    `can_be_slow` there is `Cluster.slow`. Patient routers suspect no node that stands still for
+    some seconds: for tests that ask which node did what, or how often.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ClusterSpec:
     routers: tuple[tuple[str, ...], ...] = ((),)
     keys: Path | None = None
     can_be_slow: bool = False
+    has_patient_routers: bool = False
 
 
 class Store(Protocol):
@@ -103,7 +106,8 @@ class Cluster:
             port = free_loopback_port()
             role = ["--role", "router", "--node-id", f"router-{number}", "--port", str(port)]
             flags = [*role, *shared, *self._keys_flags("router"), *own]
-            self._add(f"router-{number}", flags, folder, {})
+            environ = {PATIENT: "yes"} if spec.has_patient_routers else {}
+            self._add(f"router-{number}", flags, folder, environ)
             self.urls.append(f"http://127.0.0.1:{port}")
 
     def _keys_flags(self, kind: str) -> list[str]:

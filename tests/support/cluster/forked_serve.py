@@ -101,10 +101,13 @@ class ForkedServe(Forked):
         super().__init__(_template(arguments), _serve, arguments, log_path, dict(environ), cwd)
 
 
+def _is_router(arguments: Sequence[str]) -> bool:
+    return arguments[arguments.index("--role") + 1] == Role.ROUTER.value
+
+
 def _template(arguments: Sequence[str]) -> Template:
     """Return what a role is forked from."""
-    is_router = arguments[arguments.index("--role") + 1] == Role.ROUTER.value
-    return ROUTERS if is_router else NODES
+    return ROUTERS if _is_router(arguments) else NODES
 
 
 def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path) -> None:
@@ -116,8 +119,11 @@ def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str],
     if kernels := sys.modules.get(KERNELS):
         kernels.set_up_threads()
     from pdserve.cli import main
+    from tests.support.cluster.patience import PATIENT, wait_for_nodes, wait_for_pulls
     from tests.support.cluster.slow_serve import slow_down
 
+    if PATIENT in environ:
+        (wait_for_nodes if _is_router(arguments) else wait_for_pulls)()
     if file := environ.get("SLOW_WHILE"):
         slow_down(Path(file), arguments[arguments.index("--node-id") + 1])
     sys.exit(main(["serve", *arguments]))

@@ -12,12 +12,13 @@ from pathlib import Path
 from pdserve.local_cluster.child_process import described_exit, ending_with_parent
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.forked_serve import ForkedServe
+from tests.support.cluster.patience import PATIENT
 from tests.support.observing.process_tasks import children_of
 
 SOURCES = Path(__file__).resolve().parents[3]
 """This checkout."""
 SLOW_SERVE = SOURCES / "tests/support/cluster/slow_serve.py"
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 60.0
 _TAIL_LINES = 30
 
 
@@ -52,7 +53,7 @@ class ServeProcess:
         assert not self.is_running, f"{self.name} runs already"
         environ = {**role_environment(), **self._own_environ}
         # A start of its own reads its sources, and what Python's variables name.
-        if sources == SOURCES and self._own_environ.keys() <= {"SLOW_WHILE"}:
+        if sources == SOURCES and self._own_environ.keys() <= {"SLOW_WHILE", PATIENT}:
             arguments = [*self._arguments, *flags]
             self._process = ForkedServe(arguments, self._log_path, environ, sources)
             return

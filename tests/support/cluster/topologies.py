@@ -57,6 +57,7 @@ def keyed_spec(name: str, model: Path, keys: Path) -> ClusterSpec:
             *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
             *("--kv-transport", "zmq"),
         ),
+        has_patient_routers=True,
     )
 
 

@@ -44,6 +44,7 @@ WAIT_S = 60.0
 """Only against waiting forever: on a loaded machine a thread may wait for a core for seconds."""
 NO_LEASE = 0
 TIME_STEP_S = 0.02
+LOOKS_PER_TIMEOUT = 4
 
 
 def wait_until(is_so: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -179,12 +180,17 @@ class Cluster:
             window_bytes=window_bytes,
             peer_timeout_s=peer_timeout_s,
             verify=verify,
-            clock=clock or self.clock,
+            clock=clock or self._clock_for(peer_timeout_s),
             host=host,
         )
         connector = self.kind.connector(pool, options, on_event or take)
         self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox, failures, host))
         return self.nodes[-1]
+
+    def _clock_for(self, peer_timeout_s: float) -> Clock:
+        """A peer is silent after several looks: a stall of the process is one."""
+        most_s = peer_timeout_s / LOOKS_PER_TIMEOUT
+        return self.clock if most_s >= MAX_WAIT_S else StallFreeClock(most_s)
 
     def ticket(
         self, decode: Node, target_blocks: Sequence[int], *, num_cached_tokens: int = 0

@@ -44,10 +44,8 @@ class FailoverPair:
     def primary(self) -> RedisServer:
         """The one that takes writes. Raises `redis.ConnectionError` while there is none."""
         for server in (self.main, self.replica):
-            if server.is_running:
-                with server.client() as client:
-                    if client.info("replication")["role"] == "master":
-                        return server
+            if server.is_running and _takes_writes(server):
+                return server
         raise redis.ConnectionError("neither server takes writes")
 
     def client(self) -> redis.Redis:
@@ -79,10 +77,13 @@ class RedisClusterServers:
         return f"redis+cluster://{','.join([dead, *hosts])}"
 
     def owner(self, key: str) -> RedisServer:
-        """The server with this key's slot, by the word of the last owner that runs."""
+        """The server with this key's slot. One that stood still for a second has been replaced."""
         slot = redis.crc.key_slot(key.encode())
-        size = -(-NUM_SLOTS // len(self.owners))
-        return self.owners[slot // size]
+        index = slot // -(-NUM_SLOTS // len(self.owners))
+        pair = [self.owners[index], self.replicas[index]]
+        wait_until(lambda: sum(map(_takes_writes, pair)) == 1, "one of the two has the slot")
+        self.owners[index], self.replicas[index] = sorted(pair, key=_takes_writes, reverse=True)
+        return self.owners[index]
 
     def pair(self, cluster: str) -> FailoverPair:
         """The two servers that have the keys of a cluster of pdserve."""
@@ -214,6 +215,11 @@ def watched_redis() -> Iterator[WatchedRedis]:
                 "the replica follows",
             )
         yield WatchedRedis(main, replica, sentinel)
+
+
+def _takes_writes(server: RedisServer) -> bool:
+    with server.client() as client:
+        return bool(client.info("replication")["role"] == "master")
 
 
 def _num_replicas(sentinel: redis.Redis) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import struct
+import termios
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,8 +24,11 @@ from tests.support.http.http_server import eventually
 REQUEST_S, IDLE_S = 5.0, 3.0
 """Time passes only where a test says so: see `Site.time`."""
 SPINS = 50
-"""Turns of the event loop after which what was sent has arrived: everything is in this process."""
+"""Turns of the event loop after which what has arrived is read, and all that follows is done."""
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -37,13 +43,15 @@ class Site:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     num_asked: int = 0
     num_gone: int = 0
+    clients: list[Client] = field(default_factory=list)
 
     def connections(self) -> list[BoundedConnection]:
         return [cast(BoundedConnection, one) for one in self.server.server_state.connections]
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def connection(self) -> AsyncIterator[Client]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.clients.append((reader, writer))
         try:
             yield reader, writer
         finally:
@@ -57,14 +65,24 @@ class Site:
 
     async def pass_time(self, by_s: float) -> None:
         """First all that was sent arrives, then the time passes for the server."""
-        await settle()
+        await self.settle()
         self.time.advance(by_s)
-        await settle()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """What clients have sent arrives, and is read: the kernel may take a while."""
+        await eventually(lambda: not any(is_on_its_way(*client) for client in self.clients))
+        for _ in range(SPINS):
+            await asyncio.sleep(0)
 
 
-async def settle() -> None:
-    for _ in range(SPINS):
-        await asyncio.sleep(0)
+def is_on_its_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether something that was sent has not reached the server's socket."""
+    if reader.at_eof() or writer.transport.is_closing():
+        return False
+    fd = writer.get_extra_info("socket").fileno()
+    (num_unacknowledged,) = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))
+    return bool(num_unacknowledged or writer.transport.get_write_buffer_size())
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -357,9 +375,9 @@ async def test_what_is_no_request_is_not_answered_before_the_requests_ahead_of_i
         writer.write(first + GET * (number - 1))
         await eventually(lambda: here.num_asked)
         writer.write(NO_REQUESTS[name])
-        await settle()
+        await here.settle()
         writer.write(b"more of it")
-        await settle()
+        await here.settle()
         here.may_answer.set()
         answers = await ended(reader)
         # With a request that waits nothing more is read, until it is answered too.
@@ -481,6 +499,7 @@ async def test_connections_that_come_together_close_as_many_as_are_too_many() ->
         here = await stack.enter_async_context(site(max_connections=5))
         readers = [(await stack.enter_async_context(here.connection()))[0] for _ in range(12)]
         await eventually(lambda: here.refused[Refused.TOO_MANY] == 7)
-        await settle()
+        await eventually(lambda: sum(reader.at_eof() for reader in readers) >= 7)
+        await here.settle()
         assert sum(reader.at_eof() for reader in readers) == 7
         assert here.refused == {Refused.TOO_MANY: 7}

@@ -27,7 +27,7 @@ from tests.support.key_folders import (
     with_certificate,
 )
 
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.support.kv.kv_cluster import (
     commit_for,
     error_of,
     send,
+    wait_until,
 )
 from tests.support.kv.loopback_connector import LoopbackTransport
 
@@ -93,6 +93,13 @@ def handoff(cluster: Cluster, prefill: Node, decode: Node) -> None:
 
 def lanes_of(node: Node) -> dict[str, str]:
     return dict(node.connector.statistics().lanes)
+
+
+def hand_over_until_rdma(cluster: Cluster, prefill: Node, decode: Node) -> None:
+    """Hand over until the pair has agreed on the fastest lane."""
+    wait_until(
+        lambda: lanes_of(prefill) == {"d": "rdma"}, lambda: handoff(cluster, prefill, decode)
+    )
 
 
 def test_the_fastest_lane_that_both_can_do(cluster: Cluster) -> None:
@@ -204,10 +211,7 @@ def test_a_write_that_failed_falls_back_until_the_lane_is_mended(
     assert lanes_of(prefill) == {"d": "loopback"}
     kind.one_sided[0].mend()
     # The connection is up all the time; it is taken up anew for the better lane.
-    deadline_s = time.monotonic() + 30
-    while lanes_of(prefill) != {"d": "rdma"}:
-        assert time.monotonic() < deadline_s
-        handoff(cluster, prefill, decode)
+    hand_over_until_rdma(cluster, prefill, decode)
     handoff(cluster, prefill, decode)
     assert lanes_of(prefill) == {"d": "rdma"}
 
@@ -238,10 +242,7 @@ def test_a_pair_that_falls_back_says_and_counts_it_once_and_tries_again(
         assert "d#1" in said[-1]
         # Its rest is over: no handoff has to ask for it.
         kind.one_sided[0].mend()
-        deadline_s = time.monotonic() + 10
-        while lanes_of(prefill) != {"d": "rdma"}:
-            assert time.monotonic() < deadline_s
-            handoff(cluster, prefill, decode)
+        hand_over_until_rdma(cluster, prefill, decode)
     assert fallbacks() == {("rdma", "write_failed"): 2}
     assert len([line for line in caplog.messages if "is offered again" in line]) == 2
 
@@ -270,10 +271,7 @@ def test_a_pair_for_which_a_lane_has_no_room_says_so_once_and_has_it_later(
     assert fallbacks["rdma", "full"] == 1
     assert sum("rdma has as many peers as it can have" in line for line in caplog.messages) == 1
     kind.one_sided[0].is_full = False
-    deadline_s = time.monotonic() + 10
-    while lanes_of(prefill) != {"d": "rdma"}:
-        assert time.monotonic() < deadline_s
-        handoff(cluster, prefill, decode)
+    hand_over_until_rdma(cluster, prefill, decode)
 
 
 def test_a_lane_that_filled_up_while_it_was_agreed_on_counts_once_as_full(
