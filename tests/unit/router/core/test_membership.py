@@ -426,16 +426,13 @@ def test_a_suspicion_is_told_of_once_and_again_for_another_reason() -> None:
     silent = membership.on_suspected(node, "silent", is_heard=False)
     assert silent == [NodeSuspected(node, "silent", False, True)]
     assert membership.on_suspected(node, "silent", is_heard=False) == []
-    assert membership.suspects == {node: False}
     unreached = membership.on_heard(node, unreached="unreached")
     assert unreached == [NodeSuspected(node, "unreached", True, False)]
-    assert membership.suspects == {node: True}
     (stuck,) = membership.on_heard(node, stuck_s=7.5)
     assert stuck == NodeSuspected(node, "its step has lasted 7.5 s", False, False)
     assert membership.nodes()[0].is_suspected
     assert membership.on_heard(node) == [NodeTrusted(node, True)]
     assert not membership.nodes()[0].is_suspected
-    assert membership.suspects == {}
 
 
 def test_a_lost_node_that_is_heard_again_was_lost_and_its_suspicion_is_forgotten() -> None:
@@ -443,7 +440,6 @@ def test_a_lost_node_that_is_heard_again_was_lost_and_its_suspicion_is_forgotten
     node = live().record.incarnation
     membership.on_suspected(node, "silent", is_heard=False)
     assert membership.on_lost(node, "broken") == [StreamLost(node)]
-    assert membership.suspects == {}
     assert membership.was_heard(node)
     assert membership.on_heard(node) == [NodeHeard(node, True), NodeTrusted(node, False)]
 
