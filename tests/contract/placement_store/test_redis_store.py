@@ -240,7 +240,9 @@ async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redi
     ttls_ms = {key: client.pttl(key) for key in client.keys("*")}
     assert len(ttls_ms) == 6
     assert all(ttl_ms > 0 for ttl_ms in ttls_ms.values())
-    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, "the index outlives its longest entry"
+    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, (
+        "the index outlives its longest entry"
+    )
     assert ttls_ms[PREFIX.encode() + b"nodes"] <= 50_000
 
 
@@ -282,6 +284,17 @@ async def test_an_epoch_rises_when_the_clock_was_set_back(
     await store.heartbeat(record("b", epoch=ahead), load(), lease_s=5)
     client.delete(PREFIX + "epoch:b")
     assert await store.next_epoch("b") == ahead + 1
+
+
+@pytest.mark.covers("F70")
+async def test_an_epoch_rises_when_the_clock_was_set_back_while_its_node_was_away(
+    store: RedisStore,
+) -> None:
+    ahead = 8_000_000_000_000_000
+    await store.heartbeat(record("a", epoch=ahead), load(), lease_s=5)
+    await store.leave(Incarnation("a", ahead))
+    assert await store.live_nodes() == []
+    assert await store.next_epoch("a") == ahead + 1
 
 
 async def test_a_heartbeat_restores_the_memory_of_its_epoch(
