@@ -88,6 +88,13 @@ ROUTER = [
         (FaultKind.FREEZE, FaultKind.PARTITION),
     ),
     Bug(
+        "a request does not know which nodes are suspected when it comes",
+        "router.core.request_flow",
+        "        self._attempts.suspects.update(suspects)\n",
+        "        self._attempts.suspects.update({})\n",
+        (FaultKind.CRASH, FaultKind.PARTITION),
+    ),
+    Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
         "    if role is Role.PREFILL and all(",
