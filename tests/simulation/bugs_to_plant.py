@@ -335,6 +335,12 @@ ENGINE = [
         "            copy = PrefixCopy(block_ids, host_block_ids[::-1], hashes, is_out=False)\n",
     ),
     Bug(
+        "a plan made ahead counts on blocks that are kept for a transfer since",
+        "engine.core.prefix_transfers",
+        "            self._on_taken()  # they cannot be evicted any more\n",
+        "            pass\n",
+    ),
+    Bug(
         "prefixes in host memory give way while they are sent",
         "engine.core.prefix_transfers",
         "                host_block_ids.append(one - num_blocks)\n",
