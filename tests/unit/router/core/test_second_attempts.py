@@ -15,6 +15,7 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.kv.prompt_blocks import PromptBlocks
 from common.request import FinishReason, SamplingParams
+from placement.store import LiveNode
 from router.core.attempts import State
 from router.core.candidates import WAIT_S
 from router.core.effects import (
@@ -27,7 +28,9 @@ from router.core.effects import (
     Unplace,
     Wait,
 )
+from router.core.membership import Membership
 from router.core.request_flow import RequestFlow
+from tests.support.nodes.node_views import node as node_view
 from tests.unit.router.core.flow_events import (
     D0,
     D1,
@@ -317,3 +320,25 @@ def test_an_answer_that_runs_on_a_suspected_node_waits_in_no_queue_beside() -> N
     flow.on_reserve_reply(D1, FIRST, LOCAL, 0.0)
     assert flow.on_node_suspected(D1) == [Choose(None, frozenset({D0, D1}))]
     assert flow.on_no_choice(Overloaded("all tried")) == []
+
+
+def test_suspects_are_known_until_they_are_trusted_lost_or_forgotten() -> None:
+    membership = Membership(model="m", lease_s=10.0)
+    views = [node_view(name) for name in ("a", "b", "c")]
+    a, b, c = (view.incarnation for view in views)
+    membership.on_listing([LiveNode(record=one.record, load=one.load) for one in views], 0.0)
+    for one in (a, b):
+        membership.on_heard(one)
+    membership.on_suspected(a, "silent", is_heard=False)
+    membership.on_heard(b, unreached="unreached")
+    membership.on_suspected(c, "silent", is_heard=False)
+    assert membership.suspects == {a: False, b: True, c: False}
+    membership.on_heard(a, unreached="unreached")
+    assert membership.suspects[a]
+    membership.on_heard(a)
+    membership.on_lost(b, "broken")
+    assert membership.suspects == {c: False}
+    membership.on_lost(a, "broken")
+    for now_s in (5.0, 10.0, 15.0, 20.0):
+        membership.on_listing([], now_s)
+    assert membership.suspects == {}
