@@ -4,7 +4,7 @@ Keys, all under `pdserve:{cluster}:` and all with an expiry of their own. In a R
 braces are written, as a hash tag: all keys are in one slot. Elsewhere they are not.
 
     node:{node id}                  a lease: record and load as JSON
-    epoch:{node id}                 the last epoch given to this node
+    epoch:{node id}                 the last epoch given to this node, for an hour behind its lease
     nodes, placements               indices of the two families
     placement:{request}/{attempt}   where an attempt runs
     leader                          a lease: the router that decides about roles
@@ -125,7 +125,7 @@ class RedisStore:
 
     async def leave(self, incarnation: Incarnation) -> None:
         args = [incarnation.node_id, incarnation.epoch]
-        await self._run(scripts.LEAVE, self._lease_keys(incarnation.node_id), args)
+        await self._run(scripts.LEAVE, self._lease_keys(incarnation.node_id)[:2], args)
 
     async def live_nodes(self) -> list[LiveNode]:
         listing = NodeListing(self._listed)

@@ -78,7 +78,8 @@ return 0
 """
 )
 
-# KEYS: lease, index, epoch. ARGV: node id, epoch.
+# KEYS: lease, index. ARGV: node id, epoch. The epoch is remembered: by a clock that is set back
+# while the node restarts, its next life would be an older one for all who know this one.
 LEAVE = (
     _SHARED
     + """
@@ -87,7 +88,6 @@ if held_epoch(KEYS[1]) == epoch then
   redis.call('DEL', KEYS[1])
   redis.call('ZREM', KEYS[2], ARGV[1])
 end
-if to_epoch(get(KEYS[3])) == epoch then redis.call('DEL', KEYS[3]) end
 return 0
 """
 )

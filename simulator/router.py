@@ -159,7 +159,7 @@ class SimulatedRouter:
         )
         query = query_of(prompt, request.sampling, request.cache_salt, session)
         choice = self._choices[name] = _Choice(flow, query, served)
-        self._perform(choice, flow.start())
+        self._perform(choice, flow.start(self._membership.suspects))
 
     def on_said(self, said: NodeSaid) -> None:
         """Take a message of a node."""

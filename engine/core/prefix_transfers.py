@@ -250,6 +250,8 @@ class PrefixTransfers:
 
     def _keep(self, source_ids: tuple[int, ...]) -> None:
         block_ids, host_block_ids = self.split(source_ids)
+        if any(map(self._pool.is_evictable, block_ids)):
+            self._on_taken()  # they cannot be evicted any more
         self._pool.acquire_cached(block_ids)
         self._host_pool.begin_reading(host_block_ids)
         self._going.append(source_ids)

@@ -120,6 +120,8 @@ class ControlService(pb_grpc.NodeServicer):
         """Take messages until the router ends the stream; return the error of an invalid one."""
         try:
             async for message in messages:
+                if stream.is_cut:
+                    break  # Its router has another stream by now, and gave up what it asked here.
                 stream.take_echo(message.echo, message.beat_ms)
                 if message.resend_blocks:
                     stream.reports.restart()

@@ -63,6 +63,8 @@ class Attempt:
         """What the decode node that granted the ticket has cached of the prompt."""
         self.reason = ""
         self.has_asked = False
+        self.asks_suspects = False
+        """Whether suspected nodes may be asked: no other one is left."""
         self._has_started = False
         self._is_placed = False
 
@@ -238,6 +240,12 @@ class Attempts:
             attempt.waits_for(node) if is_heard else attempt.is_on(node)
             for node, is_heard in self.suspects.items()
         )
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the main attempt waits for the first word of a suspected node: one whose step
+        hangs may not say it for two minutes."""
+        return any(self.main.waits_for(node) for node in self.suspects)
 
     def find(self, attempt_id: AttemptId) -> Attempt | None:
         """Return the attempt with this id, if it is one of those that go on."""

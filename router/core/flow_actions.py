@@ -72,13 +72,30 @@ class FlowActions:
         self._out.append(Choose(reserved, self._excluded_for(attempt)))
 
     def _excluded_for(self, attempt: Attempt) -> frozenset[Incarnation]:
-        suspects = self._attempts.suspects.keys() if self._is_second(attempt) else ()
+        suspects = () if attempt.asks_suspects else self._attempts.suspects.keys()
         return self._candidates.excluded.union(suspects)
+
+    def _asks_others(self, attempt: Attempt) -> bool:
+        """Return whether there are nodes to ask although each that may have room was asked: full
+        ones, to queue the request, and then suspected ones, which may not answer for long.
+
+        A second attempt asks no suspected node, and a full one only while the first waits for its
+        first word.
+        """
+        is_second = self._is_second(attempt)
+        may_queue = not is_second or self._attempts.is_unanswered
+        if may_queue and self._candidates.asks_to_queue():
+            return True
+        if is_second or attempt.asks_suspects or not self._attempts.suspects:
+            return False
+        attempt.asks_suspects = True
+        return True
 
     def _choose_again(self) -> None:
         """After a wait: a node that refused an attempt is asked for another one."""
         if self._main.has_asked:
             self._out += self._attempts.restart()
+        self._main.asks_suspects = False
         self._choose(self._main)
 
     def _is_cut(self, attempt: Attempt, longest: int) -> bool:

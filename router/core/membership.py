@@ -20,7 +20,7 @@ Nodes that serve another model, or speak a protocol that this router does not, a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -119,6 +119,7 @@ class Membership:
         self._waited_s = 0.0
         self._left_out: dict[Incarnation, NodeRecord] = {}
         self._used: set[Incarnation] = set()
+        self._suspects: dict[Incarnation, bool] = {}
         self._unlisted: set[Incarnation] = set()
         self._gone: dict[Incarnation, str] = {}
         self._gone_before: dict[Incarnation, str] = {}
@@ -197,6 +198,7 @@ class Membership:
             effects += self.on_suspected(incarnation, unreached, is_heard=True)
         elif is_new or member.suspicion is not None:
             was_suspected, member.suspicion = member.suspicion is not None, None
+            self._suspects.pop(incarnation, None)
             self._changed[incarnation] = None
             effects.append(NodeTrusted(incarnation, was_suspected))
         return effects
@@ -209,6 +211,7 @@ class Membership:
         if member is None or member.suspicion is is_heard:
             return []
         was_trusted, member.suspicion = member.suspicion is None, is_heard
+        self._suspects[incarnation] = is_heard
         self._changed[incarnation] = None
         return [NodeSuspected(incarnation, reason, is_heard, was_trusted)]
 
@@ -221,6 +224,7 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.is_heard, member.suspicion = False, None
+            self._suspects.pop(incarnation, None)
             member.lost_at_s = self._waited_s
             self._changed[incarnation] = None
         return [StreamLost(incarnation)]
@@ -267,6 +271,11 @@ class Membership:
     def used(self) -> Set[Incarnation]:
         """Nodes on which this router has a request, or that it chose for one."""
         return self._used
+
+    @property
+    def suspects(self) -> Mapping[Incarnation, bool]:
+        """The nodes that are suspected, and whether each is heard."""
+        return self._suspects
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen, ordered by id, until the next event.
@@ -418,6 +427,7 @@ class Membership:
         if len(self._members) < len(before):
             self._changed |= dict.fromkeys(one for one in before if one not in self._members)
             self._used &= self._members.keys()
+            self._suspects = {at: one for at, one in self._suspects.items() if at in self._members}
         now_s = self._waited_s
         unseen = (at for at, one in self._members.items() if one.listed_at_s < now_s)
         self._reported |= dict.fromkeys(unseen)

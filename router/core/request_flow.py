@@ -15,6 +15,7 @@
                 reply: local start              LOCAL       PlaceRecord, Accepted
                 reply: refusal                  CHOOSING    Choose, this node excluded
                 all refused for want of room    CHOOSING    Choose, to wait in a node's queue
+                none of them queues it either   CHOOSING    Choose, also of suspected nodes
                 its output comes first          RUNNING     as in RUNNING
     PREFILLING  reply: acceptance               PREFILLING  Accepted
                 reply: refusal                  CHOOSING    Choose, this node excluded
@@ -42,8 +43,9 @@ when the first refused it explicitly: after a failed call it is unknown whether 
 writes, so that attempt is over.
 
 While a node of the attempt is suspected, a second attempt runs elsewhere. It goes the same way, but
-never waits, and its failures end it alone. The first of the two that sends the next token goes on,
-and the other one is aborted. When the first attempt fails, the second takes its place.
+never waits, and its failures end it alone. A full node is asked to queue it only while the first
+one waits for its first word. The first of the two that sends the next token goes on, and the other
+one is aborted. When the first attempt fails, the second takes its place.
 
 An attempt that begins after n tokens were emitted continues after them: its nodes get them with
 the prompt, compute both and draw token n where a new request draws token 0. The client reads the
@@ -53,6 +55,7 @@ alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.errors import (
@@ -78,6 +81,7 @@ from router.core.flow_actions import FlowActions
 from router.core.generation import TokenChunk
 from router.core.policies.query import TooLong
 
+NO_SUSPECTS: Mapping[Incarnation, bool] = {}
 _RUNNING = State.RUNNING
 
 
@@ -157,8 +161,10 @@ class RequestFlow(FlowActions):
 
     # Events.
 
-    def start(self) -> list[Effect]:
-        """Begin the first attempt."""
+    def start(self, suspects: Mapping[Incarnation, bool] = NO_SUSPECTS) -> list[Effect]:
+        """Begin the first attempt. `suspects` are the nodes that are suspected now, and whether
+        each is heard; of later ones `on_node_suspected` tells."""
+        self._attempts.suspects.update(suspects)
         self._choose(self._main)
         return self._take_effects()
 
@@ -197,8 +203,7 @@ class RequestFlow(FlowActions):
         if isinstance(error, TooLong):
             asks_again = self._is_cut(attempt, error.longest)
         else:
-            may_queue = isinstance(error, Overloaded) and attempt is self._main
-            asks_again = may_queue and self._candidates.asks_to_queue()
+            asks_again = isinstance(error, Overloaded) and self._asks_others(attempt)
         if asks_again:
             self._choose(attempt)
         else:

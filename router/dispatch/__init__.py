@@ -26,6 +26,12 @@ because their tokens arrive. The pings do not show this: without keys gRPC count
 open before the node has received anything on it, and a ping that is lost only opens another one. A
 node of the release before repeats nothing, and is not judged.
 
+A connection may be dead and neither end know it: a firewall that has restarted drops its packets,
+and after a cut TCP tries again about as late as the cut was long. gRPC would open every further
+stream on it, for up to a quarter of an hour. So where a stream brings no word for 5 s, the next one
+gets another connection. The first one after a silence does not: a process that was stopped goes on
+with the connections that it has, and answers at once.
+
 A busy node is not a silent one. Heartbeats come from the node's event loop, which a long call can
 block, in Python or with the interpreter lock held. A router therefore pings each node twice a
 second over a second connection (`liveness/pings.py`). gRPC's own threads answer whatever Python

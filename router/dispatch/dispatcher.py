@@ -211,7 +211,7 @@ class Dispatcher:
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
         self._choices[choice_id] = choice
         choice.set_deadline(now_s, self._on_deadline)
-        self._feed(choice, flow.start)
+        self._feed(choice, flow.start, self.pool.membership.suspects)
         return partial(self._feed, choice, flow.on_client_gone)
 
     # Events.

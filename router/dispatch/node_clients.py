@@ -5,9 +5,10 @@ heartbeat where there is none of them come the other way, as often as `liveness`
 is silent is suspected, until it is heard again. A stream that broke, or was silent for
 `LOSS_S`, means that the node is lost, at once, for all that ran there and every call without a
 reply. A node that is heard and does not repeat the numbers that it is sent is suspected too: it is
-cut off from this router in one direction. The stream is opened again for as long as the
-node is a member. Pings over a connection of their own (`pings`) tell a busy node from one that is
-gone.
+cut off from this router in one direction. The stream is opened again for as long as the node is a
+member: on another connection where it brought no word for `LOSS_S`, because the network may have
+forgotten the first one, and TCP tries for a quarter of an hour. Pings over a connection of their
+own (`pings`) tell a busy node from one that is gone.
 
 Calls of one turn of the event loop, those made while a message is on its way, and under load those
 made within 3 ms of the message before, travel in one message: a gRPC call for each would cost more
@@ -25,12 +26,7 @@ from zlib import crc32
 
 import grpc
 
-from common.errors import (
-    NodeLost,
-    Overloaded,
-    PdserveError,
-    PeerProtocolError,
-)
+from common.errors import NodeLost, Overloaded, PdserveError, PeerProtocolError
 from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
@@ -131,6 +127,8 @@ class NodeClient:
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
         self._keys = keys
         self._open_channel()
+        self._is_mute = False
+        """Whether a stream on the channel brought nothing: its connection may be dead."""
         self.beside = CallsBeside(self._node, self._envelope, lambda: self._stub)
         self._is_heard = False
         self._stuck_s = 0.0
@@ -150,9 +148,9 @@ class NodeClient:
         self._stub: Any = cast(Any, NodeStub)(self._channel)
 
     async def _renew_channel(self) -> None:
-        """Open another channel if the certificate was renewed after this one was opened."""
-        if self._keys is not None and self._keys.tls is not self._tls:
-            earlier = self._channel
+        """Open another channel if this one is mute, or its certificate an earlier one."""
+        if self._is_mute or (self._keys is not None and self._keys.tls is not self._tls):
+            earlier, self._is_mute = self._channel, False
             self._open_channel()
             await earlier.close(None)
 
@@ -175,17 +173,18 @@ class NodeClient:
         await self._channel.close(None)
 
     def tick(self, *, is_wide: bool = False, is_used: bool = True, is_alarm: bool = False) -> None:
-        """Count the time in which nothing was heard, or nothing repeated, and judge it.
-
-        See `NodeLiveness.tick`.
-        """
+        """Count the time in which nothing was heard, or repeated: see `NodeLiveness.tick`."""
         liveness = self.liveness
         number = liveness.tick(
             is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=self.is_running
         )
         if self._pings is not None and not liveness.is_pinged:
             self._pings.rest()
-        if not self._is_heard or liveness.is_at_rest:
+        if not self._is_heard:
+            if liveness.judge() is NodeVerdict.LOST:
+                self._is_silent.set()  # A stream that is open brings a word at once.
+            return
+        if liveness.is_at_rest:
             return
         if number:
             self._unsent.set_echo(number, liveness.pace.beat_ms)
@@ -311,7 +310,7 @@ class NodeClient:
                 await self._run_stream()
                 reason = ENDED_BY_NODE
             except TimeoutError:
-                reason = self.liveness.reason
+                reason, self._is_mute = self.liveness.reason, not self._is_heard
             except PdserveError as wrong:
                 reason = str(wrong)
             except Exception as bug:

@@ -107,6 +107,8 @@ class NodePool:
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
+        self.roles_to_be: dict[Incarnation, Role] = {}
+        """Those that nodes were told to have and may not have yet."""
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""
@@ -136,7 +138,11 @@ class NodePool:
         client = self.client(node)
         if client is None:
             raise NodeLost(f"{node} has left")
-        await client.beside.set_role(role, number)
+        self.roles_to_be[node] = role
+        try:
+            await client.beside.set_role(role, number)
+        finally:
+            self.roles_to_be.pop(node, None)
         self.membership.on_role(node, role)
         self._should_refresh.set()
 

@@ -18,6 +18,7 @@ from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.core.known.roster import Roster
 from router.core.membership import Membership
+from router.dispatch.calls_beside import TIMEOUT_S
 from router.http.errors import ApiError
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.node.faulty_node import FaultyNode
@@ -59,6 +60,7 @@ class AdministratorCalls:
         self._lives = lives
         self._refresh_soon = refresh_soon
         self.membership = membership
+        self.roles_to_be: dict[Incarnation, Role] = {}
 
     def give_role(self, node_id: str, role: Role) -> None:
         """Have a node take another role, unless the router or the node refuses."""
@@ -82,7 +84,10 @@ class AdministratorCalls:
 
     async def set_role(self, node: Incarnation, role: Role) -> None:
         """Have a node take new work of another role. Raises what it refuses it with."""
+        self.roles_to_be[node] = role
+        self._clock.after(TIMEOUT_S, partial(self.roles_to_be.pop, node, None))
         await self.call(node, lambda life: life.set_role(role))
+        self.roles_to_be.pop(node, None)
         self.membership.on_role(node, role)
         self._refresh_soon()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -11,7 +11,8 @@ from itertools import count
 from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, NodeLost
-from common.ids import Incarnation
+from common.ids import AttemptId, Incarnation
+from common.nodes import Role
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
@@ -30,6 +31,7 @@ from router.core.membership import (
 )
 from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
+from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
@@ -45,6 +47,7 @@ from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
+MOST_UNANSWERED_TICKS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +108,7 @@ class FaultyRouter(SimulatedRouter):
         self._refresh_s = lease_s / 4
         self._refreshing = 0
         self._sessions = SessionBooks(session_ttl_s)
+        self._unanswered = Unanswered()
         self._num_performing = 0
         self.links: dict[Incarnation, NodeLink] = {}
         self._between = NodesInContact(me, self._send, self._membership, clock)
@@ -219,7 +223,25 @@ class FaultyRouter(SimulatedRouter):
     def _tick(self) -> None:
         for link in list(self.links.values()):
             link.tick()
+        flows = [choice.flow for choice in self._choices.values()]
+        self._unanswered.check(self._membership.suspects, flows, self._idle_nodes)
         self.clock.after(TICK_S, self._tick)
+
+    def _idle_nodes(self) -> set[Incarnation]:
+        """Return the nodes that would decode a request at once."""
+        able = (
+            view.incarnation
+            for view in self._membership.nodes()
+            if view.record.role is not Role.PREFILL
+            and not (view.is_suspected or view.load.is_draining)
+        )
+        return {node for node in able if self._is_idle(self._nodes[node])}
+
+    def _is_idle(self, node: FaultyNode) -> bool:
+        me, there = self.me.node_id, node.me.node_id
+        is_reached = self._paths.is_open(me, there) and self._paths.is_open(there, me)
+        is_staying = node.clock.is_running and not node.life.is_on
+        return is_reached and is_staying and node.is_empty()
 
     # Inside: what changes for requests.
 
@@ -340,6 +362,37 @@ def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[
         if found != (requests[node], tokens[node]):
             has = requests[node], tokens[node]
             raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
+
+
+class Unanswered:
+    """Requests that wait for the first word of a suspected node while others are idle."""
+
+    def __init__(self) -> None:
+        self._num_ticks: Counter[AttemptId] = Counter()
+        """For how long each has had no other attempt, by its last one."""
+
+    def check(
+        self,
+        suspects: Collection[Incarnation],
+        flows: Sequence[RequestFlow],
+        idle: Callable[[], set[Incarnation]],
+    ) -> None:
+        """Count a tick. Raises `InternalError` for a request that an idle node is not asked for."""
+        alone = [
+            flow
+            for flow in flows
+            if flow._attempts.second is None and any(map(flow._main.waits_for, suspects))
+        ]
+        nodes = idle() if alone else set()
+        held = [
+            flow.attempt
+            for flow in alone
+            if nodes - flow._candidates._failed and not flow._candidates.has_lost_too_many
+        ]
+        self._num_ticks = Counter({one: self._num_ticks[one] + 1 for one in held})
+        for attempt, num_ticks in self._num_ticks.items():
+            if num_ticks > MOST_UNANSWERED_TICKS:
+                raise InternalError(f"{attempt} waits for a suspected node, and others are idle")
 
 
 class SessionBooks:

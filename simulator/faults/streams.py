@@ -170,6 +170,9 @@ class NodeLink:
             liveness.repeated(self._echoed)
             self._router.on_heard(self.node.me, "" if liveness.is_reached else UNREACHED)
         if not self.is_heard:
+            if liveness.judge() is NodeVerdict.LOST and not self._is_waiting:
+                self._put_there(None)
+                self._try_again()
             return
         match liveness.judge():
             case NodeVerdict.LOST:

@@ -336,6 +336,19 @@ async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:
         await wait_until(lambda: log.num_messages == 2)
 
 
+async def test_a_connection_that_the_network_has_forgotten_is_replaced() -> None:
+    async with connected(is_linked=True) as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        assert node.link is not None
+        node.link.forget()
+        tick(client, LOSS_TICKS)
+        await wait_until(lambda: client.liveness.reason == "nothing was heard for 0.0 s")
+        assert (log.lost, log.num_messages) == (["nothing was heard for 5.0 s"], 1)
+        tick(client, LOSS_TICKS)
+        await wait_until(lambda: log.num_messages == 2)
+        assert isinstance(await reserve(client), DecodeGrant)
+
+
 async def test_a_stream_is_opened_again_with_a_renewed_certificate(tmp_path: Path) -> None:
     folder = make_keys(tmp_path / "keys")
     router = with_certificate(router_keys(folder), expired(folder, "router"))

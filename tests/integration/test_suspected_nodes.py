@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from common.nodes import Role
+from common.request import FinishReason, GenerationRequest
+from protos import pdserve_node_pb2 as pb
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.liveness.pace import USUAL
 from tests.integration.fake_node import FakeNode
-from tests.integration.scripted_cluster import Cluster, asked, start, tick, tokens, wait_until
+from tests.integration.scripted_cluster import Cluster, asked, ids, start, tick, tokens, wait_until
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
@@ -110,6 +114,28 @@ async def test_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is
     assert suspected(router) == []
     for answer in answers:
         answer.cancel()
+
+
+@pytest.mark.covers("F121")
+async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_one_comes(
+    cluster: Cluster,
+) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    await cut_off(cluster, router, d0)
+
+    async def never(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    d0.on_reserve = never
+    answer = start(router)
+    await asked(d0)
+    d1 = await cluster.add("d1", Role.DECODE)
+    await cluster.refresh()
+    request = await asked(d1)
+    d1.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
 
 
 @pytest.mark.covers("F121")

@@ -88,6 +88,13 @@ ROUTER = [
         (FaultKind.FREEZE, FaultKind.PARTITION),
     ),
     Bug(
+        "a request does not know which nodes are suspected when it comes",
+        "router.core.request_flow",
+        "        self._attempts.suspects.update(suspects)\n",
+        "        self._attempts.suspects.update({})\n",
+        (FaultKind.CRASH, FaultKind.PARTITION),
+    ),
+    Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
         "    if role is Role.PREFILL and all(",
@@ -326,6 +333,12 @@ ENGINE = [
         "engine.core.kept_prefixes",
         "            copy = PrefixCopy(block_ids, host_block_ids, hashes, is_out=False)\n",
         "            copy = PrefixCopy(block_ids, host_block_ids[::-1], hashes, is_out=False)\n",
+    ),
+    Bug(
+        "a plan made ahead counts on blocks that are kept for a transfer since",
+        "engine.core.prefix_transfers",
+        "            self._on_taken()  # they cannot be evicted any more\n",
+        "            pass\n",
     ),
     Bug(
         "prefixes in host memory give way while they are sent",

@@ -286,6 +286,17 @@ async def test_an_epoch_rises_when_the_clock_was_set_back(
     assert await store.next_epoch("b") == ahead + 1
 
 
+@pytest.mark.covers("F70")
+async def test_an_epoch_rises_when_the_clock_was_set_back_while_its_node_was_away(
+    store: RedisStore,
+) -> None:
+    ahead = 8_000_000_000_000_000
+    await store.heartbeat(record("a", epoch=ahead), load(), lease_s=5)
+    await store.leave(Incarnation("a", ahead))
+    assert await store.live_nodes() == []
+    assert await store.next_epoch("a") == ahead + 1
+
+
 async def test_a_heartbeat_restores_the_memory_of_its_epoch(
     store: RedisStore, client: redis.Redis
 ) -> None:

@@ -21,8 +21,8 @@ class Link(TcpProxy):
     """Carries connections to `port` of this machine.
 
     While it is cut, nothing passes, nothing is closed, and new connections stay silent: a network
-    that loses everything, or one direction alone. While it refuses, its connections are closed
-    and new ones are too.
+    that loses everything, or one direction alone. Connections that it forgets stay so, as behind a
+    firewall that has restarted. While it refuses, its connections are closed and new ones are too.
     `bytes_per_s` bounds what one connection carries in each direction.
     """
 
@@ -32,6 +32,7 @@ class Link(TcpProxy):
         for passes in self._may_pass.values():
             passes.set()
         self._is_refusing = False
+        self._num_forgotten = 0
         self.delay_s = 0.0
         self.bytes_per_s: float | None = None
         self.num_carried = 0
@@ -50,6 +51,10 @@ class Link(TcpProxy):
     def cut_one_way(self, *, is_back: bool) -> None:
         """Lose what goes to `port` from now on, or what comes back from it."""
         self._may_pass[is_back].clear()
+
+    def forget(self) -> None:
+        """Lose what passes on the connections that there are, for good; others are carried."""
+        self._num_forgotten = self.num_connections
 
     def refuse(self) -> None:
         """Close every connection, and each new one."""
@@ -83,10 +88,14 @@ class Link(TcpProxy):
                         break
                     late.append((time.monotonic() + self.delay_s, data))
                 self._may_pass[is_back].wait()
+                if number < self._num_forgotten:
+                    late.clear()
                 while late and late[0][0] <= time.monotonic():
                     self._carry(sink, late.popleft()[1])
             for _, data in late:
                 self._carry(sink, data)
+        if number < self._num_forgotten:
+            return  # Nobody hears of its end.
         close_socket(source)
         close_socket(sink)
 

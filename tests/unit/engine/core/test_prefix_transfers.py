@@ -133,6 +133,39 @@ def test_a_plan_made_before_blocks_were_taken_is_not_used() -> None:
     assert not engine.was_ahead
 
 
+@pytest.mark.parametrize("is_some", [False, True])
+def test_a_plan_made_before_blocks_were_kept_for_a_transfer_is_not_used(is_some: bool) -> None:
+    engine = Engine(num_blocks=6, seats=2, **STRICT)
+    scheduler, transfers = engine.scheduler, engine.scheduler.prefix_transfers
+    hashes = cached_hashes(engine, 3)
+    growing = engine.add(make_request(3 * BLOCK_SIZE, max_tokens=4, seed=3))
+    step = engine.plan()
+    scheduler.plan_ahead(step)
+    kept = transfers.pin_some(hashes, 0) if is_some else transfers.pin(hashes)
+    assert kept is not None
+    assert scheduler.pool.num_available == 0
+    engine.apply(step)
+    step = engine.plan()
+    assert (engine.was_ahead, step.sequences) == (False, [])
+    engine.apply(step)
+    transfers.unpin(kept)
+    engine.run()
+    assert growing.num_output == 4
+
+
+def test_blocks_that_are_in_use_may_be_kept_too_and_the_plan_stays() -> None:
+    engine = Engine(num_blocks=12, **STRICT)
+    scheduler, transfers = engine.scheduler, engine.scheduler.prefix_transfers
+    hashes = cached_hashes(engine, 2)
+    engine.add(make_request(2 * BLOCK_SIZE + 1, max_tokens=4))
+    step = engine.plan()
+    scheduler.plan_ahead(step)
+    transfers.unpin(transfers.pin(hashes))
+    engine.apply(step)
+    engine.apply(engine.plan())
+    assert engine.was_ahead
+
+
 def test_a_sequence_waits_for_blocks_that_a_prefix_holds() -> None:
     engine = Engine(num_blocks=4, seats=1, **STRICT)
     sequence = engine.add(make_request(BLOCK_SIZE, max_tokens=8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -326,6 +327,28 @@ async def test_a_call_whose_stream_ends_leaves_nothing(start: Start) -> None:
     caller.call.cancel()
     await service.replies.forgotten.wait()
     assert len(service.replies) == 0
+
+
+async def test_nothing_is_taken_of_a_stream_that_another_one_has_replaced(start: Start) -> None:
+    """As what was on its way on a connection that its router gave up, and arrives at last."""
+    service = await start(Role.DECODE)
+    said: asyncio.Queue[pb.RouterMessage] = asyncio.Queue()
+
+    async def messages() -> AsyncIterator[pb.RouterMessage]:
+        while True:
+            yield await said.get()
+
+    said.put_nowait(pb.RouterMessage(envelope=GOOD))
+    context: Any = None
+    stream = service.service.Stream(messages(), context)
+    await anext(stream)
+    service.streams.open(ROUTER)
+    said.put_nowait(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve())]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert said.empty()
+    assert service.inbox.seen == [RouterGone(ROUTER)]
+    assert [message async for message in stream] == []
 
 
 async def test_calls_without_a_reply_are_bounded(

@@ -13,8 +13,11 @@ from common.errors import (
     PeerProtocolError,
 )
 from common.ids import AttemptId, Incarnation
-from common.request import FinishReason
+from common.kv.prompt_blocks import PromptBlocks
+from common.request import FinishReason, SamplingParams
+from placement.store import LiveNode
 from router.core.attempts import State
+from router.core.candidates import WAIT_S
 from router.core.effects import (
     Choose,
     Finish,
@@ -23,7 +26,11 @@ from router.core.effects import (
     SendPrefill,
     SendReserve,
     Unplace,
+    Wait,
 )
+from router.core.membership import Membership
+from router.core.request_flow import RequestFlow
+from tests.support.nodes.node_views import node as node_view
 from tests.unit.router.core.flow_events import (
     D0,
     D1,
@@ -229,8 +236,109 @@ def test_a_planned_prefill_node_that_is_suspected_before_the_ticket_comes_is_not
     flow = reserving()
     assert flow.on_node_suspected(P0, is_heard) == []
     (choose,) = flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
-    assert choose == Choose(D0, frozenset())
+    assert choose == Choose(D0, frozenset({P0}))
     closed, asked, *_ = flow.on_choice(None, P1, "another prefill node", 11.0)
     assert closed == LegClosed(P0, has_prompt=True)
     assert isinstance(asked, SendPrefill)
     assert asked.node == P1
+
+
+# --- nodes that were suspected before the request came, and full ones -----------------------------
+
+
+@pytest.mark.covers("F121")
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_request_knows_which_nodes_are_suspected_when_it_comes(is_heard: bool) -> None:
+    flow = RequestFlow(
+        "req", PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), deadline_at_s=60.0
+    )
+    assert flow.start({D0: is_heard}) == [Choose(None, frozenset({D0}))]
+    assert flow.on_no_choice(Overloaded("nobody else")) == [Choose(None, frozenset())]
+    (reserve,) = flow.on_choice(D0, None, "the only one", 10.0)
+    assert isinstance(reserve, SendReserve)
+    effects = flow.on_node_trusted(D1)
+    assert effects == [Choose(None, frozenset({D0}))], "another one has come"
+    flow.on_choice(D1, None, "new", 10.0)
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 10.0)
+    assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_full_node_queues_a_request_before_a_suspected_one_is_asked(is_heard: bool) -> None:
+    flow = RequestFlow(
+        "req", PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), deadline_at_s=60.0
+    )
+    flow.start({D0: is_heard})
+    flow.on_choice(D1, None, "why", 10.0)
+    effects = flow.on_reserve_reply(D1, FIRST, Overloaded("full"), 10.0)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D0}))]
+    (reserve,) = flow.on_choice(D1, None, "it queues", 10.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.node, reserve.may_wait) == (D1, True)
+    effects = flow.on_reserve_reply(D1, FIRST, Overloaded("its queue is full"), 10.0)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D1}))]
+    (reserve,) = flow.on_choice(D0, None, "nobody else is left", 10.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.node == D0
+
+
+def test_after_a_wait_suspected_nodes_are_asked_last_again() -> None:
+    flow = RequestFlow(
+        "req", PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), deadline_at_s=60.0
+    )
+    flow.start({D0: False})
+    flow.on_no_choice(Overloaded("nobody else"))
+    assert flow.on_no_choice(Overloaded("it drains")) == [Wait(WAIT_S)]
+    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
+
+
+@pytest.mark.covers("F121")
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_full_node_queues_a_request_that_a_suspected_one_has_not_answered(
+    is_heard: bool,
+) -> None:
+    flow = reserving(prefill=None)
+    flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0)
+    flow.on_choice(D1, None, "another one", 0.0)
+    assert flow.on_node_suspected(D1, is_heard) == [Choose(None, frozenset({D0, D1}))]
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D1}))]
+    (reserve,) = flow.on_choice(D0, None, "it queues", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.request.id, reserve.may_wait) == (SECOND, True)
+    flow.on_reserve_reply(D0, SECOND, LOCAL, 5.0)
+    effects = flow.on_output(D0, output(SECOND, 0, 10))
+    assert emitted(effects) == [10]
+    assert aborts(effects) == {(D1, FIRST)}
+
+
+def test_an_answer_that_runs_on_a_suspected_node_waits_in_no_queue_beside() -> None:
+    flow = reserving(prefill=None)
+    flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0)
+    flow.on_choice(D1, None, "another one", 0.0)
+    flow.on_reserve_reply(D1, FIRST, LOCAL, 0.0)
+    assert flow.on_node_suspected(D1) == [Choose(None, frozenset({D0, D1}))]
+    assert flow.on_no_choice(Overloaded("all tried")) == []
+
+
+def test_suspects_are_known_until_they_are_trusted_lost_or_forgotten() -> None:
+    membership = Membership(model="m", lease_s=10.0)
+    views = [node_view(name) for name in ("a", "b", "c")]
+    a, b, c = (view.incarnation for view in views)
+    membership.on_listing([LiveNode(record=one.record, load=one.load) for one in views], 0.0)
+    for one in (a, b):
+        membership.on_heard(one)
+    membership.on_suspected(a, "silent", is_heard=False)
+    membership.on_heard(b, unreached="unreached")
+    membership.on_suspected(c, "silent", is_heard=False)
+    assert membership.suspects == {a: False, b: True, c: False}
+    membership.on_heard(a, unreached="unreached")
+    assert membership.suspects[a]
+    membership.on_heard(a)
+    membership.on_lost(b, "broken")
+    assert membership.suspects == {c: False}
+    membership.on_lost(a, "broken")
+    for now_s in (5.0, 10.0, 15.0, 20.0):
+        membership.on_listing([], now_s)
+    assert membership.suspects == {}

@@ -6,6 +6,7 @@ import pytest
 
 from common.errors import InternalError
 from common.ids import AttemptId, Incarnation
+from common.kv.prompt_blocks import PromptBlocks
 from common.request import GenerationRequest, SamplingParams
 from placement.store import LiveNode
 from router.core.attempts import Attempt
@@ -14,8 +15,15 @@ from router.core.known.sessions import NO_NODES, SessionNodes
 from router.core.membership import Membership
 from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
+from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
-from simulator.faults.router import SessionBooks, check_choice, check_counted
+from simulator.faults.router import (
+    MOST_UNANSWERED_TICKS,
+    SessionBooks,
+    Unanswered,
+    check_choice,
+    check_counted,
+)
 from tests.support.nodes.node_views import node, prefill
 
 D, P = Incarnation("d", 1), Incarnation("p", 1)
@@ -79,3 +87,19 @@ def test_a_chosen_node_can_take_the_request() -> None:
     itself = ChosenNodes(decode=D, prefill=D, reason="")
     with pytest.raises(InternalError, match="d#1 is chosen to send to itself"):
         check_choice(nodes, Choose(None, frozenset()), itself)
+
+
+def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment() -> None:
+    flow = RequestFlow("r", PromptBlocks((1,)), SamplingParams(max_tokens=8), deadline_at_s=60.0)
+    flow.start()
+    flow.on_choice(D, None, "", 0.0)
+    unanswered, idle = Unanswered(), {Incarnation("e", 1)}
+    for _ in range(MOST_UNANSWERED_TICKS):
+        unanswered.check({D}, [flow], lambda: idle)
+    unanswered.check({D}, [flow], set)
+    for _ in range(MOST_UNANSWERED_TICKS):
+        unanswered.check({D}, [flow], lambda: idle)
+    with pytest.raises(InternalError, match="r/1 waits for a suspected node, and others are idle"):
+        unanswered.check({D}, [flow], lambda: idle)
+    flow.on_node_suspected(D)
+    unanswered.check({D}, [flow], lambda: idle)

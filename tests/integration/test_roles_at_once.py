@@ -1,0 +1,42 @@
+"""Two administrators who give nodes other roles at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.errors import NodeLost, PdserveError
+from common.nodes import Role
+from router.cluster.role import MovedNode, give_role
+from router.dispatch.calls_beside import CallsBeside
+from router.http.errors import ApiError
+from tests.integration.scripted_cluster import Cluster
+from tests.integration.scripted_cluster import (
+    scripted_cluster as scripted_cluster,
+)
+
+
+async def test_of_two_changes_at_once_the_one_that_leaves_no_decode_node_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("d0", "d1"):
+        await cluster.add(name, Role.DECODE)
+    router = await cluster.router()
+    answers: asyncio.Queue[PdserveError | None] = asyncio.Queue()
+
+    async def set_role(_beside: CallsBeside, _role: Role, _number: int) -> None:
+        refused = await answers.get()
+        if refused is not None:
+            raise refused
+
+    monkeypatch.setattr(CallsBeside, "set_role", set_role)
+    for answer in (NodeLost("it does not answer"), None):
+        first = asyncio.create_task(give_role(router.pool, "d0", Role.PREFILL))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="without d1 no node would decode"):
+            await give_role(router.pool, "d1", Role.PREFILL)
+        answers.put_nowait(answer)
+        (moved,) = await asyncio.gather(first, return_exceptions=True)
+    assert isinstance(moved, MovedNode)
+    assert (moved.earlier, moved.role) == (Role.DECODE, Role.PREFILL)
