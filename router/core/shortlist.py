@@ -13,10 +13,13 @@ no shortlist, and the choice looks at all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
+from struct import Struct
 from typing import NamedTuple
 
 from common.ids import Incarnation
+from common.nodes import Role
 from router.core.known.block_index import HeldBlocks
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Kind, Roster
@@ -33,20 +36,40 @@ NUM_SOURCES = 8
 """The deepest holders that a choice looks at for one that can send what the prefill node lacks."""
 _TRIES = 2 * NUM_DRAWN
 _WORD = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+_NUM_LANES = 32
+_ONES = sum(1 << 128 * lane for lane in range(_NUM_LANES))
+_WORDS = _WORD * _ONES
+_STEPS = sum((_STEP * (lane + 1) & _WORD) << 128 * lane for lane in range(_NUM_LANES))
+_LANES = Struct(f"<{2 * _NUM_LANES}Q")
 
 
 class SeededDraws:
-    """Numbers that follow from a seed (SplitMix64)."""
+    """Numbers that follow from a seed (SplitMix64).
+
+    Words are computed together, in lanes of one integer that have room for the product of two
+    words: one by itself takes several times as long.
+    """
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _WORD
+        self._words: list[int] = []
+        """The next words, the first one last."""
 
     def below(self, end: int) -> int:
         """Return the next number, from 0 to `end - 1`."""
-        self._state = word = self._state + 0x9E3779B97F4A7C15 & _WORD
-        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-        word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-        return (word ^ word >> 31) * end >> 64
+        if not self._words:
+            self._words = self._next_words()
+        return self._words.pop() * end >> 64
+
+    def _next_words(self) -> list[int]:
+        lanes = _ONES * self._state + _STEPS & _WORDS
+        self._state = self._state + _NUM_LANES * _STEP & _WORD
+        lanes = (lanes ^ lanes >> 30 & _WORDS) * 0xBF58476D1CE4E5B9 & _WORDS
+        lanes = (lanes ^ lanes >> 27 & _WORDS) * 0x94D049BB133111EB & _WORDS
+        lanes ^= lanes >> 31 & _WORDS
+        words_and_zeros = _LANES.unpack(lanes.to_bytes(_LANES.size, "little"))
+        return list(words_and_zeros[-2::-2])
 
 
 class AbleNodes(NamedTuple):
@@ -78,9 +101,9 @@ class Shortlist:
         prefillers = self._prefillers(kinds, excluded)
         if not decoders and not (prefillers and query.max_tokens == 1):
             return None
-        for node, kind in self._known(roster, kinds, query, excluded):
-            (prefillers if kind.is_prefill else decoders)[node] = None
-        return AbleNodes(_views(roster, decoders), _views(roster, prefillers))
+        for role, nodes in self._known(roster, kinds, query, excluded).items():
+            (prefillers if role is Role.PREFILL else decoders).update(dict.fromkeys(nodes))
+        return AbleNodes(roster.views(decoders), roster.views(prefillers))
 
     def for_reservation(
         self, roster: Roster, query: Query, excluded: Set[Incarnation]
@@ -90,8 +113,9 @@ class Shortlist:
             return None
         kinds = [kind for kind in _able(roster, query) if kind.is_prefill]
         prefillers = self._prefillers(kinds, excluded)
-        prefillers |= {node: None for node, _ in self._known(roster, kinds, query, excluded)}
-        return _views(roster, prefillers)
+        for nodes in self._known(roster, kinds, query, excluded).values():
+            prefillers.update(dict.fromkeys(nodes))
+        return roster.views(prefillers)
 
     def holders(
         self, nodes: Sequence[NodeView], held: HeldBlocks, decode: Incarnation | None
@@ -103,7 +127,7 @@ class Shortlist:
         found = dict.fromkeys(held.deepest(NUM_SOURCES, self._draws.below))
         if decode is not None:
             found[decode] = None
-        return _views(nodes, found)
+        return nodes.views(found)
 
     def _prefillers(
         self, kinds: Sequence[Kind], excluded: Set[Incarnation]
@@ -136,8 +160,11 @@ class Shortlist:
         num_nodes = sum(map(len, groups))
         found: dict[Incarnation, None] = {}
         if num_nodes > NUM_DRAWN:
+            at: Callable[[int], Incarnation] = (
+                groups[0].__getitem__ if len(groups) == 1 else partial(_node_at, groups)
+            )
             for _ in range(_TRIES):
-                node = _node_at(groups, self._draws.below(num_nodes))
+                node = at(self._draws.below(num_nodes))
                 if node not in excluded:
                     found[node] = None
                     if len(found) == NUM_DRAWN:
@@ -148,26 +175,27 @@ class Shortlist:
 
     def _known(
         self, roster: Roster, kinds: Sequence[Kind], query: Query, excluded: Set[Incarnation]
-    ) -> Iterator[tuple[Incarnation, Kind]]:
-        """Return the nodes of the session, and the deepest holders of the prompt."""
-        for last in (query.last.decode, query.last.prefill):
-            kind = None if last is None else roster.kind_of(last)
-            if last is not None and kind is not None and kind in kinds and last not in excluded:
-                yield last, kind
-        if self._narrowing is not Narrowing.DRAWN_AND_HOLDERS:
-            return
-        num_left = {kind.record.role: NUM_HOLDERS for kind in kinds}
-        num_missing = NUM_HOLDERS * len(num_left)
-        for node in self._holders(kinds, query):
-            kind = roster.kind_of(node)
-            if kind is None or kind not in kinds or node in excluded:
-                continue
-            if num_left[kind.record.role]:
-                yield node, kind
-                num_left[kind.record.role] -= 1
+    ) -> dict[Role, list[Incarnation]]:
+        """Return the deepest holders of the prompt, and the nodes of the session, by role."""
+        by_role: dict[Role, list[Incarnation]] = {}
+        known: dict[Kind | None, list[Incarnation]] = {
+            kind: by_role.setdefault(kind.record.role, []) for kind in kinds
+        }
+        if self._narrowing is Narrowing.DRAWN_AND_HOLDERS:
+            num_missing = NUM_HOLDERS * len(by_role)
+            for node in self._holders(kinds, query):
+                alike = known.get(roster.kind_of(node))
+                if alike is None or len(alike) == NUM_HOLDERS or node in excluded:
+                    continue
+                alike.append(node)
                 num_missing -= 1
                 if not num_missing:
-                    return
+                    break
+        for last in (query.last.decode, query.last.prefill):
+            alike = None if last is None else known.get(roster.kind_of(last))
+            if last is not None and alike is not None and last not in excluded:
+                alike.append(last)
+        return by_role
 
     def _holders(self, kinds: Sequence[Kind], query: Query) -> Iterator[Incarnation]:
         """Return holders of the prompt, as each layout cuts it, the deepest first."""
@@ -220,8 +248,3 @@ def _node_at(groups: Sequence[Sequence[Incarnation]], index: int) -> Incarnation
             return group[index]
         index -= len(group)
     raise IndexError(index)
-
-
-def _views(roster: Roster, nodes: Iterable[Incarnation]) -> list[NodeView]:
-    found = map(roster.view, nodes)
-    return [view for view in found if view is not None]

@@ -93,6 +93,11 @@ class Roster(Sequence[NodeView]):
         """Return the view of a node; None when it cannot be chosen."""
         return self._views.get(node)
 
+    def views(self, nodes: Iterable[Incarnation]) -> list[NodeView]:
+        """Return the views of those of these nodes that can be chosen."""
+        found = map(self._views.get, nodes)
+        return [view for view in found if view is not None]
+
     def kind_of(self, node: Incarnation) -> Kind | None:
         """Return the kind of a node that is ready, or None."""
         standing = self._standings.get(node)
