@@ -263,7 +263,7 @@ class Placer:
         """Return the best node to compute a prompt for `decode`, whose role may have changed since
         it was chosen: it is not its own partner."""
         me = decode.incarnation
-        others = [one for one in _with_same_kv(decode, prefillers) if one.incarnation != me]
+        others = [one for one in _with_same_kv(decode, prefillers) if one is not decode]
         if avoided:
             others = [one for one in others if (one.incarnation, me) not in avoided]
         return self._pick(others, query, query.last.prefill) if others else None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
+from itertools import chain, islice
 from struct import Struct
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from common.nodes import Role
 from router.core.known.block_index import HeldBlocks
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Kind, Roster
+from router.core.known.sessions import NO_NODES
 from router.core.policies import Narrowing
 from router.core.policies.query import PolicyState, Query
 
@@ -102,7 +104,7 @@ class Shortlist:
         if not decoders and not (prefillers and query.max_tokens == 1):
             return None
         for role, nodes in self._known(roster, kinds, query, excluded).items():
-            (prefillers if role is Role.PREFILL else decoders).update(dict.fromkeys(nodes))
+            _add(nodes, to=prefillers if role is Role.PREFILL else decoders)
         return AbleNodes(roster.views(decoders), roster.views(prefillers))
 
     def for_reservation(
@@ -114,7 +116,7 @@ class Shortlist:
         kinds = [kind for kind in _able(roster, query) if kind.is_prefill]
         prefillers = self._prefillers(kinds, excluded)
         for nodes in self._known(roster, kinds, query, excluded).values():
-            prefillers.update(dict.fromkeys(nodes))
+            _add(nodes, to=prefillers)
         return roster.views(prefillers)
 
     def holders(
@@ -129,21 +131,17 @@ class Shortlist:
             found[decode] = None
         return nodes.views(found)
 
-    def _prefillers(
-        self, kinds: Sequence[Kind], excluded: Set[Incarnation]
-    ) -> dict[Incarnation, None]:
+    def _prefillers(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> list[Incarnation]:
         """Draw prefill nodes of each KV layout: the decode node that is chosen may have any."""
         by_layout: dict[tuple[str, int], list[Kind]] = {}
         for kind in kinds:
             if kind.is_prefill:
                 layout = kind.record.fingerprint, kind.record.kv_protocol
                 by_layout.setdefault(layout, []).append(kind)
-        found: dict[Incarnation, None] = {}
-        for alike in by_layout.values():
-            found |= self._drawn(alike, excluded)
-        return found
+        drawn = [self._drawn(alike, excluded) for alike in by_layout.values()]
+        return [node for nodes in drawn for node in nodes]
 
-    def _drawn(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> dict[Incarnation, None]:
+    def _drawn(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> list[Incarnation]:
         """Draw nodes; empty only where every one of these is excluded."""
         ready = [kind.ready for kind in kinds]
         if self._narrowing is Narrowing.IN_TURN:
@@ -151,37 +149,42 @@ class Shortlist:
         free = [kind.free for kind in kinds]
         found = self._draw(free, excluded)
         if not found or sum(map(len, free)) < NUM_DRAWN:
-            found |= self._draw(ready, excluded)
+            _add(self._draw(ready, excluded), to=found)
         return found
 
     def _draw(
         self, groups: Sequence[Sequence[Incarnation]], excluded: Set[Incarnation]
-    ) -> dict[Incarnation, None]:
+    ) -> list[Incarnation]:
         num_nodes = sum(map(len, groups))
-        found: dict[Incarnation, None] = {}
+        found: dict[int, Incarnation] = {}  # by place: the hash of a node takes longer
         if num_nodes > NUM_DRAWN:
+            below = self._draws.below
             at: Callable[[int], Incarnation] = (
                 groups[0].__getitem__ if len(groups) == 1 else partial(_node_at, groups)
             )
             for _ in range(_TRIES):
-                node = at(self._draws.below(num_nodes))
-                if node not in excluded:
-                    found[node] = None
+                place = below(num_nodes)
+                node = at(place)
+                if not excluded or node not in excluded:
+                    found[place] = node
                     if len(found) == NUM_DRAWN:
                         break
         if not found:  # few nodes, or most are excluded
             return _first(NUM_DRAWN, (node for group in groups for node in group), excluded)
-        return found
+        return list(found.values())
 
     def _known(
         self, roster: Roster, kinds: Sequence[Kind], query: Query, excluded: Set[Incarnation]
     ) -> dict[Role, list[Incarnation]]:
         """Return the deepest holders of the prompt, and the nodes of the session, by role."""
+        has_holders = self._narrowing is Narrowing.DRAWN_AND_HOLDERS
+        if not has_holders and query.last is NO_NODES:
+            return {}
         by_role: dict[Role, list[Incarnation]] = {}
         known: dict[Kind | None, list[Incarnation]] = {
             kind: by_role.setdefault(kind.record.role, []) for kind in kinds
         }
-        if self._narrowing is Narrowing.DRAWN_AND_HOLDERS:
+        if has_holders:
             num_missing = NUM_HOLDERS * len(by_role)
             for node in self._holders(kinds, query):
                 alike = known.get(roster.kind_of(node))
@@ -200,9 +203,9 @@ class Shortlist:
     def _holders(self, kinds: Sequence[Kind], query: Query) -> Iterator[Incarnation]:
         """Return holders of the prompt, as each layout cuts it, the deepest first."""
         cuts = {id(keys): keys for keys in (query.block_keys(k.record) for k in kinds)}
-        for keys in cuts.values():
-            held = self._state.blocks.held(keys)
-            yield from held.deepest(MAX_HOLDERS_SEEN, self._draws.below)
+        found = map(self._state.blocks.held, cuts.values())
+        below = self._draws.below
+        return chain.from_iterable(held.deepest(MAX_HOLDERS_SEEN, below) for held in found)
 
 
 def _able(roster: Roster, query: Query) -> list[Kind]:
@@ -216,14 +219,14 @@ def _able(roster: Roster, query: Query) -> list[Kind]:
 
 def _window(
     groups: Sequence[Sequence[Incarnation]], excluded: Set[Incarnation], turn: int
-) -> dict[Incarnation, None]:
+) -> list[Incarnation]:
     """Return the nodes among which the turn is taken: `NUM_DRAWN` turns go round one window, the
     next ones round the window behind it, so that in the end each node had as many."""
     num_nodes = sum(map(len, groups))
     first = turn // NUM_DRAWN * NUM_DRAWN
     turns = range(first, first + num_nodes)
     found = [_node_at(groups, one % num_nodes) for one in turns[:NUM_DRAWN]]
-    window = {node: None for node in found if node not in excluded}
+    window = [node for node in found if node not in excluded]
     if window:
         return window
     rest = (_node_at(groups, one % num_nodes) for one in turns[NUM_DRAWN:])
@@ -232,14 +235,15 @@ def _window(
 
 def _first(
     number: int, nodes: Iterable[Incarnation], excluded: Set[Incarnation]
-) -> dict[Incarnation, None]:
-    found: dict[Incarnation, None] = {}
+) -> list[Incarnation]:
+    return list(islice((node for node in nodes if node not in excluded), number))
+
+
+def _add(nodes: Iterable[Incarnation], *, to: list[Incarnation]) -> None:
+    """Add the nodes that are not there yet."""
     for node in nodes:
-        if node not in excluded:
-            found[node] = None
-            if len(found) == number:
-                break
-    return found
+        if node not in to:
+            to.append(node)
 
 
 def _node_at(groups: Sequence[Sequence[Incarnation]], index: int) -> Incarnation:

@@ -33,6 +33,8 @@ MAX_RUNS = 8
 """How many different depths one look-up tells apart, the deepest ones."""
 SWEPT_AT_ONCE = 4096
 """Blocks of nodes that have left which one report takes out of the index."""
+LISTED_AT_ONCE = 512
+"""Blocks that are looked up at once to be dropped one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,12 @@ class HeldBlocks:
         """
         nodes = self.nodes
         for _, holders in self.runs:
-            first = draw(len(nodes))
-            for part in (holders >> first << first, holders & (1 << first) - 1):
-                while part and number:
-                    lowest = part & -part
-                    part ^= lowest
+            first, bits = draw(len(nodes)), f"{holders:b}"[::-1]
+            for slot, end in ((first, len(bits)), (0, first)):
+                while number and (slot := bits.find("1", slot, end)) >= 0:
                     number -= 1
-                    node = nodes[lowest.bit_length() - 1]
+                    node = nodes[slot]
+                    slot += 1
                     if node is not None:
                         yield node
 
@@ -87,8 +88,8 @@ class BlockIndex:
         """Those that were expected first come first: in an `OrderedDict` each takes twice as long,
         and the first ones are taken out where nodes report nothing, and else hardly ever."""
         self._first: list[BlockKey] = []
-        """What was expected as it was listed last, first come last. To look for the first key of a
-        dict takes as long as all that was taken out in front of it."""
+        """The first keys of `_expected` when they were looked up last, the first one last. The
+        look-up of a dict's first key passes all that was taken out in front of it."""
         self._renewed: set[BlockKey] = set()
         """What was expected again, or newly, since then."""
         self._slots: dict[Incarnation, int] = {}
@@ -291,7 +292,7 @@ class BlockIndex:
         expected, first = self._expected, self._first
         while number:
             if not first:
-                first += reversed(expected)
+                first += [*islice(expected, LISTED_AT_ONCE)][::-1]
                 self._renewed.clear()
             key = first.pop()
             if key not in self._renewed and expected.pop(key, 0):
