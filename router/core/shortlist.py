@@ -185,9 +185,9 @@ class Shortlist:
             kind: by_role.setdefault(kind.record.role, []) for kind in kinds
         }
         if has_holders:
-            num_missing = NUM_HOLDERS * len(by_role)
+            num_missing, kind_of = NUM_HOLDERS * len(by_role), roster.kind_of
             for node in self._holders(kinds, query):
-                alike = known.get(roster.kind_of(node))
+                alike = known.get(kind_of(node))
                 if alike is None or len(alike) == NUM_HOLDERS or node in excluded:
                     continue
                 alike.append(node)

@@ -22,15 +22,15 @@ _MOST_SENT = 1 / 8
 def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState) -> list[float]:
     """Return `1 / (1 + pressure)` per node, the tokens of the prompt that it lacks included."""
     found: dict[tuple[str, int], HeldBlocks] = {}
+    fingerprint, block_size, held = "", 0, None
     num_tokens, scores = len(query.prompt_token_ids), []
     for node in nodes:
         record = node.record
-        layout = record.fingerprint, record.block_size
-        held = found.get(layout)
-        if held is None:
-            held = found[layout] = state.blocks.held(query.block_keys(record))
-        num_missing = num_tokens - held.on(node.incarnation) * record.block_size
-        work = num_missing / QUEUED_TOKENS_SCALE
+        if held is None or record.block_size != block_size or record.fingerprint != fingerprint:
+            layout = fingerprint, block_size = record.fingerprint, record.block_size
+            held = found.get(layout) or state.blocks.held(query.block_keys(record))
+            found[layout] = held
+        work = (num_tokens - held.on(node.incarnation) * block_size) / QUEUED_TOKENS_SCALE
         if record.role is Role.DECODE:
             work = min(_SENT_SHARE * work, _MOST_SENT)
         scores.append(1 / (1 + node.pressure + work))
