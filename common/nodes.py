@@ -6,7 +6,7 @@ and decodes them by their fields, for the placement store, the router and the co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, NamedTuple
 
@@ -74,6 +74,12 @@ class NodeRecord:
     num_host_blocks: Count = 0
     num_disk_blocks: Count = 0
     roles: Annotated[tuple[Role, ...], Bounds(max_length=MAX_ROLES)] = ()
+    incarnation: Incarnation = field(init=False, repr=False, compare=False)
+    """The node in its present life: follows from the others, and is kept because a router asks for
+    it again and again."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "incarnation", Incarnation(self.node_id, self.epoch))
 
     def can_become(self, role: Role) -> bool:
         """Return whether the node has this role, or can be given it while it runs."""
@@ -81,12 +87,7 @@ class NodeRecord:
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""
-        return (self.fingerprint, self.kv_protocol) == (other.fingerprint, other.kv_protocol)
-
-    @property
-    def incarnation(self) -> Incarnation:
-        """The node in its present life."""
-        return Incarnation(self.node_id, self.epoch)
+        return self.fingerprint == other.fingerprint and self.kv_protocol == other.kv_protocol
 
 
 class KVLink(NamedTuple):
@@ -119,7 +120,7 @@ class NodeLoad:
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
-    ready, after a minute in steps of 10; 0: unknown.
+    ready, after a minute in steps of 10, after an hour of 60; 0: unknown.
 
     `num_prompt_tokens` were computed in chunks, in steps that took `prompt_steps_ms` together; the
     other ones of `num_steps` took `decode_steps_ms`. What a node is able to do is learned from them

@@ -6,12 +6,13 @@ turn; of each figure the median of `--rounds` rounds.
 
     choice_us        CPU of a choice by policy and number of nodes: the views that changed since
                      the one before it, the choice, and the counting of its two nodes
-    request_growth   by how much a request gets dearer from 2 to 1,000 nodes, for a request that
-                     costs `REQUEST_US` in all (`python -m bench.router`, 128 streams)
+    request_us       CPU of a router of 2 nodes per request, at 128 streams, where requests cost
+                     least, on this machine (`bench/router/many_nodes.py`)
+    request_growth   by which share of it a request gets dearer from 2 to 1,000 nodes
     digest_ms        reading every node's record and load from a real Redis while all of them work
                      and send heartbeats, and taking it over, by number of nodes
     digest_stall_ms  the longest CPU time of it without a turn of the event loop
-    idle_digest_ms   the same of idle nodes, of whose loads only the uptime changes
+    idle_digest_ms   the same of idle nodes, of whose loads only the uptime changes, once a minute
     idle_share       that in a quarter of a lease: the share of a core without requests
     idle_streams     CPU of the open streams to so many idle nodes, which send heartbeats
                      (`bench/router/idle_streams.py` says what each figure is)
@@ -33,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from bench.router import many_nodes
 from common.ids import AttemptId
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.clock import MonotonicClock
 from node.life.self_description import told_uptime_s
+from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.signals import Signals
@@ -60,8 +63,10 @@ from router.dispatch.placement_recorder import PlacementRecorder
 from router.watch.router_metrics import RouterMetrics
 
 SIZES = (2, 100, 1000)
-REQUEST_US = 910.0
+NUM_STREAMS = 128
+MOST_REQUEST_ROUNDS = 3
 LEASE_S = 5.0
+UPTIME_S = 2 * 3600.0
 NUM_CHOICES = 2000
 PROMPT_TOKENS = 1024
 NUM_BEGINNINGS = 64
@@ -175,6 +180,24 @@ def choice_figures(num_rounds: int, sizes: Sequence[int]) -> dict[str, dict[str,
     return figures
 
 
+def request_us(num_rounds: int, seconds: float = 3.0) -> float:
+    """Return the CPU of a request in all, with its choice between 2 nodes."""
+    folder, size = demo_model_folder(), SIZES[0]
+    figures = many_nodes.measure((size,), num_rounds, seconds, NUM_STREAMS, folder)
+    found: float = figures["request_us"][str(size)]
+    return found
+
+
+def request_growth(
+    choices_us: Mapping[str, Mapping[str, float]], in_all_us: float
+) -> dict[str, float]:
+    """Return by policy the share of a request by which its choice gets dearer from the first size
+    to the last."""
+    sizes = str(SIZES[0]), str(SIZES[-1])
+    growth_us = {name: of[sizes[1]] - of[sizes[0]] for name, of in choices_us.items()}
+    return {name: round(more_us / in_all_us, 3) for name, more_us in growth_us.items()}
+
+
 @contextmanager
 def redis_url() -> Iterator[str]:
     """Run a Redis server of our own."""
@@ -221,7 +244,7 @@ async def digest(
     records = [record(n, num_nodes) for n in range(num_nodes)]
     spans, stalls = [], []
     for number in range(2 * num_rounds):
-        uptime_s = 60.0 + number * LEASE_S / 4
+        uptime_s = UPTIME_S + number * LEASE_S / 4
         for n, one in enumerate(records):
             told = load(n, uptime_s + n % 60, num_drafted=0 if is_idle else 100 * number)
             await writer.heartbeat(one, told, lease_s=600.0)
@@ -353,11 +376,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rounds < 1:
         parser.error("wanted at least 1 round")
     choices = choice_figures(options.rounds, SIZES)
-    first, last = str(SIZES[0]), str(SIZES[-1])
-    growth = {name: (of[last] - of[first]) / REQUEST_US for name, of in choices.items()}
+    in_all_us = request_us(min(options.rounds, MOST_REQUEST_ROUNDS))
     figures: dict[str, Any] = {
         "choice_us": choices,
-        "request_growth": {name: round(share, 3) for name, share in growth.items()},
+        "request_us": in_all_us,
+        "request_growth": request_growth(choices, in_all_us),
         **asyncio.run(_with_redis(options.rounds, SIZES)),
         "idle_streams": {str(size): idle_streams(size) for size in SIZES},
     }

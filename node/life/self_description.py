@@ -22,14 +22,16 @@ from node.life.prefix_disk import disk_index_of
 
 log = logging.getLogger("pdserve.node")
 
-UPTIME_STEP_S = 10
-"""An idle node says the same for so long, and a router takes over only what is new."""
+UPTIME_STEPS_S = ((3600, 60), (60, 10))
+"""From when on which steps: an idle node says the same for so long, and a router takes over only
+what is new. `pdserve status` shows hours and minutes after an hour."""
 
 
 def told_uptime_s(uptime_s: float) -> int:
     """Return the uptime that a node tells: at least 1 s, after a minute in steps."""
     whole_s = max(1, round(uptime_s))
-    return whole_s if whole_s < 60 else whole_s - whole_s % UPTIME_STEP_S
+    step_s = next((step_s for from_s, step_s in UPTIME_STEPS_S if whole_s >= from_s), 1)
+    return whole_s - whole_s % step_s
 
 
 def node_records(

@@ -157,15 +157,13 @@ class Membership:
         """Take over the nodes that the store lists; those left out replace older ones too."""
         self._tell_time(now_s)
         self._is_store_away = False
-        left_out = self._leave_out(nodes)
-        of_model = (one for one in nodes if one.record.model == self._model)
-        usable = islice((one for one in of_model if can_speak(one.record.protocol)), MAX_NODES)
-        nodes_only = (one for one in usable if one.record.role is not Role.ROUTER)
-        listed = {node.record.incarnation: node for node in nodes_only}
+        listed, left_out = self._usable(nodes)
         self._num_listed = len(listed)
+        num_before = len(self._members)
         for incarnation, node in listed.items():
             self._list(incarnation, node)
-        self._replace(listed.keys() | self._left_out.keys())
+        if self._left_out or len(self._members) > num_before:
+            self._replace(listed.keys() | self._left_out.keys())
         ended = self._ended(nodes)
         return [*left_out, *ended, *self._forget()]
 
@@ -349,23 +347,32 @@ class Membership:
         """Return every node to keep a stream to, ordered by id."""
         return [self._members[node].record for node in sorted(self._members)]
 
-    def _leave_out(self, nodes: Sequence[LiveNode]) -> list[MembershipEffect]:
-        """Note the listed nodes that cannot be members; return those that are new."""
-        found: dict[Incarnation, NodeRecord] = {}
+    def _usable(
+        self, nodes: Sequence[LiveNode]
+    ) -> tuple[dict[Incarnation, LiveNode], list[MembershipEffect]]:
+        """Return the listed nodes that can be members, and tell of those that cannot and are
+        new."""
+        usable: dict[Incarnation, LiveNode] = {}
+        left_out: dict[Incarnation, NodeRecord] = {}
         effects: list[MembershipEffect] = []
-        for record in (node.record for node in nodes[:MAX_NODES]):
-            if record.model != self._model and record.role is not Role.ROUTER:
-                reason = f"it serves {record.model}, not {self._model}"
-            elif record.model == self._model and not can_speak(record.protocol):
-                versions = f"{record.protocol}, this router's {PROTOCOL_VERSION}"
-                reason = f"its protocol version is {versions}"
-            else:
-                continue
-            found[record.incarnation] = record
-            if record.incarnation not in self._left_out:
-                effects.append(NodeLeftOut(record.incarnation, reason))
-        self._left_out = found
-        return effects
+        for node in nodes:
+            record = node.record
+            is_of_model, is_router = record.model == self._model, record.role is Role.ROUTER
+            if is_of_model and can_speak(record.protocol):
+                if not is_router and len(usable) < MAX_NODES:
+                    usable[record.incarnation] = node
+            elif (is_of_model or not is_router) and len(left_out) < MAX_NODES:
+                left_out[record.incarnation] = record
+                if record.incarnation not in self._left_out:
+                    effects.append(NodeLeftOut(record.incarnation, self._why_left_out(record)))
+        self._left_out = left_out
+        return usable, effects
+
+    def _why_left_out(self, record: NodeRecord) -> str:
+        if record.model != self._model:
+            return f"it serves {record.model}, not {self._model}"
+        versions = f"{record.protocol}, this router's {PROTOCOL_VERSION}"
+        return f"its protocol version is {versions}"
 
     def _ended(self, nodes: Sequence[LiveNode] | None) -> list[MembershipEffect]:
         """Return the ends of those that were gone before the store was asked.
@@ -419,18 +426,22 @@ class Membership:
 
         Return those that are unlisted from now on.
         """
-        unlisted = self.unlisted()
+        unlisted, now_s = self.unlisted(), self._waited_s
         is_store_incomplete = self._is_store_away or bool(unlisted)
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
-        before = self._members
-        self._members = {at: one for at, one in before.items() if self._is_kept(one, patience_s)}
-        if len(self._members) < len(before):
-            self._changed |= dict.fromkeys(one for one in before if one not in self._members)
-            self._used &= self._members.keys()
-            self._suspects = {at: one for at, one in self._suspects.items() if at in self._members}
-        now_s = self._waited_s
-        unseen = (at for at, one in self._members.items() if one.listed_at_s < now_s)
-        self._reported |= dict.fromkeys(unseen)
+        doubtful = {
+            at: one
+            for at, one in self._members.items()
+            if one.listed_at_s < now_s or one.is_replaced
+        }
+        for at, one in doubtful.items():
+            if not self._is_kept(one, patience_s):
+                del self._members[at]
+                self._changed[at] = None
+                self._used.discard(at)
+                self._suspects.pop(at, None)
+            elif one.listed_at_s < now_s:
+                self._reported[at] = None
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]
 

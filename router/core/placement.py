@@ -262,24 +262,23 @@ class Placer:
     ) -> NodeView | None:
         """Return the best node to compute a prompt for `decode`, whose role may have changed since
         it was chosen: it is not its own partner."""
-        pairs = [
-            node
-            for node in _with_same_kv(decode, prefillers)
-            if (node.incarnation, decode.incarnation) not in avoided
-            and node.incarnation != decode.incarnation
-        ]
-        return self._pick(pairs, query, query.last.prefill) if pairs else None
+        me = decode.incarnation
+        others = [one for one in _with_same_kv(decode, prefillers) if one is not decode]
+        if avoided:
+            others = [one for one in others if (one.incarnation, me) not in avoided]
+        return self._pick(others, query, query.last.prefill) if others else None
 
     def _pick(self, nodes: Sequence[NodeView], query: Query, last: Incarnation | None) -> NodeView:
+        """Return the best node; of those that are as good, the first one by id."""
         if len(nodes) == 1:
             return nodes[0]
         kept = session_node(nodes, last, query)
         if kept is not None:
             return kept
-        ordered = sorted(nodes, key=_by_id)
-        scores = self._score(ordered, query, self._state)
-        best = max(range(len(ordered)), key=lambda index: (scores[index], -index))
-        return ordered[best]
+        scores = self._score(nodes, query, self._state)
+        most = max(scores)
+        best = [node for node, score in zip(nodes, scores, strict=True) if score == most]
+        return min(best, key=_by_id)
 
     def _choice(
         self,
@@ -289,25 +288,35 @@ class Placer:
         query: Query,
         reason: str,
     ) -> ChosenNodes:
-        source = None
-        receiver = prefill or decode
-        if receiver is not None:
-            blocks, keys = self._state.blocks, query.block_keys(receiver.record)
-            held = blocks.held(keys, to_send=True)
-            at = None if decode is None else decode.incarnation
-            holders = self._shortlist.holders(nodes, held, at)
-            in_memory = partial(blocks.num_in_memory, keys)
-            source = prefix_source(holders, receiver, at, held, in_memory)
+        source = self._source(nodes, decode, prefill, query)
         for node in (decode, prefill):
             if node is not None:
-                keys = query.block_keys(node.record)
-                self._state.blocks.expect(keys, node.incarnation)
+                self._state.blocks.expect(query.block_keys(node.record), node.incarnation)
         return ChosenNodes(
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,
             source=source,
         )
+
+    def _source(
+        self,
+        nodes: Sequence[NodeView],
+        decode: NodeView | None,
+        prefill: NodeView | None,
+        query: Query,
+    ) -> PrefixSource | None:
+        receiver = prefill or decode
+        if receiver is None:
+            return None
+        blocks, keys = self._state.blocks, query.block_keys(receiver.record)
+        held = blocks.held(keys, to_send=True)
+        if not held.runs:
+            return None
+        at = None if decode is None else decode.incarnation
+        holders = self._shortlist.holders(nodes, held, at)
+        in_memory = partial(blocks.num_in_memory, keys)
+        return prefix_source(holders, receiver, at, held, in_memory)
 
     def _reason(self, decode: NodeView, query: Query, num_candidates: int) -> str:
         is_kept = decode.incarnation == query.last.decode
@@ -330,10 +339,10 @@ def _able_nodes(nodes: Sequence[NodeView], query: Query, excluded: Set[Incarnati
 
 def _with_a_path(
     decoders: Sequence[NodeView], prefillers: Sequence[NodeView], avoided: Set[Pair]
-) -> list[NodeView]:
+) -> Sequence[NodeView]:
     """Return the nodes without an avoided pair; else those with another one; else all."""
     if not avoided:
-        return list(decoders)
+        return decoders
     failing = {decode for _, decode in avoided}
     usable = [
         decode
@@ -344,7 +353,7 @@ def _with_a_path(
             for prefill in _with_same_kv(decode, prefillers)
         )
     ]
-    return _without(usable, failing) or usable or list(decoders)
+    return _without(usable, failing) or usable or decoders
 
 
 def _with_same_kv(decode: NodeView, prefillers: Sequence[NodeView]) -> list[NodeView]:

@@ -14,7 +14,6 @@ from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from router.core.known.block_index import HeldBlocks
 from router.core.known.node_view import NodeView
-from router.core.policies.least_loaded import pressure
 
 
 def prefix_source(
@@ -45,7 +44,7 @@ def prefix_source(
 
     def fitness(node: NodeView) -> tuple[int, bool, float, Incarnation]:
         me = node.incarnation
-        return num_in_memory(me, most), me == decode, -pressure(node), me
+        return num_in_memory(me, most), me == decode, -node.pressure, me
 
     deepest = [node for num_blocks, node in found if num_blocks == most]
     best = max(deepest, key=fitness)
@@ -106,7 +105,7 @@ def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> 
         num_blocks = min(node.load.num_cached_blocks, receiver.record.num_blocks // 2)
         is_alike = node.record.role is receiver.record.role
         is_heard = not node.is_suspected
-        return is_heard, is_alike, num_blocks, -pressure(node), node.incarnation
+        return is_heard, is_alike, num_blocks, -node.pressure, node.incarnation
 
     best = max(found, key=fitness, default=None)
     return None if best is None else best.incarnation
@@ -114,7 +113,7 @@ def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> 
 
 def _as_heir(node: NodeView) -> tuple[bool, bool, float, Incarnation]:
     is_mixed = node.record.role is Role.MIXED
-    return node.is_suspected, is_mixed, pressure(node), node.incarnation
+    return node.is_suspected, is_mixed, node.pressure, node.incarnation
 
 
 def _can_send(node: NodeView, receiver: NodeView) -> bool:

@@ -13,13 +13,18 @@ no shortlist, and the choice looks at all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
+from itertools import chain, islice
+from struct import Struct
 from typing import NamedTuple
 
 from common.ids import Incarnation
+from common.nodes import Role
 from router.core.known.block_index import HeldBlocks
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Kind, Roster
+from router.core.known.sessions import NO_NODES
 from router.core.policies import Narrowing
 from router.core.policies.query import PolicyState, Query
 
@@ -33,20 +38,40 @@ NUM_SOURCES = 8
 """The deepest holders that a choice looks at for one that can send what the prefill node lacks."""
 _TRIES = 2 * NUM_DRAWN
 _WORD = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+_NUM_LANES = 32
+_ONES = sum(1 << 128 * lane for lane in range(_NUM_LANES))
+_WORDS = _WORD * _ONES
+_STEPS = sum((_STEP * (lane + 1) & _WORD) << 128 * lane for lane in range(_NUM_LANES))
+_LANES = Struct(f"<{2 * _NUM_LANES}Q")
 
 
 class SeededDraws:
-    """Numbers that follow from a seed (SplitMix64)."""
+    """Numbers that follow from a seed (SplitMix64).
+
+    Words are computed together, in lanes of one integer that have room for the product of two
+    words: one by itself takes several times as long.
+    """
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _WORD
+        self._words: list[int] = []
+        """The next words, the first one last."""
 
     def below(self, end: int) -> int:
         """Return the next number, from 0 to `end - 1`."""
-        self._state = word = self._state + 0x9E3779B97F4A7C15 & _WORD
-        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-        word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-        return (word ^ word >> 31) * end >> 64
+        if not self._words:
+            self._words = self._next_words()
+        return self._words.pop() * end >> 64
+
+    def _next_words(self) -> list[int]:
+        lanes = _ONES * self._state + _STEPS & _WORDS
+        self._state = self._state + _NUM_LANES * _STEP & _WORD
+        lanes = (lanes ^ lanes >> 30 & _WORDS) * 0xBF58476D1CE4E5B9 & _WORDS
+        lanes = (lanes ^ lanes >> 27 & _WORDS) * 0x94D049BB133111EB & _WORDS
+        lanes ^= lanes >> 31 & _WORDS
+        words_and_zeros = _LANES.unpack(lanes.to_bytes(_LANES.size, "little"))
+        return list(words_and_zeros[-2::-2])
 
 
 class AbleNodes(NamedTuple):
@@ -78,9 +103,9 @@ class Shortlist:
         prefillers = self._prefillers(kinds, excluded)
         if not decoders and not (prefillers and query.max_tokens == 1):
             return None
-        for node, kind in self._known(roster, kinds, query, excluded):
-            (prefillers if kind.is_prefill else decoders)[node] = None
-        return AbleNodes(_views(roster, decoders), _views(roster, prefillers))
+        for role, nodes in self._known(roster, kinds, query, excluded).items():
+            _add(nodes, to=prefillers if role is Role.PREFILL else decoders)
+        return AbleNodes(roster.views(decoders), roster.views(prefillers))
 
     def for_reservation(
         self, roster: Roster, query: Query, excluded: Set[Incarnation]
@@ -90,8 +115,9 @@ class Shortlist:
             return None
         kinds = [kind for kind in _able(roster, query) if kind.is_prefill]
         prefillers = self._prefillers(kinds, excluded)
-        prefillers |= {node: None for node, _ in self._known(roster, kinds, query, excluded)}
-        return _views(roster, prefillers)
+        for nodes in self._known(roster, kinds, query, excluded).values():
+            _add(nodes, to=prefillers)
+        return roster.views(prefillers)
 
     def holders(
         self, nodes: Sequence[NodeView], held: HeldBlocks, decode: Incarnation | None
@@ -103,23 +129,19 @@ class Shortlist:
         found = dict.fromkeys(held.deepest(NUM_SOURCES, self._draws.below))
         if decode is not None:
             found[decode] = None
-        return _views(nodes, found)
+        return nodes.views(found)
 
-    def _prefillers(
-        self, kinds: Sequence[Kind], excluded: Set[Incarnation]
-    ) -> dict[Incarnation, None]:
+    def _prefillers(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> list[Incarnation]:
         """Draw prefill nodes of each KV layout: the decode node that is chosen may have any."""
         by_layout: dict[tuple[str, int], list[Kind]] = {}
         for kind in kinds:
             if kind.is_prefill:
                 layout = kind.record.fingerprint, kind.record.kv_protocol
                 by_layout.setdefault(layout, []).append(kind)
-        found: dict[Incarnation, None] = {}
-        for alike in by_layout.values():
-            found |= self._drawn(alike, excluded)
-        return found
+        drawn = [self._drawn(alike, excluded) for alike in by_layout.values()]
+        return [node for nodes in drawn for node in nodes]
 
-    def _drawn(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> dict[Incarnation, None]:
+    def _drawn(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> list[Incarnation]:
         """Draw nodes; empty only where every one of these is excluded."""
         ready = [kind.ready for kind in kinds]
         if self._narrowing is Narrowing.IN_TURN:
@@ -127,54 +149,63 @@ class Shortlist:
         free = [kind.free for kind in kinds]
         found = self._draw(free, excluded)
         if not found or sum(map(len, free)) < NUM_DRAWN:
-            found |= self._draw(ready, excluded)
+            _add(self._draw(ready, excluded), to=found)
         return found
 
     def _draw(
         self, groups: Sequence[Sequence[Incarnation]], excluded: Set[Incarnation]
-    ) -> dict[Incarnation, None]:
+    ) -> list[Incarnation]:
         num_nodes = sum(map(len, groups))
-        found: dict[Incarnation, None] = {}
+        found: dict[int, Incarnation] = {}  # by place: the hash of a node takes longer
         if num_nodes > NUM_DRAWN:
+            below = self._draws.below
+            at: Callable[[int], Incarnation] = (
+                groups[0].__getitem__ if len(groups) == 1 else partial(_node_at, groups)
+            )
             for _ in range(_TRIES):
-                node = _node_at(groups, self._draws.below(num_nodes))
-                if node not in excluded:
-                    found[node] = None
+                place = below(num_nodes)
+                node = at(place)
+                if not excluded or node not in excluded:
+                    found[place] = node
                     if len(found) == NUM_DRAWN:
                         break
         if not found:  # few nodes, or most are excluded
             return _first(NUM_DRAWN, (node for group in groups for node in group), excluded)
-        return found
+        return list(found.values())
 
     def _known(
         self, roster: Roster, kinds: Sequence[Kind], query: Query, excluded: Set[Incarnation]
-    ) -> Iterator[tuple[Incarnation, Kind]]:
-        """Return the nodes of the session, and the deepest holders of the prompt."""
-        for last in (query.last.decode, query.last.prefill):
-            kind = None if last is None else roster.kind_of(last)
-            if last is not None and kind is not None and kind in kinds and last not in excluded:
-                yield last, kind
-        if self._narrowing is not Narrowing.DRAWN_AND_HOLDERS:
-            return
-        num_left = {kind.record.role: NUM_HOLDERS for kind in kinds}
-        num_missing = NUM_HOLDERS * len(num_left)
-        for node in self._holders(kinds, query):
-            kind = roster.kind_of(node)
-            if kind is None or kind not in kinds or node in excluded:
-                continue
-            if num_left[kind.record.role]:
-                yield node, kind
-                num_left[kind.record.role] -= 1
+    ) -> dict[Role, list[Incarnation]]:
+        """Return the deepest holders of the prompt, and the nodes of the session, by role."""
+        has_holders = self._narrowing is Narrowing.DRAWN_AND_HOLDERS
+        if not has_holders and query.last is NO_NODES:
+            return {}
+        by_role: dict[Role, list[Incarnation]] = {}
+        known: dict[Kind | None, list[Incarnation]] = {
+            kind: by_role.setdefault(kind.record.role, []) for kind in kinds
+        }
+        if has_holders:
+            num_missing, kind_of = NUM_HOLDERS * len(by_role), roster.kind_of
+            for node in self._holders(kinds, query):
+                alike = known.get(kind_of(node))
+                if alike is None or len(alike) == NUM_HOLDERS or node in excluded:
+                    continue
+                alike.append(node)
                 num_missing -= 1
                 if not num_missing:
-                    return
+                    break
+        for last in (query.last.decode, query.last.prefill):
+            alike = None if last is None else known.get(roster.kind_of(last))
+            if last is not None and alike is not None and last not in excluded:
+                alike.append(last)
+        return by_role
 
     def _holders(self, kinds: Sequence[Kind], query: Query) -> Iterator[Incarnation]:
         """Return holders of the prompt, as each layout cuts it, the deepest first."""
         cuts = {id(keys): keys for keys in (query.block_keys(k.record) for k in kinds)}
-        for keys in cuts.values():
-            held = self._state.blocks.held(keys)
-            yield from held.deepest(MAX_HOLDERS_SEEN, self._draws.below)
+        found = map(self._state.blocks.held, cuts.values())
+        below = self._draws.below
+        return chain.from_iterable(held.deepest(MAX_HOLDERS_SEEN, below) for held in found)
 
 
 def _able(roster: Roster, query: Query) -> list[Kind]:
@@ -188,14 +219,14 @@ def _able(roster: Roster, query: Query) -> list[Kind]:
 
 def _window(
     groups: Sequence[Sequence[Incarnation]], excluded: Set[Incarnation], turn: int
-) -> dict[Incarnation, None]:
+) -> list[Incarnation]:
     """Return the nodes among which the turn is taken: `NUM_DRAWN` turns go round one window, the
     next ones round the window behind it, so that in the end each node had as many."""
     num_nodes = sum(map(len, groups))
     first = turn // NUM_DRAWN * NUM_DRAWN
     turns = range(first, first + num_nodes)
     found = [_node_at(groups, one % num_nodes) for one in turns[:NUM_DRAWN]]
-    window = {node: None for node in found if node not in excluded}
+    window = [node for node in found if node not in excluded]
     if window:
         return window
     rest = (_node_at(groups, one % num_nodes) for one in turns[NUM_DRAWN:])
@@ -204,14 +235,15 @@ def _window(
 
 def _first(
     number: int, nodes: Iterable[Incarnation], excluded: Set[Incarnation]
-) -> dict[Incarnation, None]:
-    found: dict[Incarnation, None] = {}
+) -> list[Incarnation]:
+    return list(islice((node for node in nodes if node not in excluded), number))
+
+
+def _add(nodes: Iterable[Incarnation], *, to: list[Incarnation]) -> None:
+    """Add the nodes that are not there yet."""
     for node in nodes:
-        if node not in excluded:
-            found[node] = None
-            if len(found) == number:
-                break
-    return found
+        if node not in to:
+            to.append(node)
 
 
 def _node_at(groups: Sequence[Sequence[Incarnation]], index: int) -> Incarnation:
@@ -220,8 +252,3 @@ def _node_at(groups: Sequence[Sequence[Incarnation]], index: int) -> Incarnation
             return group[index]
         index -= len(group)
     raise IndexError(index)
-
-
-def _views(roster: Roster, nodes: Iterable[Incarnation]) -> list[NodeView]:
-    found = map(roster.view, nodes)
-    return [view for view in found if view is not None]

@@ -328,7 +328,7 @@ class NodePool:
 
     def _count_nodes(self) -> None:
         self._metrics.unlisted_nodes.set(len(self.membership.unlisted()))
-        nodes = self.nodes()
+        kinds = self.nodes().kinds()
         for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
-            num_nodes = sum(node.record.role is role for node in nodes)
+            num_nodes = sum(kind.num_nodes for kind in kinds if kind.record.role is role)
             self._metrics.nodes.labels(role.value).set(num_nodes)

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockKey
@@ -33,9 +33,12 @@ MAX_RUNS = 8
 """How many different depths one look-up tells apart, the deepest ones."""
 SWEPT_AT_ONCE = 4096
 """Blocks of nodes that have left which one report takes out of the index."""
+LISTED_AT_ONCE = 512
+"""Blocks that are looked up at once to be dropped one after the other."""
 
 
-class HeldBlocks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeldBlocks:
     """How many leading blocks of a prompt each node holds. A `run` is a depth and the nodes that
     end there, the deepest first."""
 
@@ -46,9 +49,10 @@ class HeldBlocks(NamedTuple):
 
     def on(self, node: Incarnation) -> int:
         """Return how many leading blocks the node holds."""
-        slot = self.slots.get(node) if self.runs else None
+        runs = self.runs
+        slot = self.slots.get(node) if runs else None
         if slot is not None:
-            for depth, holders in self.runs:
+            for depth, holders in runs:
                 if holders >> slot & 1:
                     return depth
         return 0
@@ -58,14 +62,14 @@ class HeldBlocks(NamedTuple):
 
         Of nodes that hold as many, those come first whose slots follow `draw(number of slots)`.
         """
+        nodes = self.nodes
         for _, holders in self.runs:
-            first = draw(len(self.nodes))
-            for part in (holders >> first << first, holders & (1 << first) - 1):
-                while part and number:
-                    lowest = part & -part
-                    part ^= lowest
+            first, bits = draw(len(nodes)), f"{holders:b}"[::-1]
+            for slot, end in ((first, len(bits)), (0, first)):
+                while number and (slot := bits.find("1", slot, end)) >= 0:
                     number -= 1
-                    node = self.nodes[lowest.bit_length() - 1]
+                    node = nodes[slot]
+                    slot += 1
                     if node is not None:
                         yield node
 
@@ -83,6 +87,11 @@ class BlockIndex:
         self._expected: dict[BlockKey, int] = {}
         """Those that were expected first come first: in an `OrderedDict` each takes twice as long,
         and the first ones are taken out where nodes report nothing, and else hardly ever."""
+        self._first: list[BlockKey] = []
+        """The first keys of `_expected` when they were looked up last, the first one last. The
+        look-up of a dict's first key passes all that was taken out in front of it."""
+        self._renewed: set[BlockKey] = set()
+        """What was expected again, or newly, since then."""
         self._slots: dict[Incarnation, int] = {}
         self._held: dict[int, dict[Tier, set[BlockKey]]] = {}
         """The reported blocks of each slot."""
@@ -149,15 +158,19 @@ class BlockIndex:
         num_known = bisect_left(keys, True, key=is_new)
         # Deepest first, so that a chain loses its end before its beginning.
         new = keys[num_known:][::-1]
+        if self._first:
+            self._renewed.update(new)
         if expected.keys().isdisjoint(new):
             expected.update(dict.fromkeys(new, bit))
         else:
+            before, after = 0, bit
             for key in new:
-                expected[key] = expected.pop(key, 0) | bit
-        num_over = len(expected) - self._max_expected
-        if num_over > 0:
-            for key in list(islice(expected, num_over)):
-                del expected[key]
+                nodes = expected.pop(key, 0)
+                if nodes is not before:  # else they are those of the block before it
+                    before, after = nodes, nodes | bit
+                expected[key] = after
+        if len(expected) > self._max_expected:
+            self._drop_first(len(expected) - self._max_expected)
 
     def forget(self, node: Incarnation) -> None:
         """Forget what a node holds: it has left, or will say it anew."""
@@ -273,6 +286,17 @@ class BlockIndex:
                     expected[key] = left
                 else:
                     del expected[key]
+
+    def _drop_first(self, number: int) -> None:
+        """Expect so many blocks no more: those that were expected first."""
+        expected, first = self._expected, self._first
+        while number:
+            if not first:
+                first += [*islice(expected, LISTED_AT_ONCE)][::-1]
+                self._renewed.clear()
+            key = first.pop()
+            if key not in self._renewed and expected.pop(key, 0):
+                number -= 1
 
     # Slots.
 

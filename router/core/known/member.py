@@ -41,10 +41,8 @@ class Member:
         Most reports of an idle node are the same object as the one before. In the replay of a
         recording they are equal ones, of which the same has to follow.
         """
-        is_equal = _are_equal(record, self.record) and _are_equal(load, self.load)
+        is_equal = (record is self.record or record == self.record) and (
+            load is self.load or load == self.load
+        )
         self.record, self.load, self.listed_at_s = record, load, now_s
         return self.own.on_listing() or not is_equal
-
-
-def _are_equal(one: NodeRecord | NodeLoad, other: NodeRecord | NodeLoad) -> bool:
-    return one is other or one == other

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 
+QUEUED_TOKENS_SCALE = 8192
+"""Tokens of prompts that weigh as much as all seats of a node."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
@@ -26,10 +29,18 @@ class NodeView:
     is_suspected: bool = False
     is_listed: bool = True
     incarnation: Incarnation = field(init=False)
+    pressure: float = field(init=False)
+    """How busy the node is: 0 when idle, about 1 when its seats are taken."""
 
     def __post_init__(self) -> None:
-        # Kept, because every choice asks each candidate several times.
-        object.__setattr__(self, "incarnation", self.record.incarnation)
+        # Both are kept, because choices ask a view for them several times.
+        record = self.record
+        object.__setattr__(self, "incarnation", record.incarnation)
+        seats = self.num_requests / (record.max_num_seqs or 1)
+        blocks = self.num_used_blocks / (record.num_blocks or 1)
+        blocks = blocks if blocks < 1.0 else 1.0
+        pressure = seats + blocks + self.num_queued_tokens / QUEUED_TOKENS_SCALE
+        object.__setattr__(self, "pressure", pressure)
 
     @property
     def is_full(self) -> bool:

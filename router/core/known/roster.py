@@ -67,6 +67,8 @@ class Roster(Sequence[NodeView]):
         self._order: list[Incarnation] = []
         self._kinds: dict[_KindKey, Kind] = {}
         self._standings: dict[Incarnation, Standing] = {}
+        self._ready: dict[Incarnation, Kind] = {}
+        """The kinds of the nodes that are ready."""
         self._silent: dict[Incarnation, tuple[Incarnation, ...]] = {}
         self._unreachable: frozenset[Pair] | None = frozenset()
         for view in views:
@@ -93,10 +95,14 @@ class Roster(Sequence[NodeView]):
         """Return the view of a node; None when it cannot be chosen."""
         return self._views.get(node)
 
+    def views(self, nodes: Iterable[Incarnation]) -> list[NodeView]:
+        """Return the views of those of these nodes that can be chosen."""
+        found = map(self._views.get, nodes)
+        return [view for view in found if view is not None]
+
     def kind_of(self, node: Incarnation) -> Kind | None:
         """Return the kind of a node that is ready, or None."""
-        standing = self._standings.get(node)
-        return standing.kind if standing is not None and standing.is_ready else None
+        return self._ready.get(node)
 
     def kinds(self) -> Iterable[Kind]:
         """Return all kinds; each has a node."""
@@ -161,7 +167,10 @@ class Roster(Sequence[NodeView]):
             before.kind.num_nodes -= 1
             if not before.kind.num_nodes:
                 del self._kinds[_kind_key(before.kind.record)]
+        self._ready.pop(node, None)
         if now is not None:
+            if now.is_ready:
+                self._ready[node] = now.kind
             now.kind.num_nodes += node not in self._standings
             self._standings[node] = now
             _list_in_kind(node, now)

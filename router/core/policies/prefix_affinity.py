@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from common.nodes import Role
 from router.core.known.block_index import HeldBlocks
-from router.core.known.node_view import NodeView
-from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
+from router.core.known.node_view import QUEUED_TOKENS_SCALE, NodeView
 from router.core.policies.query import PolicyState, Query
 
 _SENT_SHARE = 1 / 4
@@ -23,20 +22,16 @@ _MOST_SENT = 1 / 8
 def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState) -> list[float]:
     """Return `1 / (1 + pressure)` per node, the tokens of the prompt that it lacks included."""
     found: dict[tuple[str, int], HeldBlocks] = {}
-    scores = []
+    fingerprint, block_size, held = "", 0, None
+    num_tokens, scores = len(query.prompt_token_ids), []
     for node in nodes:
         record = node.record
-        layout = record.fingerprint, record.block_size
-        held = found.get(layout)
-        if held is None:
-            held = found[layout] = state.blocks.held(query.block_keys(record))
-        work = _work(node, query, held.on(node.incarnation))
-        scores.append(1 / (1 + pressure(node) + work))
+        if held is None or record.block_size != block_size or record.fingerprint != fingerprint:
+            layout = fingerprint, block_size = record.fingerprint, record.block_size
+            held = found.get(layout) or state.blocks.held(query.block_keys(record))
+            found[layout] = held
+        work = (num_tokens - held.on(node.incarnation) * block_size) / QUEUED_TOKENS_SCALE
+        if record.role is Role.DECODE:
+            work = min(_SENT_SHARE * work, _MOST_SENT)
+        scores.append(1 / (1 + node.pressure + work))
     return scores
-
-
-def _work(node: NodeView, query: Query, num_hits: int) -> float:
-    """Return what the prompt costs on a node, in the unit of its pressure."""
-    num_missing = len(query.prompt_token_ids) - num_hits * node.record.block_size
-    work = num_missing / QUEUED_TOKENS_SCALE
-    return min(_SENT_SHARE * work, _MOST_SENT) if node.record.role is Role.DECODE else work

@@ -113,4 +113,4 @@ class PolicyState:
 
 
 Policy = Callable[[Sequence[NodeView], Query, PolicyState], list[float]]
-"""Scores from 0 to 1, one per node, higher is better. Nodes come ordered by id and never empty."""
+"""Scores from 0 to 1, one per node, higher is better. Nodes come in any order and never empty."""

@@ -11,4 +11,5 @@ from router.core.policies.query import PolicyState, Query
 def round_robin(nodes: Sequence[NodeView], _query: Query, state: PolicyState) -> list[float]:
     """Return 1 for the node whose turn it is, and less for those whose turn comes later."""
     num_nodes = len(nodes)
-    return [1 - (index - state.turn) % num_nodes / num_nodes for index in range(num_nodes)]
+    turns = {node: turn for turn, node in enumerate(sorted(one.incarnation for one in nodes))}
+    return [1 - (turns[one.incarnation] - state.turn) % num_nodes / num_nodes for one in nodes]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from common.ids import Incarnation
 from common.nodes import Role
-from router.core.known.node_view import NodeView
-from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
+from router.core.known.node_view import QUEUED_TOKENS_SCALE, NodeView
 from router.core.policies.query import Query
 
 MOST_EXTRA_PRESSURE = 0.5
@@ -32,5 +31,5 @@ def session_node(
     if held.record.role is not Role.DECODE:
         num_saved = min(query.last.num_tokens, len(query.prompt_token_ids))
         most += num_saved / QUEUED_TOKENS_SCALE
-    is_near = pressure(held) - min(map(pressure, nodes)) <= most
+    is_near = held.pressure - min(node.pressure for node in nodes) <= most
     return held if is_near else None

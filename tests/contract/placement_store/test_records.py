@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.ids import Incarnation
 from placement.records import (
     MAX_VALUE_BYTES,
     NodeListing,
@@ -93,8 +94,10 @@ def test_a_node_is_stored_in_these_words() -> None:
 
 
 def test_a_node_of_another_version_is_read() -> None:
-    newer = RECORD | {"wattage": 300, "load": LOAD | {"num_cats": 7}}
-    assert decode_node(json.dumps(newer).encode()) == NODE
+    newer = RECORD | {"wattage": 300, "incarnation": ["p", 9], "load": LOAD | {"num_cats": 7}}
+    read = decode_node(json.dumps(newer).encode())
+    assert read == NODE
+    assert read.record.incarnation == Incarnation("decode-0", 1)
     older = RECORD | {"load": {k: v for k, v in LOAD.items() if k != "num_quarantined_blocks"}}
     assert decode_node(json.dumps(older).encode()).load.num_quarantined_blocks == 0
 

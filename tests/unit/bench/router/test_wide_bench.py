@@ -36,3 +36,9 @@ def test_open_streams_are_measured() -> None:
     figures = wide.idle_streams(2, 1.0)
     assert set(figures) == {"share", "beats", "beat_us", "suspected"}
     assert figures["beats"] > 0
+
+
+def test_the_growth_is_a_share_of_the_request_that_was_measured() -> None:
+    choices_us = {"round_robin": {"2": 80.0, "1000": 130.0}, "least_loaded": {"2": 9, "1000": 9}}
+    growth = wide.request_growth(choices_us, in_all_us=1000.0)
+    assert growth == {"round_robin": 0.05, "least_loaded": 0.0}

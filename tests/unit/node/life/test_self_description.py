@@ -84,7 +84,21 @@ def test_a_node_registers_with_how_it_drafts_itself(role: Role, method: str, wan
 
 
 @pytest.mark.parametrize(
-    ("uptime_s", "told_s"), [(0.0, 1), (7.6, 8), (59.4, 59), (61.0, 60), (69.4, 60), (70.1, 70)]
+    ("uptime_s", "told_s"),
+    [
+        (0.0, 1),
+        (7.6, 8),
+        (59.4, 59),
+        (61.0, 60),
+        (69.4, 60),
+        (70.1, 70),
+        (3599.4, 3590),
+        (3659.4, 3600),
+        (3660.0, 3660),
+        (86_399.0, 86_340),
+    ],
 )
-def test_the_uptime_of_an_idle_node_is_news_every_ten_seconds(uptime_s: float, told_s: int) -> None:
+def test_the_uptime_of_an_idle_node_is_news_every_ten_seconds_and_later_every_minute(
+    uptime_s: float, told_s: int
+) -> None:
     assert told_uptime_s(uptime_s) == told_s

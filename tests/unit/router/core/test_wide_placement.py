@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -55,6 +55,11 @@ class Looked(Roster):
     def view(self, node: Incarnation) -> NodeView | None:
         self.num_looked_at += 1
         return super().view(node)
+
+    def views(self, nodes: Iterable[Incarnation]) -> list[NodeView]:
+        found = super().views(nodes)
+        self.num_looked_at += len(found)
+        return found
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         self.num_looked_at += len(self)
@@ -146,6 +151,25 @@ def test_draws_are_even_and_in_range() -> None:
     counts = Counter(draws.below(10) for _ in range(10_000))
     assert sorted(counts) == list(range(10))
     assert min(counts.values()) > 850
+
+
+def test_draws_are_those_of_splitmix64() -> None:
+    """A recording names the seed, and is replayed by later versions."""
+    draws = SeededDraws(1234567)
+    assert [draws.below(2**64) for _ in range(5)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    for seed in (0, 1, 2**64 - 1, 2**64 + 5, 0x9E3779B97F4A7C15):
+        draws, state, word = SeededDraws(seed), seed, 2**64 - 1
+        for end in range(1, 300):
+            state = (state + 0x9E3779B97F4A7C15) & word
+            mixed = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & word
+            mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & word
+            assert draws.below(end) == (mixed ^ (mixed >> 31)) * end >> 64
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -146,6 +146,32 @@ def test_what_is_expected_is_bounded_and_loses_ends_before_beginnings() -> None:
     assert (depth(index, first, A), depth(index, second, B)) == (1, 4)
 
 
+@pytest.mark.covers("F78")
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_expected_first_is_dropped_first_whatever_happened_since(seed: int) -> None:
+    """The same as in a plain dict: what another node is to have comes last again, and what a node
+    says is no more expected of it."""
+    rng, most = random.Random(seed), 24
+    index, keys = BlockIndex(max_expected=most), chain(60)
+    expected: dict[BlockKey, set[Incarnation]] = {}
+    for _ in range(2000):
+        key, node = rng.choice(keys), rng.choice(NODES[:3])
+        if rng.random() < 0.25:
+            index.on_report(node, [], [key])
+            expected.get(key, set()).discard(node)
+            if not expected.get(key, {node}):
+                del expected[key]
+        else:
+            index.expect((key,), node)
+            if node not in expected.get(key, ()):
+                expected[key] = expected.pop(key, set()) | {node}
+            if len(expected) > most:
+                del expected[next(iter(expected))]
+        for one in NODES[:3]:
+            assert depth(index, (key,), one) == (one in expected.get(key, ()))
+    assert {key for key in keys if index.held((key,)).runs} == expected.keys()
+
+
 def test_what_is_known_or_was_reported_takes_no_room_among_what_is_expected() -> None:
     index, first, second = BlockIndex(max_expected=6), chain(10), chain(4, first=100)
     index.on_report(A, first[:8], [])

@@ -86,6 +86,8 @@ def test_it_is_a_sequence_ordered_by_id() -> None:
     assert (len(roster), roster[1].record.node_id) == (3, "b")
     assert [one.record.node_id for one in roster[:2]] == ["a", "b"]
     assert roster.view(Incarnation("d", 1)) is None
+    asked = [Incarnation("c", 1), Incarnation("d", 1), Incarnation("a", 1)]
+    assert roster.views(asked) == [roster[2], roster[0]]
 
 
 def test_where_a_node_stands() -> None:
