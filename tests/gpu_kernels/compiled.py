@@ -117,6 +117,9 @@ def describe(place: int) -> dict[str, Any]:
         "registers": int(usage[1]) if usage else 0,
         "spills": count("LDL") + count("STL"),
         "shared_bytes": int(compiled.metadata.shared),
+        "tensor_columns": int(compiled.metadata.tmem_size or 0),
+        "scratch_bytes": int(compiled.metadata.global_scratch_size or 0)
+        + int(compiled.metadata.profile_scratch_size or 0),
         "matrix": sorted(set(_MATRIX.findall(compiled.asm["ptx"]))),
         "k_widths": sorted(set(_K_WIDTH.findall(compiled.asm["ttgir"]))),
         "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),
