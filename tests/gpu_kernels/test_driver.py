@@ -344,6 +344,19 @@ def test_an_address_that_is_not_aligned_is_refused_before_a_launch(
             kernel.bind((1,), 0x1000, 0x2004, 0)
 
 
+def test_a_card_with_too_little_shared_memory_for_a_kernel(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says no more than that an argument is invalid."""
+    metadata = SimpleNamespace(name="attend_chunk", shared=228 << 10, num_warps=8)
+    compiled = SimpleNamespace(metadata=metadata, asm={"cubin": b""})
+    monkeypatch.setattr(KernelSpec, "compile", lambda spec, capability: compiled)
+    with pytest.raises(
+        ConfigError, match=r"attend_chunk takes 228 KiB of shared memory, and .* 227"
+    ):
+        Kernel(device, KernelSpec(gather_rows, {}, {}))
+
+
 def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:
     memory = device.allocate(100)
     memory.close()

@@ -20,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import Device, Launch
 from engine.runner.gpu.tensor_map import MatrixView, encode_tensor_map
 
@@ -110,9 +111,15 @@ class Kernel:
     """A compiled kernel on one card."""
 
     def __init__(self, device: Device, spec: KernelSpec) -> None:
-        compiled = spec.compile(device.properties.capability)
+        """Raise `ConfigError` where the card has too little shared memory for it."""
+        compiled, card = spec.compile(device.properties.capability), device.properties
         self._device, self._spec = device, spec
         self._shared = int(compiled.metadata.shared)
+        if self._shared > card.shared_bytes:
+            raise ConfigError(
+                f"{compiled.metadata.name} takes {self._shared >> 10} KiB of shared memory, and "
+                f"{card.name} has {card.shared_bytes >> 10}: wanted attention_backend numba"
+            )
         self._threads = _WARP * int(compiled.metadata.num_warps)
         self._function = device.load_function(
             compiled.asm["cubin"], compiled.metadata.name, self._shared

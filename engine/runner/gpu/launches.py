@@ -26,8 +26,8 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
-BYTE_CHUNK_ROWS = 64
-"""Rows of a chunk's tile over keys of a byte each: with more of them registers would spill."""
+_CHUNK_NUMBERS = 128 * 128
+"""Numbers of a chunk's tile of queries: with more of them registers would spill."""
 _PIECE_ROWS = 64
 """Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
 byte each. A larger one takes more registers, or more shared memory, than a card has."""
@@ -439,3 +439,9 @@ class Launches:
         constants = {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}
         find = self.kernel(draw.draw_slices, _DRAW, constants, 4, 1)
         return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
+
+
+def chunk_rows(head_dim: int, *, has_scales: bool) -> int:
+    """Return the rows of a chunk's tile; over keys of a byte each there are two halves of sums."""
+    width = max(head_dim, 128) * (2 if has_scales else 1)
+    return _CHUNK_NUMBERS // width
