@@ -28,9 +28,9 @@ MATRIX_KERNELS = {
 }  # fmt: skip
 # On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys,
 # and on sm_100 that of heads of 256 numbers.
-# The gate and up of many rows in fp8 keep three there, whatever the tile.
+# The gate and up of many rows in fp8 keep three on sm_80, whatever the tile.
 # Random weights are made once, at the start.
-# On sm_100 two tiles of 4 bits with 32 outputs keep four there.
+# On sm_100 two tiles of 4 bits with 32 outputs keep four.
 MAY_SPILL = {
     ("attend_chunk", 80),
     ("attend_chunk", 100),
