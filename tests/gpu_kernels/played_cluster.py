@@ -8,18 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tests.gpu import cluster_on_card
 from tests.gpu.cluster.shapes import TINY
 from tests.support.cluster import forked_serve
 from tests.support.templates import NODES, Template
 
-_ROOT = Path(__file__).resolve().parents[2]
 _NODES = "tests.gpu_kernels.played_nodes"
-_AT_START = f"import sys\nif 'serve' in sys.orig_argv:\n    import {_NODES}\n"
-"""For the roles of `pdserve up`, which are no forks."""
 _LIMIT_S = 200.0
 """For a phase on a busy machine; a card takes a hundredth of it."""
 
@@ -38,16 +33,12 @@ LEAST = replace(
 
 
 def main() -> int:
-    """Run the phases that are named; return how many failed."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "sitecustomize.py").write_text(_AT_START)
-        paths = (folder, str(_ROOT), os.environ.get("PYTHONPATH"))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        os.environ["TRITON_INTERPRET"] = "1"  # forks import kernels with this environment
-        vars(forked_serve).update(NODES=Template((*NODES.modules[:-1], _NODES, NODES.modules[-1])))
-        vars(cluster_on_card).update(TINY=LEAST)
-        cluster_on_card.LIMITS_S.update(dict.fromkeys(cluster_on_card.ALL, _LIMIT_S))
-        return cluster_on_card.main(["--shape", "tiny", *sys.argv[1:]])
+    """Run the phases that are named, but for `up`; return how many failed."""
+    os.environ["TRITON_INTERPRET"] = "1"  # forks import kernels with this environment
+    vars(forked_serve).update(NODES=Template((*NODES.modules[:-1], _NODES, NODES.modules[-1])))
+    vars(cluster_on_card).update(TINY=LEAST)
+    cluster_on_card.LIMITS_S.update(dict.fromkeys(cluster_on_card.ALL, _LIMIT_S))
+    return cluster_on_card.main(["--shape", "tiny", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

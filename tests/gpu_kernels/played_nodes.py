@@ -1,7 +1,7 @@
 """Lets the nodes of this process, or of its forks, have Triton's interpreter for a card.
 
-It is imported in a template of nodes (`tests/support/templates.py`), or when Python starts. A card
-that fails is one that no thread can use any more.
+It is imported in a template of nodes (`tests/support/templates.py`). A card that fails is one that
+no thread can use any more.
 """
 
 from __future__ import annotations

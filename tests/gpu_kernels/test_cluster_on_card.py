@@ -20,7 +20,7 @@ ON_CPU = (
 )
 ON_CARDS = (
     sys.executable, "-m", "tests.gpu_kernels.played_cluster",
-    "alone", "loaded", "killed", "lost", "up",
+    "alone", "loaded", "killed", "lost",
 )  # fmt: skip
 
 
@@ -88,10 +88,10 @@ def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_pat
 
 
 @pytest.mark.timeout(600)
-def test_answers_and_the_start_on_played_cards(tmp_path: Path) -> None:
+def test_answers_on_played_cards(tmp_path: Path) -> None:
     """Where nodes compute with the GPU's kernels, in Triton's interpreter, and one loses its card.
 
-    Figures are taken on a CPU, above.
+    Figures and the start of `pdserve up` are taken on a CPU, above.
     """
     out = tmp_path / "found.json"
     limits = ("--start-s", "300", "--total-s", "560")
@@ -100,11 +100,10 @@ def test_answers_and_the_start_on_played_cards(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "8 passed, 0 failed"
+    assert done.stdout.splitlines()[-1] == "7 passed, 0 failed"
     found = json.loads(out.read_text())
     assert found["failed"] == []
     assert found["backend"] == "triton"
     assert found["loaded"] == {"at a time": 4}
     assert found["lost"]["exit code"]
     assert found["lost"]["moved"] >= 1
-    assert len(found["up"]["first token after, s"]) == 2
