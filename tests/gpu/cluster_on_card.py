@@ -6,7 +6,7 @@ with, are processes that speak over loopback. Weights are random, of public mode
     alone       prefill and decode answer as one mixed node does, token by token
     loaded      the same with all requests at a time
     killed      the same with a decode node killed in the middle of answers
-    failed      the same with a decode node's card failing then (on a card only)
+    lost        the same with a decode node's card failing then (on a card only)
     first       times to the first token
     tokens      times between tokens of 1, 8 and 32 streams
     up          how long `pdserve up` takes to its first token, twice
@@ -36,9 +36,9 @@ from tests.gpu.cluster.shapes import LARGE, SMALL, TINY, Shape
 from tests.gpu.timed import Phases
 from tests.support.stores.redis_server import RedisServer, redis_server
 
-BITS, FIGURES = ("alone", "loaded", "killed", "failed"), ("first", "tokens")
+BITS, FIGURES = ("alone", "loaded", "killed", "lost"), ("first", "tokens")
 ALL = (*BITS, *FIGURES, "up")
-LIMITS_S = {"alone": 40.0, "loaded": 30.0, "killed": 30.0, "failed": 45.0, "first": 30.0,
+LIMITS_S = {"alone": 40.0, "loaded": 30.0, "killed": 30.0, "lost": 45.0, "first": 30.0,
             "tokens": 45.0, "up": 150.0, "stop": 20.0, "left": 10.0}  # fmt: skip
 _LEFT_MIB = 300
 """Memory of the card that may be in use after the end, beyond what was before."""
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such phase: {', '.join(sorted(unknown))}")
     chosen = options.phases or list(ALL)
     if options.backend != "triton":
-        chosen = [name for name in chosen if name != "failed"]
+        chosen = [name for name in chosen if name != "lost"]
     small, large = (TINY, TINY) if options.shape == "tiny" else (SMALL, LARGE)
     run = Run(options)
     with run.phases.interruptible():

@@ -22,7 +22,7 @@ from typing import Any
 import triton
 
 from engine.runner.gpu.launcher import KernelSpec
-from engine.runner.gpu.launches import BYTE_CHUNK_ROWS, AttentionShape, PieceList
+from engine.runner.gpu.launches import AttentionShape, PieceList, chunk_rows
 from engine.runner.gpu.weights import Form
 from tests.gpu.measuring import SpecRecorder
 from tests.gpu.stages.draws import draws
@@ -44,7 +44,7 @@ def shipped(capability: int) -> list[KernelSpec]:
         stage(recorder, Findings())
     _launch_quantised(recorder)
     _launch_over_bytes(recorder)
-    _launch_with_drafts(recorder)
+    _launch_of_heads(recorder)
     return recorder.specs
 
 
@@ -52,7 +52,7 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
     """Launch what reads and writes a cache in int8."""
     model = Model.of(recorder)
     model.pool = replace(model.pool, has_scales=True)
-    make = model.launches(recorder, AttentionShape(chunk_rows=BYTE_CHUNK_ROWS))
+    make = model.launches(recorder, AttentionShape(chunk_rows=chunk_rows(128, has_scales=True)))
     pieces = PieceList(0, 0, 0, 0, 0)
     for count in (1, 32):
         make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
@@ -60,13 +60,15 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
     make.rotate(0, 0, 0, 0, 0, 1)
 
 
-def _launch_with_drafts(recorder: SpecRecorder) -> None:
-    """Launch attention of the most drafts that decoders of these heads have graphs for."""
+def _launch_of_heads(recorder: SpecRecorder) -> None:
+    """Launch attention of chunks, and of the most drafts that such heads have graphs for."""
     model = Model.of(recorder)
     for head_dim, has_scales in product((128, 256), (False, True)):
         model.pool = replace(model.pool, has_scales=has_scales)
-        make = model.launches(recorder)
+        rows = chunk_rows(head_dim, has_scales=has_scales)
+        make = model.launches(recorder, AttentionShape(chunk_rows=rows))
         make.spec = replace(make.spec, head_dim=head_dim)
+        make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
         most = max(filter(make.can_attend, (4, 8, 16)))
         for count in (1, 32):
             make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, most)
@@ -117,6 +119,9 @@ def describe(place: int) -> dict[str, Any]:
         "registers": int(usage[1]) if usage else 0,
         "spills": count("LDL") + count("STL"),
         "shared_bytes": int(compiled.metadata.shared),
+        "tensor_columns": int(compiled.metadata.tmem_size or 0),
+        "scratch_bytes": int(compiled.metadata.global_scratch_size or 0)
+        + int(compiled.metadata.profile_scratch_size or 0),
         "matrix": sorted(set(_MATRIX.findall(compiled.asm["ptx"]))),
         "k_widths": sorted(set(_K_WIDTH.findall(compiled.asm["ttgir"]))),
         "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),

@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.runner.gpu.cuda_driver import DeviceProperties, GpuError, Memory
-from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.launcher import KernelSpec, checked_address
 from engine.runner.gpu.tensor_map import MatrixView
 from tests.gpu_kernels.less_computed import compute_less
 from tests.gpu_kernels.played_sharing import PlayedSharing
@@ -156,15 +156,20 @@ class InterpretedKernel:
         )
 
     def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Callable[[int], None]:
-        """Return a launch; `GpuError` for a grid that a driver refuses."""
+        """Return a launch; `GpuError` for a grid that a driver refuses.
+
+        `ValueError` for an address that is not aligned.
+        """
         if not all(0 < size <= most for size, most in zip(grid, _LARGEST_GRID, strict=False)):
             raise GpuError(f"a grid of {grid}: invalid argument (1)")
         given: dict[str, Any] = {}
         for name, kind, value in self._with_types(arguments):
             if isinstance(value, MatrixView):
                 given[name] = _described(value, kind)
+            elif kind.startswith("*"):
+                given[name] = _Array(checked_address(name, int(value)), kind[1:])
             else:
-                given[name] = _Array(int(value), kind[1:]) if kind.startswith("*") else value
+                given[name] = value
 
         def run(_: int) -> None:
             # Rows of padding and slots that nobody reads are NaN.
@@ -184,9 +189,8 @@ class InterpretedKernel:
 
     def _with_types(self, arguments: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
         """Yield the name, the type and the value of each argument."""
-        names = [name for name in self._spec.function.arg_names if name not in self._constants]
-        for name, value in zip(names, arguments, strict=True):
-            yield name, self._spec.types[name], value
+        for (name, kind), value in zip(self._spec.arguments, arguments, strict=True):
+            yield name, kind, value
 
 
 def _described(view: MatrixView, kind: str) -> TensorDescriptor:

@@ -18,6 +18,10 @@ ON_CPU = (
     "--shape",
     "tiny",
 )
+ON_CARDS = (
+    sys.executable, "-m", "tests.gpu_kernels.played_cluster",
+    "alone", "loaded", "killed", "lost",
+)  # fmt: skip
 
 
 @pytest.mark.timeout(300)
@@ -81,3 +85,25 @@ def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_pat
     assert json.loads(lines[-2])["backend"] == "numba"
     assert lines[-1] == "3 passed, 2 failed"
     assert program.returncode == 2
+
+
+@pytest.mark.timeout(600)
+def test_answers_on_played_cards(tmp_path: Path) -> None:
+    """Where nodes compute with the GPU's kernels, in Triton's interpreter, and one loses its card.
+
+    Figures and the start of `pdserve up` are taken on a CPU, above.
+    """
+    out = tmp_path / "found.json"
+    limits = ("--start-s", "300", "--total-s", "560")
+    done = subprocess.run(
+        [*ON_CARDS, *limits, "--out", out],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "7 passed, 0 failed"
+    found = json.loads(out.read_text())
+    assert found["failed"] == []
+    assert found["backend"] == "triton"
+    assert found["loaded"] == {"at a time": 4}
+    assert found["lost"]["exit code"]
+    assert found["lost"]["moved"] >= 1

@@ -12,22 +12,31 @@ from typing import Any
 
 import pytest
 
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels import interpreted  # noqa: F401 # isort: skip
+
 from tests.gpu.measuring import SpecRecorder
 from tests.gpu.stages.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+TENSOR_COLUMNS = 512
+"""Of the memory of matrix instructions on compute capability 10.0."""
 MATRIX_KERNELS = {
     "product", "gate_up_product", "described_product", "described_gate_up", "attend_pieces",
     "attend_chunk", "ranges_together", "ranges_in_turn",
 }  # fmt: skip
-# On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys.
-# The gate and up of many rows in fp8 keep three there, whatever the tile.
+# On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys,
+# and on sm_100 that of heads of 256 numbers.
+# The gate and up of many rows in fp8 keep three on sm_80, whatever the tile.
 # Random weights are made once, at the start.
-# On sm_100 two tiles of 4 bits with 32 outputs keep four there.
-MAY_SPILL = {("attend_chunk", 80), ("ranges_in_turn", 80), ("ranges_together", 100)} | {
-    ("fill_normal", capability) for capability in SHARED_BYTES
-}
+# On sm_100 two tiles of 4 bits with 32 outputs keep four.
+MAY_SPILL = {
+    ("attend_chunk", 80),
+    ("attend_chunk", 100),
+    ("ranges_in_turn", 80),
+    ("ranges_together", 100),
+} | {("fill_normal", capability) for capability in SHARED_BYTES}
 
 
 @pytest.fixture(scope="module", params=SHARED_BYTES)
@@ -53,6 +62,8 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
     assert spilling <= {name for name, where in MAY_SPILL if where == capability}
     assert max(row["registers"] for row in kernels) <= 255
     assert max(row["shared_bytes"] for row in kernels) <= SHARED_BYTES[capability]
+    assert max(row["tensor_columns"] for row in kernels) <= TENSOR_COLUMNS
+    assert not any(row["scratch_bytes"] for row in kernels), "a launch gives none"
 
     for row in kernels:
         if row["kernel"] not in MATRIX_KERNELS:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels.interpreted import InterpretedKernel  # isort: skip
 
 import numpy as np
 import pytest
@@ -18,12 +22,14 @@ from engine.runner.gpu.cache.copies import CardSide
 from engine.runner.gpu.cache.layer_ends import LayerEnds, QueuedLayers
 from engine.runner.gpu.cache.pinned import PinnedBuffers
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, Memory, load_driver
-from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.kernels.gathering import gather_rows
+from engine.runner.gpu.launcher import Kernel, KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
 from tests.gpu.decoding import Decoding
+from tests.gpu.measuring import SpecRecorder
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, NUM_BLOCKS, SHAPE, SPEC
 
 
@@ -323,6 +329,34 @@ def test_what_was_uploaded_is_there_for_any_stream(
     assert library.calls == 2 * ["cuMemcpyHtoD_v2", "cuStreamSynchronize"]
 
 
+def test_an_address_that_is_not_aligned_is_refused_before_a_launch(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card would fail in the kernel, whose wide loads are compiled for aligned ones."""
+    metadata = SimpleNamespace(name="gather_rows", shared=0, num_warps=4)
+    compiled = SimpleNamespace(metadata=metadata, asm={"cubin": b""})
+    monkeypatch.setattr(KernelSpec, "compile", lambda spec, capability: compiled)
+    types = {"source": "*bf16", "rows": "*i32", "out": "*bf16"}
+    spec = KernelSpec(gather_rows, types, {"N": 8, "COLUMNS": 8, "IS_PROGRAMMATIC": False})
+    for kernel in (Kernel(device, spec), InterpretedKernel(spec)):
+        kernel.bind((1,), 0x1000, 0x2000, 0)
+        with pytest.raises(ValueError, match="rows is at 0x2004: wanted a multiple of 16"):
+            kernel.bind((1,), 0x1000, 0x2004, 0)
+
+
+def test_a_card_with_too_little_shared_memory_for_a_kernel(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says no more than that an argument is invalid."""
+    metadata = SimpleNamespace(name="attend_chunk", shared=228 << 10, num_warps=8)
+    compiled = SimpleNamespace(metadata=metadata, asm={"cubin": b""})
+    monkeypatch.setattr(KernelSpec, "compile", lambda spec, capability: compiled)
+    with pytest.raises(
+        ConfigError, match=r"attend_chunk takes 228 KiB of shared memory, and .* 227"
+    ):
+        Kernel(device, KernelSpec(gather_rows, {}, {}))
+
+
 def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:
     memory = device.allocate(100)
     memory.close()
@@ -353,9 +387,9 @@ def test_a_driver_that_is_too_old(
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 32, 64, 128, 512, 4096])
 @pytest.mark.parametrize("inputs", [896, 1024, 4096, 4864, 12288])
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 89, 90, 120])
 def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capability: int) -> None:
-    shared = {80: 163, 90: 227}[capability] << 10
+    shared = {80: 163, 89: 99, 90: 227, 120: 99}[capability] << 10
     card = cuda_driver.DeviceProperties("a card", capability, 108, shared, 80 << 30)
     for form in Form:
         weights = Matrix(1, 8192, inputs, form)
@@ -368,11 +402,25 @@ def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capabi
             stages = tile.stages
             if tile.is_together:
                 stages = ranges * (stages - 1)
-            elif ranges > 1:
+            elif form is not Form.BF16:
                 width = 1
             held = (size * width * tile.outputs + 2 * tile.rows) * tile.depth * stages
             assert held <= shared
             assert not tile.is_described or capability >= 90
+
+
+@pytest.mark.parametrize("inputs", [16, 48, 64, 96, 4096])
+def test_whole_lines_of_weights_are_asked_for_ahead(device: Device, inputs: int) -> None:
+    """The compiler refuses less than a line, which the interpreter does not ask for."""
+    recorder, nothing = SpecRecorder(), cast(Any, None)
+    make = Launches(recorder.kernel, device.properties, SPEC, nothing, nothing, SHAPE)
+    for rows in (1, 32, 128):
+        make.product(0, matrix(64, inputs), 0, rows)
+        make.gate_up(0, matrix(64, inputs), 0, rows)
+    for spec in recorder.specs:
+        lines, rest = divmod(spec.constants["PREFETCH"], 64)
+        assert rest == 0
+        assert lines & (lines - 1) == 0
 
 
 def test_inputs_that_no_tile_divides() -> None:

@@ -1,16 +1,9 @@
-"""Places that lie further from a kernel's addresses than 32 bits count: numbers, words and bytes.
-
-The memory is mapped and, but for the pages that a test writes, not there.
-"""
+"""Blocks, rows and logits that lie further from their addresses than 32 bits count."""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
@@ -26,35 +19,16 @@ from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile
 from tests.gpu.decoding import Decoding
+from tests.gpu_kernels.far_memory import array_at, sparse
 from tests.gpu_kernels.tiny_decoder import SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
 from tests.support.engine.fake_card import bytes_sum
 
-BEFORE = 17 << 30
-"""Where a place would be sought that has become negative, in words of 8 bytes."""
 FAR_BLOCKS = 9_000_000
 """The blocks of a pool; one has 256 words of 8 bytes, or 288 scales."""
 NEAR = np.array([9, 3, 17])
 FAR = NEAR + FAR_BLOCKS - 48
 PROMPT = list(range(20, 43))
-_NO_RESERVE = 0x4000
-
-
-@contextmanager
-def sparse(num_bytes: int) -> Iterator[int]:
-    """Give the address of memory that is zeros, with as much before it as `BEFORE` says."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    with mmap.mmap(-1, BEFORE + num_bytes, flags=flags) as memory:
-        first = ctypes.c_char.from_buffer(memory)
-        try:
-            yield ctypes.addressof(first) + BEFORE
-        finally:
-            del first
-
-
-def array_at(address: int, count: int, kind: Any) -> np.ndarray:
-    raw = (ctypes.c_uint8 * (count * np.dtype(kind).itemsize)).from_address(address)
-    return np.frombuffer(raw, kind)
 
 
 def logits_of(tiny: TinyDecoder, make: Launches, blocks: np.ndarray) -> tuple[np.ndarray, ...]:

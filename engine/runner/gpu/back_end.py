@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
@@ -171,7 +170,7 @@ class GpuBackEnd:
         from engine.runner.gpu.card import KernelList
         from engine.runner.gpu.decoder import GpuDecoder
         from engine.runner.gpu.drawing.card_draw import CardDraw
-        from engine.runner.gpu.launches import BYTE_CHUNK_ROWS, AttentionShape, KVPool, Launches
+        from engine.runner.gpu.launches import AttentionShape, KVPool, Launches, chunk_rows
         from engine.runner.gpu.load_weights import load_weights
         from engine.runner.gpu.weight_plan import refusals
 
@@ -187,10 +186,8 @@ class GpuBackEnd:
             programs=_PROGRAMS_EACH * multiprocessors,
             few_programs=multiprocessors,
             tile_keys=cache.layout.block_size,
+            chunk_rows=chunk_rows(files.spec.head_dim, has_scales=cache.pool.has_scales),
         )
-        if cache.pool.has_scales:
-            attention = replace(attention, chunk_rows=BYTE_CHUNK_ROWS)
-
         needed = KernelList()
         make_kernel: MakeKernel = needed.kernel
 

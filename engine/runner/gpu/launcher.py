@@ -20,14 +20,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import Device, Launch
 from engine.runner.gpu.tensor_map import MatrixView, encode_tensor_map
 
 _WARP = 32
+ADDRESS_ALIGNMENT = 16
+"""Kernels are compiled for addresses that are multiples of so many bytes."""
 _CTYPES = {
     "i32": ctypes.c_int32,
     "i64": ctypes.c_int64,
-    "u64": ctypes.c_uint64,
     "fp32": ctypes.c_float,
 }
 
@@ -38,7 +40,7 @@ class KernelSpec:
 
     `types` gives each argument's type in Triton's notation ("*bf16", "i32", or
     "tensordesc<bf16[16,64]>" for a `MatrixView`); `constants` are the compile-time arguments.
-    Addresses are taken to be multiples of 16. `options` are Triton's own, such as `maxnreg`.
+    Addresses are multiples of `ADDRESS_ALIGNMENT`. `options` are Triton's own, such as `maxnreg`.
     """
 
     function: Any
@@ -58,6 +60,12 @@ class KernelSpec:
             self.num_stages, self.is_programmatic,
         )  # fmt: skip
 
+    @property
+    def arguments(self) -> list[tuple[str, str]]:
+        """The name and the type of each argument of a launch, in order."""
+        names = self.function.arg_names
+        return [(name, self.types[name]) for name in names if name not in self.constants]
+
     def compile(self, capability: int) -> Any:
         """Return Triton's compiled kernel for a compute capability such as 90."""
         names = self.function.arg_names
@@ -65,7 +73,7 @@ class KernelSpec:
             name: "constexpr" if name in self.constants else self.types[name] for name in names
         }
         attributes = {
-            (place,): [["tt.divisibility", 16]]
+            (place,): [["tt.divisibility", ADDRESS_ALIGNMENT]]
             for place, name in enumerate(names)
             if name not in self.constants and self.types[name].startswith("*")
         }
@@ -82,6 +90,16 @@ class KernelSpec:
         return triton.compile(source, target=GPUTarget("cuda", capability, _WARP), options=options)
 
 
+def checked_address(name: str, address: int) -> int:
+    """Return the address of an argument; `ValueError` unless it is aligned.
+
+    At another one a card would fail in the first wide load, and with it all that it computes.
+    """
+    if address % ADDRESS_ALIGNMENT:
+        raise ValueError(f"{name} is at {address:#x}: wanted a multiple of {ADDRESS_ALIGNMENT}")
+    return address
+
+
 class BindableKernel(Protocol):
     """A kernel that is ready to be given its grid and arguments."""
 
@@ -93,30 +111,34 @@ class Kernel:
     """A compiled kernel on one card."""
 
     def __init__(self, device: Device, spec: KernelSpec) -> None:
-        compiled = spec.compile(device.properties.capability)
+        """Raise `ConfigError` where the card has too little shared memory for it."""
+        compiled, card = spec.compile(device.properties.capability), device.properties
         self._device, self._spec = device, spec
         self._shared = int(compiled.metadata.shared)
+        if self._shared > card.shared_bytes:
+            raise ConfigError(
+                f"{compiled.metadata.name} takes {self._shared >> 10} KiB of shared memory, and "
+                f"{card.name} has {card.shared_bytes >> 10}: wanted attention_backend numba"
+            )
         self._threads = _WARP * int(compiled.metadata.num_warps)
         self._function = device.load_function(
             compiled.asm["cubin"], compiled.metadata.name, self._shared
         )
-        self._types = [
-            "u64" if spec.types[name].startswith("*") else spec.types[name]
-            for name in spec.function.arg_names
-            if name not in spec.constants
-        ]
+        self._arguments = spec.arguments
         self._maps = list(getattr(compiled.metadata, "tensordesc_meta", None) or ())
 
     def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Launch:
         """Return a launch of this grid; arguments in the function's order, addresses as integers.
 
-        Raises `ValueError` for a wrong number of arguments.
+        Raises `ValueError` for a wrong number of arguments, and as `checked_address` does.
         """
         values: list[Any] = []
         maps = iter(self._maps)
-        for kind, value in zip(self._types, arguments, strict=True):
+        for (name, kind), value in zip(self._arguments, arguments, strict=True):
             if isinstance(value, MatrixView):
                 values += encode_tensor_map(self._device, value, next(maps))
+            elif kind.startswith("*"):
+                values.append(ctypes.c_uint64(checked_address(name, int(value))))
             else:
                 values.append(_CTYPES[kind](value))  # type: ignore[arg-type]
         scratch = [ctypes.c_uint64(0), ctypes.c_uint64(0)]

@@ -26,11 +26,8 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
-BYTE_CHUNK_ROWS = 64
-"""Rows of a chunk's tile over keys of a byte each: with more of them registers would spill."""
-_WORD_BITS = 16
-_LINE_WORDS = 64
-"""Words of 16 bits that come into the L2 cache together."""
+_CHUNK_NUMBERS = 128 * 128
+"""Numbers of a chunk's tile of queries: with more of them registers would spill."""
 _PIECE_ROWS = 64
 """Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
 byte each. A larger one takes more registers, or more shared memory, than a card has."""
@@ -207,7 +204,7 @@ class Launches:
         grid = (tile.programs(num_rows, num_outputs),)
         constants |= {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
-            "BK": tile.depth, "GROUP": _GROUP, "PREFETCH": tile.prefetch,
+            "BK": tile.depth, "GROUP": _GROUP, "PREFETCH": tile.words_ahead(weights.form),
         }  # fmt: skip
         if not tile.is_described:
             kernel = self.kernel(plain, types, constants, tile.num_warps, tile.stages)
@@ -235,14 +232,12 @@ class Launches:
         function = ranged_products.ranges_in_turn
         if tile.is_together:
             function = ranged_products.ranges_together
-        ahead = tile.prefetch * weights.form.bits // _WORD_BITS
         constants = {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
             "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
             "UNROLLED": tile.depth // STRIP_INPUTS, "FORM": int(weights.form),
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
-            "PREFETCH": ahead if ahead >= _LINE_WORDS else 0,
-            "HAS_PTX": True,
+            "PREFETCH": tile.words_ahead(weights.form), "HAS_PTX": True,
         }  # fmt: skip
         types = {**_QUANTISED, "scales": _SCALES[weights.form], **result}
         kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
@@ -444,3 +439,9 @@ class Launches:
         constants = {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}
         find = self.kernel(draw.draw_slices, _DRAW, constants, 4, 1)
         return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
+
+
+def chunk_rows(head_dim: int, *, has_scales: bool) -> int:
+    """Return the rows of a chunk's tile; over keys of a byte each there are two halves of sums."""
+    width = max(head_dim, 128) * (2 if has_scales else 1)
+    return _CHUNK_NUMBERS // width

@@ -12,6 +12,10 @@ from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
 
+_WORD_BITS = 16
+_LINE_WORDS = 64
+"""Words that come into the L2 cache together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -32,6 +36,11 @@ class Tile:
     def programs(self, num_rows: int, num_outputs: int) -> int:
         """Return how many programs cover the result."""
         return -(-num_rows // self.rows) * -(-num_outputs // self.outputs)
+
+    def words_ahead(self, form: Form) -> int:
+        """Return how many words of an output's weights are asked for ahead: lines, or none."""
+        words = self.prefetch * form.bits // _WORD_BITS
+        return words if words >= _LINE_WORDS else 0
 
 
 _WIDE_OUTPUTS = 8192
@@ -161,6 +170,9 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
             tile = replace(tile, outputs=tile.outputs // 2)
         tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
     room = card.shared_bytes - _OTHER_SHARED
+    if weights.form is Form.BF16:
+        while 2 * _stage_bytes(tile, width, weights.form) > room and tile.depth > _LEAST_DEPTH:
+            tile = replace(tile, depth=tile.depth // 2)
     if tile.is_together:
         # What is multiplied is in registers, so one stage fewer is kept.
         stage_bytes = num_ranges(weights) * _stage_bytes(tile, width, weights.form)

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from pdserve.local_cluster.child_process import ending_with_parent
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.gpu.cluster.clusters import Clusters
 from tests.gpu.cluster.shapes import Shape, make_folder, prompt_of
 from tests.gpu.cluster.streams import Answer, Asked, ask_all
@@ -68,7 +69,7 @@ class Bits:
         """A decode node is killed in the middle of answers, and they are the same."""
         return self._interrupted(self.clusters.apart.processes["decode-1"].kill)
 
-    def failed(self) -> dict[str, Any]:
+    def lost(self) -> dict[str, Any]:
         """A decode node's card fails in the middle of answers: it ends, and they are the same."""
         cluster = self.clusters.apart
         found = self._interrupted(lambda: cluster.fail_gpu("decode-2"), is_slow_after=True)
@@ -175,8 +176,17 @@ def tokens(clusters: Clusters) -> dict[str, Any]:
 def started(shape: Shape, folder: Path, flags: Sequence[str]) -> dict[str, Any]:
     """`pdserve up`, twice: seconds from its start to its sample answer's first token."""
     model = make_folder(folder, shape)
-    command = [sys.executable, "-m", "pdserve", "up", "--exit-after-sample", "--port", "0"]
-    command += ["--model", str(model), "--load-format", "random", *shape.flags, *flags]
+    command = [sys.executable, "-m", "pdserve", "up", "--exit-after-sample"]
+    command += [
+        "--port",
+        str(free_loopback_port()),
+        "--model",
+        str(model),
+        "--load-format",
+        "random",
+        *shape.flags,
+        *flags,
+    ]
     times = []
     for _ in range(2):
         done = subprocess.run(ending_with_parent(command), capture_output=True, text=True)

@@ -17,7 +17,7 @@ def withhold(logits, mask_rows, masks, VOCABULARY: tl.constexpr, SLICE: tl.const
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
-    mask_row = tl.load(mask_rows + row)
+    mask_row = tl.load(mask_rows + row).to(tl.int64)
     if mask_row >= 0:
         token = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
         is_token = token < VOCABULARY

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device
+from engine.runner.gpu.launcher import ADDRESS_ALIGNMENT
 from engine.runner.gpu.launches import Bound, Launches
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 
@@ -33,11 +34,13 @@ class ChunkStep:
         spec = launches.spec
         self._tile = launches.shape.chunk_rows // (spec.num_heads // spec.num_kv_heads)
         tiles = max_sequences + -(-max_rows // self._tile)
+        # A product each writes them, at an address that is aligned.
+        self._logits_bytes = -(-4 * spec.vocab_size // ADDRESS_ALIGNMENT) * ADDRESS_ALIGNMENT
         self.memory = StepMemory(
             device,
             activation_sizes(spec, max_rows)
             | {
-                "logits": 4 * max_sequences * spec.vocab_size,
+                "logits": self._logits_bytes * max_sequences,
                 "tokens": 4 * max_rows, "positions": 4 * max_rows, "slots": 4 * max_rows,
                 "tile_sequences": 4 * tiles, "tile_rows": 4 * tiles,
                 "first_rows": 4 * max_sequences, "num_rows": 4 * max_sequences,
@@ -111,7 +114,7 @@ class ChunkStep:
             found.append(
                 make.product(
                     normed + 2 * last_row * size, make.weights.head,
-                    memory["logits"] + 4 * index * spec.vocab_size, 1, is_float=True,
+                    memory["logits"] + index * self._logits_bytes, 1, is_float=True,
                 )
             )  # fmt: skip
         return found
@@ -119,9 +122,9 @@ class ChunkStep:
     def logits(self, count: int) -> np.ndarray:
         """Return the logits of the step's chunks, float32 [count, vocab_size]."""
         self._device.synchronize(self._stream)
-        size = self._make.spec.vocab_size
-        raw = self._device.download(self.memory["logits"], 4 * count * size)
-        return np.frombuffer(raw, np.float32).reshape(count, size)
+        raw = self._device.download(self.memory["logits"], self._logits_bytes * count)
+        rows = np.frombuffer(raw, np.float32).reshape(count, -1)
+        return rows[:, : self._make.spec.vocab_size]
 
     def close(self) -> None:
         """Free the buffers."""
