@@ -143,13 +143,13 @@ class Terminal:
         self.shown = ""
         self._num_read = 0
 
-    def type(self, text: str) -> None:
-        os.write(self._side, text.encode())
+    def type(self, text: str | bytes) -> None:
+        os.write(self._side, text.encode() if isinstance(text, str) else text)
 
     def read_until(self, text: str) -> None:
         """Return when `text` has come behind what was read until before."""
         while (place := self.shown.find(text, self._num_read)) < 0:
-            self.shown += os.read(self._side, 65536).decode()
+            self.shown += os.read(self._side, 65536).decode(errors="replace")
         self._num_read = place + len(text)
 
     def interrupt_at_prompt(self) -> None:
@@ -162,9 +162,9 @@ class Terminal:
 
 
 @contextmanager
-def terminal(url: str) -> Iterator[Terminal]:
+def terminal(url: str, **more: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
+    environ = {**os.environ, "TERM": "dumb", "PYTHONIOENCODING": "utf-8", **more}
     process = subprocess.Popen(
         [*COMMAND, url], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
     )
@@ -211,6 +211,23 @@ def test_a_conversation(router: tuple[str, type[StandIn]]) -> None:
         ("assistant", "Hello "),
         ("user", "escape"),
     ]
+
+
+@pytest.mark.timeout(WAIT_S)
+@pytest.mark.parametrize("handler", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_text_is_not_sent(
+    router: tuple[str, type[StandIn]], handler: str
+) -> None:
+    """Without a locale Python takes other bytes for halves of characters."""
+    url, seen = router
+    with terminal(url, PYTHONIOENCODING=f"utf-8:{handler}") as chat:
+        chat.read_until("> ")
+        chat.type(b"caf\xe9\n")
+        chat.read_until("pdserve: the line is not UTF-8 text")
+        chat.read_until("> ")
+        chat.type("hi\n")
+        chat.read_until("Hello world")
+    assert [body["messages"][-1]["content"] for body in seen.bodies] == ["hi"]
 
 
 @pytest.mark.timeout(WAIT_S)
