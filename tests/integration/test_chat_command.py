@@ -222,7 +222,7 @@ def test_a_line_that_is_no_text_is_not_sent(
     url, seen = router
     with terminal(url, PYTHONIOENCODING=f"utf-8:{handler}") as chat:
         chat.read_until("> ")
-        chat.type(b"caf\xe9\n")
+        chat.type(b"caf\xff\n")
         chat.read_until("pdserve: the line is not UTF-8 text")
         chat.read_until("> ")
         chat.type("hi\n")
