@@ -19,6 +19,8 @@ LEAST_INTEGER = 513 - 2**63
 """Least integer of 64 bits that a schema may have. Those below are -2**63 as floating-point
 numbers, and the compiler's recursion has no end."""
 GREATEST_INTEGER = 2**63 - 1
+_MAX_STEPPED = 2**64
+"""Largest bound that is replaced; beyond it no integer is held."""
 _NUMBERS = ("integer", "number")
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
 """What lies between a bound and the first integer that it allows."""
@@ -49,7 +51,7 @@ def with_whole_bounds(part: dict[str, Any]) -> None:
         return
     for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         bound, other = part.get(exclusive), part.get(inclusive)
-        if not _is_number(bound) or not MAX_EXACT <= abs(bound) < math.inf:
+        if not _is_number(bound) or not MAX_EXACT <= abs(bound) <= _MAX_STEPPED:
             continue
         if other is None or _is_number(other):
             first = int(part.pop(exclusive)) + _BOUNDS[exclusive]

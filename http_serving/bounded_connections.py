@@ -233,6 +233,12 @@ class BoundedConnection(HttpToolsProtocol):
         if self.is_idle:
             self._wait_for_request(self._limits.request_timeout_s)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of a head. One behind a chunked body is dropped: it may have passed what
+        checks heads (RFC 9110, section 6.5.1)."""
+        if not self._is_in_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Check the bounds of a complete head.
 

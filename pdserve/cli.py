@@ -24,6 +24,7 @@ from pdserve.configuration.config_sources import (
     load_config,
 )
 from pdserve.configuration.flags import NO_VALUE, build_parser
+from pdserve.configuration.option_values import count_from_text
 from pdserve.configuration.other_words import flag_hint
 from pdserve.configuration.parser import FlagError
 from protos.grpc_core import set_up_grpc
@@ -271,8 +272,9 @@ def _count(parsed: argparse.Namespace, role: str, problems: list[str]) -> int | 
     text = getattr(parsed, role, None)
     if text is None:
         return None
-    if text is not NO_VALUE and text.isascii() and text.isdigit() and int(text[:4]) <= _MOST_NODES:
-        return int(text[:4])
+    count = None if text is NO_VALUE else count_from_text(text)
+    if count is not None and count <= _MOST_NODES:
+        return count
     shown = "has no value" if text is NO_VALUE else f"is {text!r}"
     problems.append(f"--{role} {shown}: wanted a number of nodes, 0 to {_MOST_NODES}")
     return None

@@ -98,17 +98,27 @@ def _talk(chat: Chat, model: str) -> None:
     while True:
         try:
             with interruptible:
-                text = input("> ").strip()
+                text = _typed_line()
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
             print()
             continue
+        except UnicodeError:
+            print("pdserve: the line is not UTF-8 text", file=sys.stderr)
+            continue
         if text in _ENDS:
             return
         if text:
             _answer(chat, text, interruptible)
+
+
+def _typed_line() -> str:
+    """Return a line of the terminal. Raises what `input` raises, and `UnicodeError`."""
+    text = input("> ").strip()
+    text.encode()  # as with a pipe
+    return text
 
 
 class _Interruptible:

@@ -73,7 +73,7 @@ def opened(
         raise RouterUnreachable(
             f"{url}: nothing listens there (is `pdserve up` or a router running?)"
         ) from None
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the second for one that no name can be
         raise RouterUnreachable(f"{url}: no host has this name: wanted http://host:port") from None
     except ssl.SSLError as error:
         wanted = "a certificate that this machine trusts, or http://host:port"

@@ -10,6 +10,7 @@ from common.settings.setting import size_text
 from pdserve.configuration.options import Option, Value
 
 _LARGEST = 2**63 - 1
+_MOST_DIGITS = 20
 _UNITS = {
     "": 1,
     "b": 1,
@@ -57,6 +58,12 @@ def value_from_text(option: Option, text: str | bool) -> Value:
             return _truth(text)
         case _:
             return _in_range(_size_bytes(text))
+
+
+def count_from_text(text: str) -> int | None:
+    """Return the number that digits alone spell, which are `_MOST_DIGITS` at most; else None."""
+    is_count = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_count else None
 
 
 def value_from_toml(option: Option, raw: object) -> Value:

@@ -9,6 +9,7 @@ import time
 
 from common.errors import ConfigError
 from common.settings.config import Config
+from pdserve.configuration.option_values import count_from_text
 from pdserve.planning.answer import PlannedNodes, TrialPlanner, Wanted
 from pdserve.planning.page import page_of
 from pdserve.planning.shown import as_json, as_text, story_of
@@ -51,11 +52,12 @@ def _explained(text: str | None, wanted: Wanted) -> int | None:
     if text is None:
         return None
     most = len(wanted.workload.requests)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+    count = count_from_text(text)
+    if count is None or not 1 <= count <= most:
         raise ConfigError(
             f"--explain is {text!r}: wanted the number of a request by arrival, 1 to {most}"
         )
-    return int(text)
+    return count
 
 
 def _story(answer: PlannedNodes, request: int) -> str:

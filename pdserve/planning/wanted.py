@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from common.files.cache_folder import full_path
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, SpeculationConfig
+from pdserve.configuration.option_values import count_from_text
 from pdserve.planning.answer import MOST_NODES, Wanted
 from pdserve.planning.lengths import lengths_of
 from pdserve.planning.workload import Workload, drawn_workload, trace_workload
@@ -120,6 +121,7 @@ def _number(text: str, flag: str, wanted: str, is_good: Callable[[float], bool])
 
 
 def _integer(text: str, flag: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+    count = count_from_text(text)
+    if count is None or not least <= count <= most:
         raise ConfigError(f"{flag} is {text!r}: wanted a number from {least} to {most}")
-    return int(text)
+    return count

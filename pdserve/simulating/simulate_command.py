@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.observing.clock import Clock, MonotonicClock
 from common.recording.file import is_recording
 from pdserve.configuration.config_sources import SettingsError
+from pdserve.configuration.option_values import count_from_text
 from pdserve.simulating.replay_command import run_replay
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes
@@ -187,9 +188,9 @@ def _number(
     flags: Mapping[str, Any], name: str, default: int, between: tuple[int, int], wrong: list[str]
 ) -> int:
     text = str(flags.get(name, default))
-    least, most = between
-    if text.isascii() and text.isdigit() and least <= int(text) <= most:
-        return int(text)
+    count, (least, most) = count_from_text(text), between
+    if count is not None and least <= count <= most:
+        return count
     wrong.append(f"--{name} is {text!r}: wanted a whole number from {least} to {most}")
     return default
 
@@ -213,11 +214,10 @@ def _kinds(text: str, wrong: list[str]) -> tuple[FaultKind, ...]:
 def _nodes(text: object, wrong: list[str]) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
-    counts = str(text).split(":")
-    if len(counts) == 2 and all(one.isascii() and one.isdigit() for one in counts):
-        num_prefill, num_decode = map(int, counts)
-        if num_decode and num_prefill + num_decode <= MOST_NODES:
-            return num_prefill, num_decode
+    match [count_from_text(one) for one in str(text).split(":")]:
+        case [int(num_prefill), int(num_decode)] if num_decode:
+            if num_prefill + num_decode <= MOST_NODES:
+                return num_prefill, num_decode
     wrong.append(
         f"--nodes is {text!r}: wanted P:D, such as 1:2, with D at least 1 and "
         f"{MOST_NODES} nodes at most"

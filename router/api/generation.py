@@ -183,6 +183,7 @@ class OpenAiApi:
             self._model.new_detokenizer(
                 prompt.token_ids if plan.continues_prompt else (),
                 with_special_tokens=plan.shows_special_tokens,
+                with_special_tags=not plan.syntax.is_plain,
                 # An answer that follows a constraint alone has the text that it describes.
                 keeps_first_space=sampling.grammar is not None and plan.syntax.is_plain,
             ),

@@ -2,7 +2,8 @@
 
 Runs tokens through the detokenizer and the stop strings, and keeps each token's logprobs with its
 text: an entry is sent with its token's first character, and never if a stop string cut that
-character off.
+character off. That of a token without text, such as an end that is ignored, is sent with the text
+before it.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class ChoiceText:
         self._has_output = has_output
         self._calls = calls
         self._counts = NO_COUNTS
-        self._entries: deque[LogprobEntry] = deque()
+        self._entries: deque[tuple[int, LogprobEntry]] = deque()
+        """Those that are not sent yet, each with the characters that go before or with it."""
         self._decoded_chars = self._sent_chars = len(echo)
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
@@ -214,11 +216,14 @@ class ChoiceText:
         pieces = []
         num_tokens = len(chunk.token_ids)
         for index, token_id in enumerate(self._shown(chunk)):
+            decoded = self._decoder.push(token_id)
             if self._has_logprobs:
-                entry = LogprobEntry(token_id, chunk.logprobs[index], self._decoded_chars)
-                self._entries.append(entry)
+                offset = self._decoded_chars
+                has_text = bool(decoded) or self._decoder.has_pending
+                entry = LogprobEntry(token_id, chunk.logprobs[index], offset)
+                self._entries.append((offset + has_text, entry))
             self._num_tokens += 1
-            pieces.append(self._show(self._decoder.push(token_id)))
+            pieces.append(self._show(decoded))
             if self._stops.is_stopped:
                 num_tokens = index + 1
                 break
@@ -265,5 +270,5 @@ class ChoiceText:
     def _take_entries(self) -> Iterator[LogprobEntry]:
         """Yield the entries whose text is sent now; all of them when no text is held back."""
         is_all_out = self._sent_chars == self._decoded_chars and not self._decoder.has_pending
-        while self._entries and (is_all_out or self._entries[0].text_offset < self._sent_chars):
-            yield self._entries.popleft()
+        while self._entries and (is_all_out or self._entries[0][0] <= self._sent_chars):
+            yield self._entries.popleft()[1]

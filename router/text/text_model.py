@@ -45,8 +45,7 @@ class TextModel:
     generation_config.json and of the tokenizer, as far as the model has them: nodes stop at all.
     `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
     generation_config.json: the model's defaults for parameters that a request does not set.
-    `tokenizer` is that of its folder. `has_special_tags`: tags of calls or of thinking are special
-    tokens, which have no text.
+    `tokenizer` is that of its folder.
     """
 
     name: str
@@ -57,11 +56,11 @@ class TextModel:
     default_sampling: Mapping[str, float]
     tokenizer: Tokenizer
     _special_token_ids: frozenset[int]
+    _special_tag_ids: frozenset[int]
     _special_text: SpecialText
     _describe: DescribeToken
     _whole_texts: TokenTextCache
     _plain_token: tuple[int, ...]
-    has_special_tags: bool
     chat: Conversation
 
     @classmethod
@@ -106,13 +105,15 @@ class TextModel:
             default_sampling=_default_sampling(generation, folder),
             tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
+            _special_tag_ids=frozenset(
+                i
+                for i, token in added.items()
+                if token.special and token.content in talk.tag_tokens
+            ),
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
             _describe=_described_tokens(TokenBytes(tokenizer)),
             _whole_texts=TokenTextCache(tokenizer),
             _plain_token=_plain_token(tokenizer),
-            has_special_tags=any(
-                one.special and one.content in talk.tag_tokens for one in added.values()
-            ),
             chat=talk,
         )
 
@@ -214,15 +215,19 @@ class TextModel:
         continues: Sequence[int] = (),
         *,
         with_special_tokens: bool = False,
+        with_special_tags: bool = False,
         keeps_first_space: bool = False,
     ) -> Detokenizer:
         """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues.
 
+        `with_special_tags`: of the special tokens, the tags of calls and of thinking have a text.
         With `keeps_first_space` the first token has the space that it has after other ones.
         """
+        shown = self._special_tag_ids if with_special_tags else frozenset[int]()
+        hidden = frozenset[int]() if with_special_tokens else self._special_token_ids - shown
         return Detokenizer(
-            partial(self.decode, with_special_tokens=with_special_tokens),
-            frozenset() if with_special_tokens else self._special_token_ids,
+            partial(self.decode, with_special_tokens=with_special_tokens or bool(shown)),
+            hidden,
             continues,
             behind=self._plain_token if keeps_first_space else (),
             whole_text=self._whole_texts.__getitem__,

@@ -57,9 +57,14 @@ class AnswerParser:
         return self._calls.num_calls if self._calls else 0
 
     @property
-    def is_in_call(self) -> bool:
-        """Whether a call has begun whose arguments are not whole."""
-        return self._calls is not None and self._calls.is_in_call
+    def ends_in_calls(self) -> bool:
+        """Whether what was pushed holds calls, and none that has begun and is not whole."""
+        return self._calls is not None and self._calls.num_calls > 0 and not self._calls.is_in_call
+
+    @property
+    def is_in_arguments(self) -> bool:
+        """Whether the arguments of the last call are not whole."""
+        return self._calls is not None and self._calls.is_in_arguments
 
     def push(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Add text; return the parts that are certain now, and with `is_last` all that is left."""

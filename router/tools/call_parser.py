@@ -56,7 +56,12 @@ class CallParser:
     @property
     def is_in_call(self) -> bool:
         """Whether a call has begun whose arguments are not whole."""
-        return self._state in (_State.HEAD, _State.ARGUMENTS)
+        return self._state is _State.HEAD or self.is_in_arguments
+
+    @property
+    def is_in_arguments(self) -> bool:
+        """Whether the arguments of a call have begun and are not whole."""
+        return self._state is _State.ARGUMENTS
 
     def flush(self) -> list[Part]:
         """End the answer; return what was held. A call that is not whole stays as it is."""

@@ -141,12 +141,12 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
         self.process = process
         self._side = side
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self.shown = ""
         self._num_read = 0
 
-    def type(self, text: str) -> None:
-        os.write(self._side, text.encode())
+    def type(self, text: str | bytes) -> None:
+        os.write(self._side, text.encode() if isinstance(text, str) else text)
 
     def read_until(self, text: str) -> None:
         """Return when `text` has come behind what was read until before."""
@@ -164,9 +164,9 @@ class Terminal:
 
 
 @contextmanager
-def terminal(url: str) -> Iterator[Terminal]:
+def terminal(url: str, **more: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
+    environ = {**os.environ, "TERM": "dumb", "PYTHONIOENCODING": "utf-8", **more}
     process = subprocess.Popen(
         [*COMMAND, url], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
     )
@@ -213,6 +213,23 @@ def test_a_conversation(router: tuple[str, type[StandIn]]) -> None:
         ("assistant", "Hello "),
         ("user", "escape"),
     ]
+
+
+@pytest.mark.timeout(WAIT_S)
+@pytest.mark.parametrize("handler", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_text_is_not_sent(
+    router: tuple[str, type[StandIn]], handler: str
+) -> None:
+    """Without a locale Python takes other bytes for halves of characters."""
+    url, seen = router
+    with terminal(url, PYTHONIOENCODING=f"utf-8:{handler}") as chat:
+        chat.read_until("> ")
+        chat.type(b"caf\xff\n")
+        chat.read_until("pdserve: the line is not UTF-8 text")
+        chat.read_until("> ")
+        chat.type("hi\n")
+        chat.read_until("Hello world")
+    assert [body["messages"][-1]["content"] for body in seen.bodies] == ["hi"]
 
 
 @pytest.mark.timeout(WAIT_S)

@@ -78,8 +78,7 @@ class ChatPartsFormat(ChatFormat):
 
     def _finish_reason(self, reason: FinishReason, parser: AnswerParser) -> str:
         """Return why the choice ended, which `parser` has read to its end."""
-        # A stop token may have cut off a call.
-        has_calls = parser.num_calls > 0 and not parser.is_in_call
+        has_calls = parser.ends_in_calls  # a stop token may have cut off a call
         is_call = has_calls and reason is FinishReason.STOP and not self._syntax.is_named
         return "tool_calls" if is_call else reason.value
 

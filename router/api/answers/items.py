@@ -141,10 +141,6 @@ class ItemsFormat(ABC):
             self._items.append(Item(len(self._items), kind))
         return self._items[-1]
 
-    @property
-    def _has_calls(self) -> bool:
-        return any(item.kind is ItemKind.CALL for item in self._items)
-
     @abstractmethod
     def _begin(self) -> Iterator[bytes]:
         """Yield the first events of a stream."""

@@ -80,7 +80,8 @@ class MessageFormat(ItemsFormat):
             return "max_tokens", None
         if isinstance(self._stop_reason, str):
             return "stop_sequence", self._stop_reason
-        return ("tool_use" if self._has_calls else "end_turn"), None
+        # A client runs the calls of `tool_use`: not one that a stop token cut off.
+        return ("tool_use" if self._parser.ends_in_calls else "end_turn"), None
 
     def _counts(self) -> dict[str, Any]:
         cached = self._usage.cached_tokens

@@ -116,6 +116,7 @@ class ResponseFormat(ItemsFormat):
 
     def _item(self, item: Item, *, is_over: bool) -> dict[str, Any]:
         has_no_end = self._finish is FinishReason.LENGTH or self._error is not None
+        has_no_end |= self._parser.is_in_arguments  # a stop token cut them off
         is_cut = is_over and has_no_end and item is self._items[-1]
         status = "incomplete" if is_cut else "completed" if is_over else "in_progress"
         text = item.text if is_over else ""

@@ -163,10 +163,13 @@ def _within_logprobs(
         cause = f"{'top_logprobs' if wish.is_chat else 'logprobs'} {num_top}"
         if wish.logprobs is None:  # only the best of several is then found by them
             cause = f"best_of {best_of}"
+        made = f"more than {MAX_ANSWER_LOGPROBS}"
+        if asked <= MAX_ANSWER_LOGPROBS:  # a product of more digits may be too long to show
+            made = str(asked * num_choices * (1 + num_top))
         raise InvalidRequest(
-            f"{param} is {asked}, which with {cause} makes {asked * num_choices * (1 + num_top)} "
-            f"log probabilities of {num_choices} choice(s): wanted at most {MAX_ANSWER_LOGPROBS}, "
-            f"so {param} of at most {most}",
+            f"{param} is {asked}, which with {cause} makes {made} log probabilities of "
+            f"{num_choices} choice(s): wanted at most {MAX_ANSWER_LOGPROBS}, so {param} of at most "
+            f"{most}",
             param=param,
         )
     return limit

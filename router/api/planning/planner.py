@@ -166,7 +166,6 @@ class Planner:
             # Shorter choices can have what begins the answer of the longest one.
             check_drawable(sampling, max(output.max_tokens), ends)
         stops = frozenset(sampling.stop_token_ids)
-        has_tags = not answer.syntax.is_plain and self._model.has_special_tags
         return RequestPlan(
             prompts=tuple(planned),
             sampling=sampling,
@@ -178,7 +177,7 @@ class Planner:
             session=asked.session,
             hidden_token_ids=frozenset() if shape.shows_stop else ends | stops,
             stop_token_ids=stops if sampling.ignore_eos else stops - ends,
-            shows_special_tokens=shape.shows_special_tokens or has_tags,
+            shows_special_tokens=shape.shows_special_tokens,
             continues_prompt=asked.continues_prompt,
             syntax=answer.syntax,
             echo_logprobs=output.echo_logprobs,

@@ -85,6 +85,8 @@ def test_those_are_refused_with_their_place(number: int, compiler: GrammarCompil
         {"type": "integer", "maximum": 1e19},
         {"type": ["integer", "string"], "enum": [1e300]},
         {"type": ["integer", "number"], "exclusiveMinimum": 2**53},
+        {"type": "integer", "exclusiveMinimum": int("9" * 4300)},
+        {"type": "integer", "exclusiveMaximum": -1e300},
         {"minimum": -1e30, "maximum": -1e30},
         {"const": float("inf")},
         {"minimum": float("nan")},

@@ -57,6 +57,10 @@ LEFT: dict[str, tuple[Any, Any]] = {
     "the least integer": ({"const": -(2**63)}, {}),
     "an identifier": ({"enum": [1, 2**53 + 1], "type": "integer"}, {"type": "integer"}),
     "many digits": ({"type": "integer", "maximum": 10**400}, {"type": "integer"}),
+    "the most digits": (
+        {"type": "integer", "exclusiveMinimum": int("9" * 4300), "minimum": 3},
+        {"type": "integer", "minimum": 3},
+    ),
     "a large remainder": ({"type": "integer", "multipleOf": 1_000_003}, {"type": "integer"}),
     "a small remainder": ({"type": "number", "multipleOf": 1e-300}, {"type": "number"}),
     "too many properties": (

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-
 import pytest
-from starlette.types import Receive, Scope, Send
 
-from http_serving.bounded_connections import ConnectionLimits
-from http_serving.server import bind, make_server
-from tests.support.http.http_server import eventually
+from tests.support.http.echo import exchange
 
 JDK = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAA\r\n"
 WEBSOCKET = (
@@ -27,51 +21,6 @@ REQUESTS = {
     "chunks": b"Transfer-Encoding: chunked\r\n\r\n7\r\n" + BODY[:7] + b"\r\na\r\n" + BODY[7:]
     + b"\r\n0\r\n\r\n",
 }  # fmt: skip
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers what it was asked, as JSON on a line."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    asked = {
-        "method": scope["method"],
-        "path": scope["path"],
-        "version": scope["http_version"],
-        "headers": {name.decode(): value.decode() for name, value in scope["headers"]},
-        "body": body.decode(),
-    }
-    text = json.dumps(asked).encode() + b"\n"
-    headers = [(b"content-length", b"%d" % len(text))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": text})
-
-
-async def exchange(*segments: bytes, num_answers: int = 1) -> list[dict[str, object]]:
-    """What `num_answers` requests were read as, on one connection, sent in these segments."""
-    listener = bind("127.0.0.1", 0, backlog=4)
-    limits = ConnectionLimits(max_connections=4, request_timeout_s=30.0, idle_timeout_s=30.0)
-    server = make_server(echo, limits=limits, end_within_s=1.0)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
-    try:
-        await eventually(lambda: server.server_state.connections)
-        (connection,) = server.server_state.connections
-        for segment in segments:  # each is read on its own, however the kernel joins them
-            connection.data_received(segment)
-        answers = []
-        for _ in range(num_answers):
-            async with asyncio.timeout(30):
-                head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200 "), head
-            answers.append(json.loads(await reader.readline()))
-        return answers
-    finally:
-        writer.transport.abort()
-        server.should_exit = True
-        await serving
 
 
 @pytest.mark.covers("W01")

@@ -177,6 +177,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--prefill", "x"], "--prefill is 'x': wanted a number of nodes, 0 to 64"),
         (["up", "--decode"], "--decode has no value: wanted a number of nodes, 0 to 64"),
         (["up", "--mixed", "65"], "--mixed is '65': wanted a number of nodes, 0 to 64"),
+        (["up", "--mixed", "00065"], "--mixed is '00065': wanted a number of nodes"),
+        (["up", "--mixed", "9" * 5000], "--mixed is '99"),
         (["up", "--mixed", "-1"], "--mixed is '-1': wanted a number of nodes, 0 to 64"),
         (["up", "--decode", "0"], "wanted a prefill and a decode node, or a mixed node"),
         (["up", "--prefill", "x", "--port", "y"], "pdserve: 2 settings are wrong:\n  - --prefill"),

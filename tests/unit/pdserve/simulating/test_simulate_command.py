@@ -52,6 +52,8 @@ def test_flags_become_wishes() -> None:
     ("flags", "says"),
     [
         ({"seed": "-1"}, "--seed is '-1': wanted a whole number from 0"),
+        ({"seed": "9" * 5000}, "--seed is '99"),
+        ({"nodes": "1:" + "9" * 5000}, "--nodes is '1:99"),
         ({"histories": "0"}, "--histories is '0': wanted a whole number from 1"),
         ({"requests": "1001"}, "--requests is '1001'"),
         ({"requests": "٣"}, "--requests"),

@@ -32,6 +32,8 @@ async def refused(edge: Edge, path: str, body: bytes, **headers: str) -> tuple[i
 
 
 REFUSAL: dict[str, Any] = {"type": "refusal", "refusal": "No."}
+LONGEST = int("9" * 4300)
+"""The largest number that JSON may have here; Python writes none that is longer."""
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -218,6 +220,7 @@ TEXTS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": ["a"] * 65, "n": 2}, "n", "128 choices"),
     ({"logprobs": 21}, "logprobs", "0 to 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
+    ({"logprobs": 20, "n": 128, "max_tokens": LONGEST}, "max_tokens", "max_tokens is 999"),
     ({"logprobs": 20, "echo": True, "prompt": ["a" * 20000] * 9}, "prompt", "at most 256 fit"),
     ({"best_of": 2, "n": 3}, "best_of", "n or more"),
     ({"best_of": 129}, "best_of", "at most 128 choices"),

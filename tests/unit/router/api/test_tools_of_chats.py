@@ -14,7 +14,14 @@ from router.text.conversation import ChatSettings
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES, LLAMA_JSON
 from tests.support.http.http_edge import Edge, chunks, events, make_edge, plays, says
-from tests.support.http.tool_models import NOW, WEATHER, function, hermes_model, model_with
+from tests.support.http.tool_models import (
+    HERMES_TEMPLATE,
+    NOW,
+    WEATHER,
+    function,
+    hermes_model,
+    model_with,
+)
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather in Paris?"}]}
@@ -153,6 +160,19 @@ async def test_a_call_that_a_stop_token_cut_off_is_no_finished_call() -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[-1])
     last = (await streamed(make_edge(cut, model=hermes_model()), body))[-1]
     assert last["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("bound", ["exclusiveMinimum", "exclusiveMaximum"])
+async def test_a_bound_of_as_many_digits_as_json_may_have(bound: str) -> None:
+    """Python writes no longer numbers: no larger one is made of it."""
+    longest = int("9" * 4300) * (1 if bound == "exclusiveMinimum" else -1)
+    tool = function("f", a={"type": "integer", bound: longest})
+    edge = make_edge(says("Hi"), model=model_with(HERMES_TEMPLATE, 16_384))
+    assert (await post(edge, ASKED | {"tools": [tool]}))["choices"][0]["finish_reason"] == "stop"
+    tool["function"]["strict"] = True
+    param, message = await refused(edge, ASKED | {"tools": [tool]})
+    assert param == "tools.0.function.parameters"
+    assert f"{str(longest)[:40]}… at #/properties/a/{bound}: wanted at most" in message
 
 
 async def test_the_grammar_goes_with_the_request() -> None:

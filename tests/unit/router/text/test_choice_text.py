@@ -201,6 +201,22 @@ def test_entries_and_text_agree(text: str, size: int, stop: str) -> None:
         assert all(entry.text_offset < sent for entry in entries)
 
 
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize(
+    ("stop", "num_entries"), [(" w", 3), ("rl", 4), ("zz", 6), ("HeX", 6), ("Hello w", 1)]
+)
+def test_a_textless_token_goes_with_the_text_before_it(
+    stop: str, num_entries: int, size: int
+) -> None:
+    """Whichever come together: one before the stop string is told, one behind it is not."""
+    hello, world = encode("Hello"), encode(" world")
+    token_ids = [EOS_ID, *hello, EOS_ID, *world, EOS_ID, EOS_ID]
+    assert len(token_ids) == 6
+    parts = chunks(token_ids, FinishReason.LENGTH, num_logprobs=0, size=size)
+    entries = [e for one in run(choice(stop, has_logprobs=True), parts) for e in one.entries]
+    assert [e.token_id for e in entries] == token_ids[:num_entries]
+
+
 def test_textless_tokens_do_not_pile_up_their_logprobs() -> None:
     text = choice("x", has_logprobs=True)
     for part in chunks([EOS_ID] * 50, num_logprobs=0)[:-1]:

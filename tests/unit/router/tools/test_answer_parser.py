@@ -247,13 +247,18 @@ def test_a_call_of_a_function_that_may_not_be_called_is_text(
         assert joined([*parts, *parser.push("", is_last=True)]) == parsed
 
 
-def test_an_answer_ends_in_a_call_until_its_arguments_are_whole() -> None:
-    text = "Now.\n" + hermes()
-    begin, end = text.index("<tool_call>") + len("<tool_call>"), text.index("}") + 1
+def test_an_answer_ends_in_calls_where_the_arguments_of_all_are_whole() -> None:
+    text = "Now.\n" + hermes() + "\n" + hermes()
+    heads = [at for at in range(len(text)) if text.startswith("<tool_call>", at)]
     for size in range(len(text) + 1):
         parser = AnswerParser(syntax("hermes"))
         parser.push(text[:size], is_last=True)
-        assert parser.is_in_call is (begin <= size < end), size
+        num_begun = sum(size >= at + len("<tool_call>") for at in heads)
+        begins = [text.index("{", text.index("arguments", at)) for at in heads]
+        ends = [text.index("}", at) for at in begins]
+        num_whole = sum(size > at for at in ends)
+        assert parser.ends_in_calls is (num_begun == num_whole > 0), size
+        assert parser.is_in_arguments is (sum(size > at for at in begins) > num_whole), size
 
 
 def test_a_whole_answer_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
