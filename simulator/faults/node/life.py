@@ -125,14 +125,15 @@ class NodeLife:
 
     def _renew(self) -> None:
         store, node = self._store, self._node
-        record = replace(self._record, role=self.role)
+        if self._record.role is not self.role:
+            self._record = replace(self._record, role=self.role)
         load = replace(
-            node.flow.snapshot().load,
+            node.flow.load(),
             is_draining=self.is_on,
             kv_unreachable=node.kv.sender.unreachable,
         )
         try:
-            is_newest = store.leases.heartbeat(record, load, store.timeline.now_s())
+            is_newest = store.leases.heartbeat(self._record, load, store.timeline.now_s())
         except PlacementUnavailable:
             return
         if not is_newest:

@@ -240,7 +240,9 @@ async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redi
     ttls_ms = {key: client.pttl(key) for key in client.keys("*")}
     assert len(ttls_ms) == 6
     assert all(ttl_ms > 0 for ttl_ms in ttls_ms.values())
-    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, "the index outlives its longest entry"
+    assert ttls_ms[PREFIX.encode() + b"placements"] > 900_000, (
+        "the index outlives its longest entry"
+    )
     assert ttls_ms[PREFIX.encode() + b"nodes"] <= 50_000
 
 
