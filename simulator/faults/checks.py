@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: after each turn of a node, and at the end of every request.
+"""What must hold, whatever happens: after turns of nodes, and at the end of every request.
 
 Each function raises `Violation`, which says in one sentence what does not hold.
 """
