@@ -96,7 +96,7 @@ class SimulatedNode:
         self.tiers = tiers_of(self.scheduler)
         for told in self.tiers.values():
             told.keep_news()
-        effects = NodeEffects(
+        self._effects = NodeEffects(
             network.join(self.me, self.put),
             self,
             self,
@@ -109,7 +109,7 @@ class SimulatedNode:
             inbox=self.inbox,
             flow=flow,
             runner=self,
-            perform=effects.perform_effect,
+            perform=self.perform,
             flush=self._flush,
             publish=self.publish,
             clock=timeline,
@@ -142,6 +142,10 @@ class SimulatedNode:
         return self.flow.is_empty and has_all and not any(map(len, held))
 
     # What the loop and the effects call.
+
+    def perform(self, effect: Effect) -> None:
+        """Perform an effect."""
+        self._effects.perform_effect(effect)
 
     def publish(self) -> None:
         """Show no statistics: nobody reads them."""

@@ -17,7 +17,8 @@ class Timeline:
     """
 
     def __init__(self) -> None:
-        self._now_s = 0.0
+        self.present_s = 0.0
+        """The seconds since the start, to be read."""
         self._events: list[_Event] = []
         self._numbers = count()
         self._is_stopping = False
@@ -25,17 +26,17 @@ class Timeline:
 
     def now_s(self) -> float:
         """Return the seconds since the start."""
-        return self._now_s
+        return self.present_s
 
     def at(self, at_s: float, call: Callable[[], object], *, last: bool = False) -> None:
         """Have `call` called at `at_s`. Raises `ValueError` for a time that has passed."""
-        if at_s < self._now_s:
-            raise ValueError(f"an event at {at_s} s, and it is {self._now_s} s")
+        if at_s < self.present_s:
+            raise ValueError(f"an event at {at_s} s, and it is {self.present_s} s")
         heappush(self._events, (at_s, last, next(self._numbers), call))
 
     def after(self, span_s: float, call: Callable[[], object]) -> None:
         """Have `call` called in `span_s` seconds."""
-        self.at(self._now_s + span_s, call)
+        self.at(self.present_s + span_s, call)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Handle events until there is none left, one has called `stop`, or `until()` is true after
@@ -43,7 +44,7 @@ class Timeline:
         """
         events, self._is_stopping = self._events, False
         while events:
-            self._now_s, _, _, call = heappop(events)
+            self.present_s, _, _, call = heappop(events)
             self.num_handled += 1
             call()
             if (until is not None and until()) or self._is_stopping:

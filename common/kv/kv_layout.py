@@ -236,8 +236,7 @@ class KVLayout:
     @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits over every field."""
-        text = "\n".join(f"{key}={value}" for key, value in sorted(self.fields.items()))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return _fingerprint(self)
 
 
 def check_compatible(ours: KVLayout, theirs: KVLayout) -> None:
@@ -264,6 +263,12 @@ def check_compatible(ours: KVLayout, theirs: KVLayout) -> None:
 def _is_usual(shapes: tuple[LayerShape, ...]) -> bool:
     """Return whether every layer has two planes, of the same shape."""
     return shapes[0].num_planes == 2 and all(shape == shapes[0] for shape in shapes)
+
+
+@lru_cache(maxsize=64)
+def _fingerprint(layout: KVLayout) -> str:
+    text = "\n".join(f"{key}={value}" for key, value in sorted(layout.fields.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @lru_cache(maxsize=64)

@@ -315,7 +315,11 @@ class Config:
         """Return every broken rule; none when the configuration can start."""
         sections = [getattr(self, one.name) for one in fields(self) if one.name != "role"]
         wrong = [problem for section in sections for problem in section.problems()]
-        wrong += self._port_problems() + self._warm_problems() + self._record_problems()
+        return wrong + self.joint_problems()
+
+    def joint_problems(self) -> list[Problem]:
+        """Return every broken rule about the role, or about settings of several sections."""
+        wrong = self._port_problems() + self._warm_problems() + self._record_problems()
         return wrong + self._budget_problems()
 
     def _port_problems(self) -> list[Problem]:

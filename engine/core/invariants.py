@@ -53,17 +53,19 @@ def check_state(state: SchedulerState) -> None:
         assert sequence.num_computed <= num_slots, "computed tokens without a block"
         if sequence.is_decoding:
             assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
-    waiting_tokens = sum(sequence.num_known for sequence in state.waiting)
+    waiting_tokens = found_tokens = num_swapped = 0
+    for sequence in state.waiting:
+        num_known, num_found = sequence.num_known, sequence.num_found_tokens
+        assert 0 <= num_found < num_known, "all of one is cached"
+        waiting_tokens, found_tokens = waiting_tokens + num_known, found_tokens + num_found
+        num_swapped += len(sequence.host_block_ids)
     assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
-    found_tokens = sum(sequence.num_found_tokens for sequence in state.waiting)
     assert state.waiting.num_found_tokens == found_tokens, "cached ones of them miscounted"
-    assert all(0 <= s.num_found_tokens < s.num_known for s in state.waiting), "all of one is cached"
-    num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
-    num_kept += state.prefix_transfers.num_quarantined
+    num_kept = sum(map(len, state.quarantined.values())) + state.prefix_transfers.num_quarantined
     assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
     state.seats.check([sequence.seat for sequence in seated])
-    owners = [*state.waiting, *state.receiving.values()]
-    num_swapped = sum(len(sequence.host_block_ids) for sequence in owners)
+    for sequence in state.receiving.values():
+        num_swapped += len(sequence.host_block_ids)
     num_held = num_swapped + state.swapping.num_held + state.kept_prefixes.num_written
     num_held += state.disk_prefixes.num_read_into
     assert state.host_pool.num_used == num_held, "host blocks without an owner"

@@ -27,6 +27,7 @@ from kv_transfer.receiving.quarantine import Quarantine
 from kv_transfer.receiving.sessions import Session, Sessions, WindowShares
 from kv_transfer.receiving.slab_fences import NO_LEASE, SlabFences
 from kv_transfer.shared.chunks import BlockSums
+from kv_transfer.shared.deadlines import earliest_s
 from kv_transfer.shared.effects import Emit
 from kv_transfer.shared.handshake import HandoffStep
 from kv_transfer.shared.lanes import ONE_SIDED_LANES, VERIFY_AUTO
@@ -251,9 +252,11 @@ class Receiver:
         return [*released, *self._next_fence(now_s)]
 
     def next_deadline_s(self) -> float | None:
-        parts = (self.landings, self.sessions, self._fences)
-        times = [part.next_deadline_s() for part in parts]
-        return min((at_s for at_s in times if at_s is not None), default=None)
+        return earliest_s(
+            self.landings.next_deadline_s(),
+            self.sessions.next_deadline_s(),
+            self._fences.next_deadline_s(),
+        )
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from common.errors import Overloaded, PeerProtocolError, StaleEpoch
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout, check_compatible
-from kv_transfer.shared.deadlines import Deadlines
+from kv_transfer.shared.deadlines import Deadlines, earliest_s
 from kv_transfer.shared.lanes import INLINE_LANES
 from kv_transfer.shared.limits import (
     BESIDE_WINDOWS,
@@ -345,8 +345,7 @@ class Sessions:
 
     def next_deadline_s(self) -> float | None:
         """Return when to call `take_silent` and `take_missing`."""
-        times = (self._deadlines.next_s(), self._awaited.next_s())
-        return min((at_s for at_s in times if at_s is not None), default=None)
+        return earliest_s(self._deadlines.next_s(), self._awaited.next_s())
 
     def _has_landings(self, sender: Incarnation) -> bool:
         return sender in self._num_landings.get(sender.node_id, ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from common.errors import PeerProtocolError
 from kv_transfer.sending.effects import Connect, Disconnect, SayHello, SenderEffect, SendToPeer
@@ -202,7 +202,7 @@ class Channels:
         count = min(num_granted, self._limits.max_channels) if group else 1
         effects: list[SenderEffect] = []
         for number in range(1, count):
-            peer = replace(self.main.peer, channel=number)
+            peer = self.main.peer._replace(channel=number)
             self.further[number] = FurtherChannel(peer, self._limits, now_s)
             effects += [Connect(peer), SayHello(peer)]
         return effects

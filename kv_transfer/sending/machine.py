@@ -31,6 +31,7 @@ from kv_transfer.sending.transfer_errors import (
 )
 from kv_transfer.sending.unreachable import UnreachablePeers
 from kv_transfer.shared.chunks import MAX_SOURCE_BLOCKS, BlockSums, LayerChunk
+from kv_transfer.shared.deadlines import earliest_s
 from kv_transfer.shared.effects import Emit, Peer
 from kv_transfer.shared.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.shared.lanes import ONE_SIDED_LANES
@@ -283,8 +284,7 @@ class Sender:
         return effects
 
     def next_deadline_s(self) -> float | None:
-        times = (self.links.next_deadline_s(), self._unreachable.next_deadline_s())
-        return min((at_s for at_s in times if at_s is not None), default=None)
+        return earliest_s(self.links.next_deadline_s(), self._unreachable.next_deadline_s())
 
     # -- inside ----------------------------------------------------------------------------------
 

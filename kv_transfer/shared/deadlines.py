@@ -11,6 +11,12 @@ MANY_OUTDATED = 64
 """Entries beyond the keys, and once more their number, after which outdated ones are removed."""
 
 
+def earliest_s(*times_s: float | None) -> float | None:
+    """Return the earliest of these times; None: there is none."""
+    due_s = [at_s for at_s in times_s if at_s is not None]
+    return min(due_s) if due_s else None
+
+
 class Deadlines(Generic[Key]):
     """One time per key; setting, taking and removing cost the logarithm of their number.
 
@@ -52,6 +58,10 @@ class Deadlines(Generic[Key]):
 
     def next_s(self) -> float | None:
         """Return the earliest time."""
-        while self._heap and self._at_s.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        heap = self._heap
+        while heap:
+            at_s, _, key = heap[0]
+            if self._at_s.get(key) == at_s:
+                return at_s
+            heapq.heappop(heap)
+        return None

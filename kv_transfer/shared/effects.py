@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.ids import Incarnation
 from kv_transfer.contract import KVEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """A decode node as a ticket names it; an address alone does not identify it.
 
     `channel` is which connection to it; see `channels`.
@@ -22,7 +22,7 @@ class Peer:
     @property
     def main(self) -> Peer:
         """The first connection to the same node."""
-        return replace(self, channel=0) if self.channel else self
+        return self._replace(channel=0) if self.channel else self
 
     def __str__(self) -> str:
         which = f", channel {self.channel}" if self.channel else ""

@@ -16,22 +16,23 @@ def refused_roles(config: Config) -> dict[Role, str]:
     What a node is made of does not differ by its role, but for the largest step that memory is
     planned for, and what must fit into it.
     """
-    own = config.problems()
-    refused = {}
-    for role in NODE_ROLES:
-        if role is config.role:
-            continue
-        problems = [one for one in replace(config, role=role).problems() if one not in own]
-        if config.role is Role.DECODE and not config.handoff.local_prefill_threshold:
-            refused[role] = (
-                "with local_prefill_threshold = 0 its memory has no room for steps with prompts; "
-                "start it with a larger one"
-            )
-        elif problems:
-            refused[role] = "; ".join(problem.text for problem in problems)
-    return refused
+    why_not = {role: _why_refused(config, role) for role in NODE_ROLES if role is not config.role}
+    return {role: why for role, why in why_not.items() if why}
 
 
 def can_decode(config: Config) -> bool:
     """Return whether a node of this configuration decodes, or can be moved to decoding."""
-    return config.role is not Role.PREFILL or Role.DECODE not in refused_roles(config)
+    return config.role is not Role.PREFILL or not _why_refused(config, Role.DECODE)
+
+
+def _why_refused(config: Config, role: Role) -> str:
+    """Return why a node cannot be given another role; empty: it can. Rules about single sections
+    are the same in every role."""
+    if config.role is Role.DECODE and not config.handoff.local_prefill_threshold:
+        return (
+            "with local_prefill_threshold = 0 its memory has no room for steps with prompts; "
+            "start it with a larger one"
+        )
+    own = config.joint_problems()
+    problems = [one for one in replace(config, role=role).joint_problems() if one not in own]
+    return "; ".join(problem.text for problem in problems)

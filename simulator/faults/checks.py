@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: after each turn of a node, and at the end of every request.
+"""What must hold, whatever happens: after turns of nodes, and at the end of every request.
 
 Each function raises `Violation`, which says in one sentence what does not hold.
 """
@@ -62,6 +62,17 @@ def check_node(node: FaultyNode) -> None:
 
 
 def _check_sent(node: FaultyNode) -> None:
+    if node.kv.sent:
+        _check_sources(node)
+    flow = node.flow
+    for token, send in flow.sends._sends.items():
+        is_busy = token in node.kv.sent or token in flow._disk or not send.is_copied
+        if node.kv.sender.is_sending(token) and not is_busy:
+            raise Violation(f"{node.me} answers a pull, and nothing of it is on its way")
+
+
+def _check_sources(node: FaultyNode) -> None:
+    """Check that somebody holds the blocks that are sent."""
     flow, num_blocks = node.flow, node.scheduler.pool.num_blocks
     sent = node.scheduler.prefix_transfers.sent_ids
     owned = {block for one in flow.attempts.all() for block in one.sequence.block_table}
@@ -71,10 +82,6 @@ def _check_sent(node: FaultyNode) -> None:
             raise Violation(f"{node.me} sends blocks that nobody holds for it")
         if not kept.issuperset(one for one in blocks if one >= num_blocks):
             raise Violation(f"{node.me} sends a prefix that gives way in host memory")
-    for token, send in flow.sends._sends.items():
-        is_busy = token in node.kv.sent or token in flow._disk or not send.is_copied
-        if node.kv.sender.is_sending(token) and not is_busy:
-            raise Violation(f"{node.me} answers a pull, and nothing of it is on its way")
 
 
 def check_end(
@@ -149,14 +156,14 @@ def check_cache(node: FaultyNode, right: Mapping[BlockHash, Numbers]) -> None:
         found = right.get(pool.prefix_cache.hash_of(block))
         if found is None:
             raise Violation(f"{node.me} has a cached block of tokens that nobody asked for")
-        if not (node.memory.slots[:, block] == found).all():
+        if node.memory.of_block(block) != found:
             raise Violation(f"{node.me} has a cached block with something else in it")
     host_pool, num_found = node.scheduler.host_pool, 0
     for name, values in right.items():
         host_block = host_pool.find(name)
         if host_block is not None:
             num_found += 1
-            if not (node.memory.host[:, host_block] == values).all():
+            if node.memory.of_host_block(host_block) != values:
                 raise Violation(f"{node.me} has a prefix in host memory with something else in it")
     if num_found < host_pool.num_prefixes:
         raise Violation(f"{node.me} has a prefix in host memory that nobody asked for")
@@ -167,14 +174,14 @@ def check_files(
 ) -> None:
     """Check that every file holds what its hash says. Raises `Violation`."""
     for name, values in files:
-        if name not in right or not (values == right[name]).all():
+        if right.get(name) != values:
             raise Violation("a file of a prefix has something else in it")
 
 
 def right_blocks(
     texts: Iterable[tuple[int, ...]], block_size: int, fingerprint: str
 ) -> dict[BlockHash, Numbers]:
-    """Return what every full block of these texts holds, `[layer, slot]`, by its hash."""
+    """Return what every full block of these texts holds in each layer, by its hash."""
     found: dict[BlockHash, Numbers] = {}
     for text in texts:
         names = hash_full_blocks(text, block_size, fingerprint)
@@ -182,5 +189,6 @@ def right_blocks(
             continue
         values = values_of(states_of(text))
         for index, name in enumerate(names):
-            found[name] = values[:, index * block_size : (index + 1) * block_size]
+            part = slice(index * block_size, (index + 1) * block_size)
+            found[name] = [of_layer[part] for of_layer in values]
     return found

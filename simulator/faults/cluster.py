@@ -102,8 +102,7 @@ class FaultyCluster:
         for fault in self.history.faults:
             self.timeline.at(fault.at_s, partial(begin, self, fault))
         self.timeline.at(LOOK_S, self._look)
-        self._is_over = False
-        self.timeline.run(until=lambda: self._is_over)
+        self.timeline.run()
         self._check_end()
 
     def outcomes(self) -> list[tuple[str, str, list[int]]]:
@@ -255,7 +254,7 @@ class FaultyCluster:
             if why and now_s > since_s + PATIENCE_S:
                 raise Violation(f"{why}, {PATIENCE_S:g} s after the last request has ended")
             if not why:
-                self._is_over = True
+                self.timeline.stop()
                 return
         self.timeline.after(LOOK_S, self._look)
 

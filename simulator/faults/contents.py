@@ -3,26 +3,30 @@
 A slot holds a number that depends on its token, on all tokens before it, and on the layer. What a
 step draws depends on the sum of all slots that its sequence reads, on the request's seed, and on
 the position. So an answer is right exactly if every slot was, whatever moved it there.
+
+A block in one layer is a tuple of its slots: most of what is done is to move and to compare a few
+whole blocks, and small arrays are slow at that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-NUM_LAYERS = 2
 VOCAB_SIZE = 64
 STOP_TOKEN_ID = 1
 _MASK = (1 << 64) - 1
 _FIRST = 0x9E3779B97F4A7C15
-_LAYERS = np.array([0, 0x5851F42D4C957F2D], np.uint64)
-_LAYER_SUM = int(_LAYERS.sum())
+_OFFSETS = (0, 0x5851F42D4C957F2D)
+"""What a slot holds in each layer beyond its state."""
+NUM_LAYERS = len(_OFFSETS)
+_LAYER_SUM = sum(_OFFSETS)
 
 _SPOILED = 0xBAD0BAD0BAD0BAD0
 
-Numbers = npt.NDArray[np.uint64]
+Slots = tuple[int, ...]
+"""A block in one layer: 64 bits for each slot."""
+Numbers = list[Slots]
+"""Some blocks in one layer, or one block in every layer."""
 
 
 def _mixed(number: int) -> int:
@@ -65,8 +69,8 @@ def states_of(token_ids: Sequence[int]) -> list[int]:
 
 
 def values_of(states: Sequence[int]) -> Numbers:
-    """Return what slots of these states hold, `[layer, slot]`."""
-    return np.array(states, np.uint64) + _LAYERS[:, None]
+    """Return what slots of these states hold in every layer, as if they were one block."""
+    return [tuple([(state + offset) & _MASK for state in states]) for offset in _OFFSETS]
 
 
 def right_answer(prompt: Sequence[int], seed: int, max_tokens: int) -> tuple[int, ...]:
@@ -93,7 +97,7 @@ def prompt_of(group: int, num_shared: int, num_prompt: int, own: int) -> tuple[i
 
 
 class KVMemory:
-    """The blocks of one node, and those in its host's memory: `[layer, block, slot]`.
+    """The blocks of one node, and those in its host's memory: `[layer][block][slot]`.
 
     Steps read and write `slots`. With `is_staged` transfers read and write other memory.
     """
@@ -102,34 +106,38 @@ class KVMemory:
         self, num_blocks: int, num_host_blocks: int, block_size: int, *, is_staged: bool = False
     ) -> None:
         self.block_size = block_size
-        self.slots: Numbers = np.zeros((NUM_LAYERS, num_blocks, block_size), np.uint64)
-        self.host: Numbers = np.zeros((NUM_LAYERS, num_host_blocks, block_size), np.uint64)
-        self._staged = np.zeros_like(self.slots) if is_staged else self.slots
+        self.slots = _empty(num_blocks, block_size)
+        self.host = _empty(num_host_blocks, block_size)
+        self._staged = _empty(num_blocks, block_size) if is_staged else self.slots
+        self._spoiled = (_SPOILED,) * block_size
 
-    def state_before(self, table: Sequence[int] | npt.NDArray[np.int32], position: int) -> int:
+    def state_before(self, table: Sequence[int], position: int) -> int:
         """Return the state that the slot before `position` holds."""
         if position == 0:
             return FIRST_STATE
         block, slot = divmod(position - 1, self.block_size)
-        return int(self.slots[0, table[block], slot])
+        return self.slots[0][table[block]][slot]
 
-    def write(
-        self, layer: int, table: npt.NDArray[np.int32], start: int, states: Sequence[int]
-    ) -> None:
+    def write(self, layer: int, table: Sequence[int], start: int, states: Sequence[int]) -> None:
         """Write the states of the tokens from `start` on, in one layer."""
-        offset, size = _LAYERS[layer], self.block_size
-        of_layer = self.slots[layer]
-        for position, state in enumerate(states, start):
-            of_layer[table[position // size], position % size] = state
-        if layer:
-            positions = np.arange(start, start + len(states))
-            of_layer[table[positions // size], positions % size] += offset
+        offset, of_layer, size = _OFFSETS[layer], self.slots[layer], self.block_size
+        values = [(state + offset) & _MASK for state in states]
+        index, first = divmod(start, size)
+        while values:
+            new, values = values[: size - first], values[size - first :]
+            held = of_layer[table[index]]
+            of_layer[table[index]] = (*held[:first], *new, *held[first + len(new) :])
+            index, first = index + 1, 0
 
-    def total(self, table: npt.NDArray[np.int32], end: int) -> int:
+    def total(self, table: Sequence[int], end: int) -> int:
         """Return what the first `end` slots add up to, in all layers."""
-        num_blocks = -(-end // self.block_size)
-        read = self.slots[:, table[:num_blocks]].reshape(NUM_LAYERS, -1)[:, :end]
-        return int(read.sum())
+        num_full, num_more = divmod(end, self.block_size)
+        total = 0
+        for of_layer in self.slots:
+            total += sum(sum(of_layer[block]) for block in table[:num_full])
+            if num_more:
+                total += sum(of_layer[table[num_full]][:num_more])
+        return total & _MASK
 
     @property
     def is_staged(self) -> bool:
@@ -137,43 +145,83 @@ class KVMemory:
         return self._staged is not self.slots
 
     def read(self, layer: int, blocks: Sequence[int]) -> Numbers:
-        """Return a copy of one layer of blocks, where transfers read them, all of one memory; those
-        of the host come behind those of the node, as a transfer numbers them."""
-        num_blocks = self.slots.shape[1]
+        """Return one layer of blocks, where transfers read them, all of one memory; those of the
+        host come behind those of the node, as a transfer numbers them."""
+        num_blocks = len(self.slots[layer])
         if blocks[0] < num_blocks:
-            return self._staged[layer, list(blocks)]
-        return self.host[layer, [block - num_blocks for block in blocks]]
+            of_layer = self._staged[layer]
+            return [of_layer[block] for block in blocks]
+        of_layer = self.host[layer]
+        return [of_layer[block - num_blocks] for block in blocks]
 
     @property
     def num_host_blocks(self) -> int:
         """Blocks in the host's memory."""
-        num_blocks: int = self.host.shape[1]
-        return num_blocks
+        return len(self.host[0])
+
+    def of_block(self, block: int) -> Numbers:
+        """Return a block in every layer, where steps read it."""
+        return [of_layer[block] for of_layer in self.slots]
+
+    def of_host_block(self, host_block: int) -> Numbers:
+        """Return a block in the host's memory in every layer."""
+        return [of_layer[host_block] for of_layer in self.host]
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Overwrite one layer of blocks, where transfers write them."""
-        self._staged[layer, list(blocks)] = values
+        of_layer = self._staged[layer]
+        for block, slots in zip(blocks, values, strict=True):
+            of_layer[block] = slots
+
+    def put_host(self, host_block: int, values: Numbers) -> None:
+        """Overwrite a block in the host's memory in every layer."""
+        for of_layer, slots in zip(self.host, values, strict=True):
+            of_layer[host_block] = slots
 
     def stage_in(self, blocks: Sequence[int]) -> None:
         """Copy blocks from where transfers have written them."""
-        self.slots[:, list(blocks)] = self._staged[:, list(blocks)]
+        _copy(self._staged, blocks, self.slots, blocks)
 
-    def stage_out(self, blocks: Sequence[int], layer: int | slice = slice(None)) -> None:
-        """Copy blocks to where transfers read them."""
-        self._staged[layer, list(blocks)] = self.slots[layer, list(blocks)]
+    def stage_out(self, blocks: Sequence[int], layer: int | None = None) -> None:
+        """Copy blocks to where transfers read them: one layer, or all."""
+        every = slice(None) if layer is None else slice(layer, layer + 1)
+        _copy(self.slots[every], blocks, self._staged[every], blocks)
 
     def spoil(self, blocks: Sequence[int]) -> None:
         """Let blocks hold nothing of use."""
-        self.slots[:, list(blocks)] = _SPOILED
+        for of_layer in self.slots:
+            for block in blocks:
+                of_layer[block] = self._spoiled
 
     def spoil_host(self, host_blocks: Sequence[int]) -> None:
         """Let blocks in the host's memory hold nothing of use."""
-        self.host[:, list(host_blocks)] = _SPOILED
+        for of_layer in self.host:
+            for host_block in host_blocks:
+                of_layer[host_block] = self._spoiled
 
     def swap_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy blocks into host memory."""
-        self.host[:, list(host_blocks)] = self.slots[:, list(blocks)]
+        _copy(self.slots, blocks, self.host, host_blocks)
 
     def swap_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy blocks back from host memory."""
-        self.slots[:, list(blocks)] = self.host[:, list(host_blocks)]
+        _copy(self.host, host_blocks, self.slots, blocks)
+
+
+def other_than(slots: Slots) -> Slots:
+    """Return slots of which each holds another number."""
+    return tuple([~number & _MASK for number in slots])
+
+
+def _empty(num_blocks: int, block_size: int) -> list[Numbers]:
+    return [[(0,) * block_size] * num_blocks for _ in range(NUM_LAYERS)]
+
+
+def _copy(
+    source: Sequence[Numbers], blocks: Sequence[int], target: Sequence[Numbers], to: Sequence[int]
+) -> None:
+    """Copy blocks in every layer; all are read before the first one is written."""
+    for read, written in zip(source, target, strict=True):
+        copied = [read[block] for block in blocks]
+        for block, slots in zip(to, copied, strict=True):
+            written[block] = slots

@@ -33,12 +33,12 @@ class ProcessClock:
 
     def now_s(self) -> float:
         """Return the time of the process."""
-        return self._timeline.now_s() + self._ahead_s
+        return self._timeline.present_s + self._ahead_s
 
     def at(self, at_s: float, call: _Call, *, last: bool = False) -> None:
         """Have `call` called in the process at `at_s`, a time of its clock, or now if later."""
         timeline = self._timeline
-        due_s = max(at_s - self._ahead_s, timeline.now_s())
+        due_s = max(at_s - self._ahead_s, timeline.present_s)
         # Rounded down, it would be reached before anything is due, again and again.
         while due_s + self._ahead_s < at_s:
             due_s = math.nextafter(due_s, math.inf)

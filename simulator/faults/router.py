@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -250,10 +250,10 @@ class FaultyRouter(SimulatedRouter):
             match effect:
                 case NodeTrusted(node, _):
                     self._between.warm()
-                    for choice in list(self._choices.values()):
+                    for choice in self._each_choice():
                         self._perform(choice, choice.flow.on_node_trusted(node))
                 case NodeSuspected(node, _, is_heard, _):
-                    for choice in list(self._choices.values()):
+                    for choice in self._each_choice():
                         self._perform(choice, choice.flow.on_node_suspected(node, is_heard))
                 case StreamLost(node):
                     self._on_node_lost(node)
@@ -264,7 +264,7 @@ class FaultyRouter(SimulatedRouter):
     def _on_node_lost(self, node: Incarnation) -> None:
         self._between.on_lost(node)
         self._chooser.on_lost(node)
-        for choice in list(self._choices.values()):
+        for choice in self._each_choice():
             self._perform(choice, choice.flow.on_node_lost(node))
 
     def _forget_calls(self, node: Incarnation) -> None:
@@ -292,6 +292,15 @@ class FaultyRouter(SimulatedRouter):
         """Perform effects, and check the books when those are done that follow from them."""
         self._num_performing += 1
         super()._perform(choice, effects, times)
+        self._end_performing()
+
+    def _each_choice(self) -> Iterator[_Choice]:
+        """Yield all that run: the books are checked when each has taken what has happened."""
+        self._num_performing += 1
+        yield from list(self._choices.values())
+        self._end_performing()
+
+    def _end_performing(self) -> None:
         self._num_performing -= 1
         if not self._num_performing:
             choices = self._choices.values()
@@ -349,18 +358,21 @@ def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[
     `running` has of each request the tokens of its prompt, and the attempts that go on. Raises
     `InternalError`.
     """
-    requests: Counter[Incarnation] = Counter()
-    tokens: Counter[Incarnation] = Counter()
+    requests: dict[Incarnation, int] = defaultdict(int)
+    tokens: dict[Incarnation, int] = defaultdict(int)
     for num_tokens, attempts in running:
         for one in attempts:
-            computing = one.prefill, one.planned_prefill, one.decode if one._has_prompt else None
-            requests.update(filter(None, (one.decode, one.prefill, one.planned_prefill)))
-            for node in filter(None, computing):
-                tokens[node] += num_tokens
+            for node in (one.prefill, one.planned_prefill):
+                if node is not None:
+                    requests[node] += 1
+                    tokens[node] += num_tokens
+            if one.decode is not None:
+                requests[one.decode] += 1
+                tokens[one.decode] += num_tokens if one._has_prompt else 0
     for node, member in membership._members.items():
         found = member.own.num_requests, member.own.num_tokens
-        if found != (requests[node], tokens[node]):
-            has = requests[node], tokens[node]
+        has = requests[node], tokens[node]
+        if found != has:
             raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
 
 

@@ -65,13 +65,15 @@ def first_wrong(seed: int, most: int, kinds: tuple[FaultKind, ...]) -> tuple[int
 @contextmanager
 def quiet() -> Iterator[None]:
     """Let the code that serves log nothing, because it warns of every fault, and collect garbage
-    only between histories."""
+    only between histories, without a look at what is there already."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.enable()
         logging.disable(before)
 

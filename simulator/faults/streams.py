@@ -81,6 +81,8 @@ class NodeLink:
     ) -> None:
         self._router = router
         self.node = node
+        self._there_way = router.me.node_id, node.me.node_id
+        self._back_way = node.me.node_id, router.me.node_id
         self._timeline = timeline
         self._paths = paths
         self._latency_s = latency_s
@@ -110,10 +112,6 @@ class NodeLink:
     def router(self) -> Incarnation:
         """The router in the life that this stream is of."""
         return self._router.me
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        return self._router.me.node_id, self.node.me.node_id
 
     # What the router does.
 
@@ -271,15 +269,13 @@ class NodeLink:
 
     @property
     def _is_open_there(self) -> bool:
-        return self.node.streams.get(self.router) is self
+        return self.node.streams.get(self._router.me) is self
 
     def _is_path_open(self) -> bool:
-        router, node = self._names
-        return self._paths.is_open(router, node)
+        return self._paths.is_open(*self._there_way)
 
     def _is_path_back(self) -> bool:
-        router, node = self._names
-        return self._paths.is_open(node, router)
+        return self._paths.is_open(*self._back_way)
 
     def _put_there(self, message: Message | None) -> None:
         self._there.append((self._number, message))

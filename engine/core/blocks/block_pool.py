@@ -8,11 +8,11 @@ block has no owner: its landing is closed, but its writer may not know that yet.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain, islice
+from itertools import chain, compress, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.prefix_cache import PrefixCache
@@ -230,9 +230,13 @@ class BlockPool:
         """Raise `AssertionError` unless every block is in exactly one state."""
         block_ids = [*self._free, *self._evictable, *self._use]
         assert sorted(block_ids) == list(range(self.num_blocks)), "a block is lost or in two states"
-        held = {b for b, count in enumerate(self._references) if count > 0}
+        held = set(compress(range(self.num_blocks), self._references))
         assert held == self._use.keys(), "references and uses disagree"
-        assert Counter(self._use.values()) == Counter(self._num_used), "uses miscounted"
+        assert min(self._references, default=0) >= 0, "released more often than taken"
+        num_used = dict.fromkeys(self._num_used, 0)
+        for use in self._use.values():
+            num_used[use] += 1
+        assert num_used == self._num_used, "uses miscounted"
         findable = self.prefix_cache.block_ids()
         assert self._evictable.keys() <= findable, "cached but not findable"
         assert findable.isdisjoint(self._free), "free but findable"

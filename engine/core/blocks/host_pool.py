@@ -210,7 +210,8 @@ class HostPool:
             "a host block is lost"
         )
         assert len(self._prefixes) == len(prefixes), "prefixes miscounted"
-        assert all(map(self._prefixes.holds, prefixes)), "a prefix that is not findable"
+        findable = self._prefixes.block_ids()
+        assert all(map(findable.__contains__, prefixes)), "a prefix that is not findable"
         assert self._pinned.issubset(prefixes), "a pinned prefix is lost"
         assert self.unsaved.issubset(prefixes), "offered to a lower tier, and no prefix"
         assert all(count > 0 for count in self._readers.values()), "readers miscounted"

@@ -164,7 +164,11 @@ class Seats:
         assert sorted([*taken, *self._free]) == list(range(len(self.num_known))), (
             "a seat is lost or taken twice"
         )
-        held = self.num_blocks[self._free] | self.num_known[self._free]
-        assert not held.any(), "an empty seat holds blocks"
+        num_blocks, num_known = self.num_blocks.tolist(), self.num_known.tolist()
+        assert not any(num_blocks[seat] or num_known[seat] for seat in self._free), (
+            "an empty seat holds blocks"
+        )
         is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]
-        assert not self.block_tables[is_behind].any(), "a block behind those that are held"
+        assert not np.count_nonzero(self.block_tables[is_behind]), (
+            "a block behind those that are held"
+        )

@@ -13,9 +13,10 @@ that has not drafted for long tries one draft, so rarely that all probes togethe
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -104,7 +105,7 @@ class DraftLength:
 
         It is the chance that pays for the cheapest further row.
         """
-        slope_s = min((s for end, s in self._slopes if end > num_sequences), default=self._tail_s)
+        slope_s = self._cheapest_s[bisect_right(self._ends, num_sequences)]
         return (slope_s + draft_s) * num_sequences / (CHANCE_DISCOUNT * self.cost_s(num_sequences))
 
     def probe_period(self, num_sequences: int) -> int:
@@ -122,8 +123,11 @@ class DraftLength:
         return self._cost_s[rows]
 
     def _use_curve(self) -> None:
-        self._slopes = _slopes(self._curve.rows, self._curve.step_s)
-        self._tail_s = self._slopes[-1][1]
+        slopes = _slopes(self._curve.rows, self._curve.step_s)
+        self._ends = [end for end, _ in slopes]
+        # The seconds of the cheapest further row from each span on. The last span has no end.
+        slopes_s = [slope_s for _, slope_s in slopes]
+        self._cheapest_s = [*accumulate(reversed(slopes_s), min)][::-1] + slopes_s[-1:]
         self._cost_s.clear()
 
     def _num_above(self, threshold: float, falling: Sequence[float]) -> int:

@@ -41,6 +41,7 @@ from kv_transfer.sending.effects import (
     TakeLane,
 )
 from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.deadlines import earliest_s
 from kv_transfer.shared.effects import Emit, Peer
 from kv_transfer.shared.lanes import LANES_BY_SPEED, ONE_SIDED_LANES, POOL_ONLY_LANES, VERIFY_AUTO
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
@@ -236,7 +237,7 @@ class KVEnd:
     def slots_at(self, slots: Sequence[int]) -> Numbers:
         """Return what slots of the ring hold."""
         assert self.ring is not None, "only slots of a ring are named"
-        return self.ring.slots[list(slots)]
+        return self.ring.slots_at(slots)
 
     def damaged_in(
         self, write: Write, parcel: Parcel, source: MovingEnd, values: Numbers
@@ -247,9 +248,8 @@ class KVEnd:
         """
         sent = parcel.values
         assert sent is not None, "DATA has values"
-        is_wrong = (values != sent).any(axis=1).tolist()
-        found = zip(write.data.ordinals, is_wrong, strict=True)
-        wrong = frozenset(ordinal for ordinal, is_bad in found if is_bad)
+        found = zip(write.data.ordinals, values, sent, strict=True)
+        wrong = frozenset(ordinal for ordinal, here, there in found if here != there)
         if wrong and source.clock.is_alive and source.sender.is_sending(write.data.lease_token):
             raise InternalError(f"{source.me} changed blocks that it sends to {self.me}")
         return wrong
@@ -397,8 +397,7 @@ class KVEnd:
 
     def _look_at_time(self) -> None:
         """Tick when the next deadline passes, and each second, as the connector's thread does."""
-        ends = (self.sender.next_deadline_s(), self.receiver.next_deadline_s())
-        due_s = min((at_s for at_s in ends if at_s is not None), default=None)
+        due_s = earliest_s(self.sender.next_deadline_s(), self.receiver.next_deadline_s())
         if due_s is None:
             return
         now_s = self.clock.now_s()

@@ -14,7 +14,7 @@ from kv_transfer.sending.effects import SendChunk, SenderEffect
 from kv_transfer.sending.machine import Sender
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
-from simulator.faults.contents import KVMemory, Numbers
+from simulator.faults.contents import KVMemory, Numbers, Slots
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.flights import Flights
 
@@ -125,21 +125,21 @@ class SentPieces:
 
     def __init__(self, memory: KVMemory) -> None:
         self._memory = memory
-        self._of_lease: dict[int, dict[tuple[int, int], Numbers]] = {}
+        self._of_lease: dict[int, dict[tuple[int, int], Slots]] = {}
 
     def add(self, write: Write, values: Numbers, but_for: Set[int] = frozenset()) -> None:
         """Record that pieces of a write count as arrived; `values` are those that were sent."""
         data = write.data
         of_lease = self._of_lease.setdefault(data.lease_token, {})
         blocks = write.target_blocks.tolist()
-        for ordinal, block, row in zip(data.ordinals, blocks, values, strict=True):
+        for ordinal, block, slots in zip(data.ordinals, blocks, values, strict=True):
             if ordinal not in but_for:
-                of_lease[data.layer, block] = row
+                of_lease[data.layer, block] = slots
 
     def check(self, me: object, lease_token: int) -> None:
         """Raise `InternalError` where what has landed is not what was sent."""
         for (layer, block), sent in self._of_lease.get(lease_token, {}).items():
-            if (self._memory.read(layer, [block])[0] != sent).any():
+            if self._memory.read(layer, [block]) != [sent]:
                 raise InternalError(f"{me} lands block {block} with something else in it")
 
     def forget(self, lease_token: int) -> None:

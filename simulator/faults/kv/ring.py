@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from common.errors import HandoffFailed, InternalError
 from common.ids import Incarnation
 from kv_transfer.connector.card_ring import OnCopied
@@ -27,7 +25,7 @@ from kv_transfer.shared.block_arrays import Blocks, run_lengths
 from kv_transfer.shared.lanes import PULLING_LANES, RING_ONLY_LANES
 from kv_transfer.shared.limits import receiving_slots
 from kv_transfer.shared.ring_slots import Slots
-from simulator.faults.contents import Numbers
+from simulator.faults.contents import Numbers, other_than
 from simulator.faults.kv.batches import Batches, OnDone
 from simulator.faults.kv.moving import MovingEnd, Parcel, data_of
 from simulator.faults.kv.written import REST_S
@@ -62,7 +60,8 @@ class _ChangingSlots(Slots):
         self._values = values
 
     def give_back(self, slots: Blocks) -> None:
-        self._values[slots] = ~self._values[slots]
+        for slot in slots.tolist():
+            self._values[slot] = other_than(self._values[slot])
         super().give_back(slots)
 
 
@@ -72,7 +71,7 @@ class RingOfSlots:
     def __init__(self, end: MovingEnd, num_slots: int, block_size: int) -> None:
         self._end = end
         num_receiving = receiving_slots(num_slots)
-        self.slots: Numbers = np.zeros((num_slots, block_size), np.uint64)
+        self.slots: Numbers = [(0,) * block_size] * num_slots
         num_sending = num_slots - num_receiving
         self.sending = _ChangingSlots(0, num_sending, self.slots)
         self.receiving = _ChangingSlots(num_sending, num_receiving, self.slots)
@@ -114,8 +113,13 @@ class RingOfSlots:
             on_done=lambda _: on_copied(None),
         )
 
+    def slots_at(self, slots: Sequence[int]) -> Numbers:
+        """Return what some slots hold."""
+        return [self.slots[slot] for slot in slots]
+
     def _put(self, slots: Blocks, values: Numbers) -> bool:
-        self.slots[slots] = values
+        for slot, held in zip(slots.tolist(), values, strict=True):
+            self.slots[slot] = held
         return True
 
     def _on_copied_out(self, frame: FrameToSend, is_in_slots: bool, _: object) -> None:
@@ -136,7 +140,7 @@ class RingOfSlots:
             effect = replace(effect, wants_ack=True)
         places: list[int] = chunk.source_blocks.tolist()
         values = end.memory.read(chunk.layer, effect.chunk.source_blocks.tolist())
-        if is_in_ring and (self.slots[places] != values).any():
+        if is_in_ring and self.slots_at(places) != values:
             raise InternalError(f"{end.me} sends slots with something else in them")
         is_read = frame.lane.name in _BY_READS
         runs = () if is_read else run_lengths(chunk.source_blocks).tolist()
@@ -161,7 +165,7 @@ class RingOfSlots:
             elif values is None:
                 self._begin_read(_Arriving(write, parcel, source), slots)
             else:
-                self.slots[slots] = values
+                self._put(slots, values)
                 self._copy_in(_Arriving(write, parcel, source), slots)
 
         self.receiving.ask(write.target_blocks.size, on_slots)
@@ -245,12 +249,12 @@ class RingOfSlots:
     def _copy_in(self, arriving: _Arriving, slots: Blocks) -> None:
         """Verify what is in slots, and have it copied to the pool."""
         end, write = self._end, arriving.write
-        summed = self.slots[slots].copy()
+        summed = self.slots_at(slots.tolist())
         damaged = end.damaged_in(write, arriving.parcel, arriving.source, summed)
         targets: Sequence[int] = write.target_blocks.tolist()
 
         def put(values: Numbers) -> bool:
-            if (values != summed).any():
+            if values != summed:
                 raise InternalError(f"{end.me} copies other bytes than it has verified")
             end.put(write.data.layer, targets, values)
             return True

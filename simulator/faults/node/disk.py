@@ -30,7 +30,7 @@ SLOW, ERROR, CORRUPT = "slow", "error", "corrupt"
 
 
 class Disk:
-    """The files of all nodes, `[layer, slot]` by hash, in folders by the names of the nodes."""
+    """All files, a block in every layer by its hash, in folders by the names of the nodes."""
 
     def __init__(self) -> None:
         self.folders: dict[str, dict[BlockHash, Numbers]] = {}
@@ -76,7 +76,7 @@ class NodeDisk:
             assert isinstance(name, bytes), "nobody else writes here"
             self._own.pop(name, None)
         for host_block, block_hash in zip(job.host_block_ids, job.hashes, strict=True):
-            self._own[block_hash] = self._memory.host[:, host_block].copy()
+            self._own[block_hash] = self._memory.of_host_block(host_block)
         return DiskResult(num_done=len(job.hashes))
 
     def _read(self, job: DiskRead) -> DiskResult:
@@ -88,7 +88,7 @@ class NodeDisk:
             if self._disk.trouble.get(self._name) == CORRUPT:
                 del files[block_hash]
                 return DiskResult(num_done=num_done, failure=DiskFailure.CORRUPT)
-            self._memory.host[:, host_block] = files[block_hash]
+            self._memory.put_host(host_block, files[block_hash])
         return DiskResult(num_done=len(job.hashes))
 
     def _look(self) -> DiskScan:

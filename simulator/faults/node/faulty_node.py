@@ -18,7 +18,15 @@ from kv_transfer.contract import OnEvent
 from kv_transfer.shared.limits import Limits
 from node.control.block_reports import CachedBlocks
 from node.control.output_streams import MOST_OFFERS
-from node.flow.messages import Answer, AskBlocks, OfferBlocks, RefusePull, SendOutput
+from node.flow.messages import (
+    Answer,
+    AskBlocks,
+    CheckCopies,
+    Effect,
+    OfferBlocks,
+    RefusePull,
+    SendOutput,
+)
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from node.life.make_scheduler import make_scheduler
@@ -103,7 +111,10 @@ def _moved_kv_cost() -> PullCost:
 
 
 class FaultyNode(SimulatedNode):
-    """A node that can be stopped at any time. `on_turn` is called after each turn.
+    """A node that can be stopped at any time.
+
+    `on_turn` is called after each turn in which anything was done. Many are there only to look
+    whether a copy has ended or a time has passed: what it looks at is as it was then.
 
     `name` is that of its folder on `disk`.
     """
@@ -173,6 +184,10 @@ class FaultyNode(SimulatedNode):
         self.restarts_in_s = 0.0
         """The pause before a node that has left in order starts again; 0: it does not."""
         self._on_turn = on_turn
+        self._is_still = False
+        """Whether nothing was done in the present turn."""
+        self._checked: tuple[int, ...] = ()
+        """What was counted when the node was checked last."""
         self.life = NodeLife(self, nature.record_of(me), role, nature.refused, store)
 
     @property
@@ -180,7 +195,19 @@ class FaultyNode(SimulatedNode):
         """The role that the node has now."""
         return self.life.role
 
+    def turn(self) -> bool:
+        """Run one turn of the loop; return whether it changed something."""
+        has_messages = self.inbox.has_messages
+        is_busy = super().turn()
+        self._is_still = self._is_still and not (has_messages or is_busy)
+        return is_busy
+
     # What the loop and the effects call.
+
+    def perform(self, effect: Effect) -> None:
+        """Perform an effect. To look whether copies have ended changes nothing by itself."""
+        self._is_still = self._is_still and isinstance(effect, CheckCopies)
+        super().perform(effect)
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         """Answer a call; the stream of one that is forgotten has ended."""
@@ -269,8 +296,13 @@ class FaultyNode(SimulatedNode):
                     self.streams[router].say(said)
 
     def _turn(self, planned_for_s: float) -> None:
+        self._is_still = True
         super()._turn(planned_for_s)
-        self._on_turn(self)
+        scheduler = self.scheduler
+        counted = len(scheduler.waiting), scheduler.pool.num_available, scheduler.host_pool.num_free
+        if not self._is_still or counted != self._checked:
+            self._checked = counted
+            self._on_turn(self)
 
 
 @dataclass(frozen=True, slots=True)

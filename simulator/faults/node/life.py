@@ -125,14 +125,13 @@ class NodeLife:
 
     def _renew(self) -> None:
         store, node = self._store, self._node
-        record = replace(self._record, role=self.role)
-        load = replace(
-            node.flow.snapshot().load,
-            is_draining=self.is_on,
-            kv_unreachable=node.kv.sender.unreachable,
-        )
+        if self._record.role is not self.role:
+            self._record = replace(self._record, role=self.role)
+        load, unreachable = node.flow.load(), node.kv.sender.unreachable
+        if load.is_draining is not self.is_on or unreachable:
+            load = replace(load, is_draining=self.is_on, kv_unreachable=unreachable)
         try:
-            is_newest = store.leases.heartbeat(record, load, store.timeline.now_s())
+            is_newest = store.leases.heartbeat(self._record, load, store.timeline.now_s())
         except PlacementUnavailable:
             return
         if not is_newest:

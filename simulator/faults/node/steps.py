@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from common.errors import InternalError
 from engine.core.runner_contract import DrawnTokens, OnLayer, RunnerResult
+from engine.core.sequences.seats import Seats
 from engine.core.step.step_batch import StepBatch
 from simulator.faults.contents import (
     NUM_LAYERS,
@@ -20,8 +19,22 @@ from simulator.faults.contents import (
 from simulator.faults.hosts import ProcessClock
 
 TOKEN_S = 50e-6
-_States = list[list[int]]
 _MASK = (1 << 64) - 1
+
+
+class _Entry(NamedTuple):
+    """One entry of a step: what is read one by one is slow to read out of arrays."""
+
+    row: int
+    start: int
+    num_tokens: int
+    num_drafts: int
+    is_sampled: bool
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + self.num_tokens
 
 
 class ComputedExecution:
@@ -44,7 +57,9 @@ class ComputedExecution:
         self._step_s = step_s
         self._most_tokens = most_tokens
         self._batch: StepBatch | None = None
-        self._states: _States = []
+        self._entries: list[_Entry] = []
+        self._states: list[list[int]] = []
+        """Those of each entry, when the first layer is written."""
         self._began_s = 0.0
         self.ends_at_s = 0.0
         self.ended_s: list[float] = []
@@ -60,12 +75,15 @@ class ComputedExecution:
 
         Raises `InternalError` for a step of more tokens than the budget.
         """
-        if int(batch.num_tokens.sum()) > self._most_tokens:
+        columns = batch.rows, batch.starts, batch.num_tokens, batch.num_drafts, batch.is_sampled
+        self._entries = list(map(_Entry, *(one.tolist() for one in columns)))
+        num_tokens = sum(one.num_tokens for one in self._entries)
+        if num_tokens > self._most_tokens:
             raise InternalError("a step of more tokens than its budget has")
         self._batch, self._began_s = batch, self._clock.now_s()
         self._states = []
         self.num_runs += 1
-        took_s = self._step_s + TOKEN_S * int(batch.num_tokens.sum())
+        took_s = self._step_s + TOKEN_S * num_tokens
         self.ends_at_s = self._began_s + took_s
         if on_layer is not None:
             for layer in range(NUM_LAYERS):
@@ -90,7 +108,10 @@ class ComputedExecution:
         if not self._states:
             for layer in range(NUM_LAYERS):
                 self._write(layer)
-        drawn = [self._draw(batch, entry) for entry in range(len(batch))]
+        drawn = [
+            self._draw(batch.seats, entry, states)
+            for entry, states in zip(self._entries, self._states, strict=True)
+        ]
         self._batch = None
         self.ended_s = [self._clock.now_s()]
         return RunnerResult(drawn), self.ended_s[0] - self._began_s
@@ -108,52 +129,44 @@ class ComputedExecution:
         """Copy one layer of the blocks that the step has written to where transfers read them."""
         batch, size = self._batch, self._memory.block_size
         assert batch is not None, "a layer is written while its step runs"
-        for entry, states in enumerate(self._states):
-            table, start = batch.seats.block_tables[batch.rows[entry]], int(batch.starts[entry])
-            end = start + len(states)
-            self._memory.stage_out(table[start // size : -(-end // size)].tolist(), layer)
+        for entry in self._entries:
+            table = _table(batch.seats, entry.row)
+            self._memory.stage_out(table[entry.start // size : -(-entry.end // size)], layer)
 
     def _write(self, layer: int) -> None:
         batch = self._batch
         assert batch is not None, "a layer is written while its step runs"
         if not self._states:
-            self._states = [self._compute(batch, entry) for entry in range(len(batch))]
-        for entry, states in enumerate(self._states):
-            table = batch.seats.block_tables[batch.rows[entry]]
-            self._memory.write(layer, table, int(batch.starts[entry]), states)
+            self._states = [self._compute(batch.seats, entry) for entry in self._entries]
+        for entry, states in zip(self._entries, self._states, strict=True):
+            self._memory.write(layer, _table(batch.seats, entry.row), entry.start, states)
 
-    def _compute(self, batch: StepBatch, entry: int) -> list[int]:
-        row, start = batch.rows[entry], int(batch.starts[entry])
-        table = batch.seats.block_tables[row]
-        num_held = int(batch.seats.num_blocks[row]) * self._memory.block_size
-        assert start + int(batch.num_tokens[entry]) <= num_held, "tokens without a block"
-        state = self._memory.state_before(table, start)
+    def _compute(self, seats: Seats, entry: _Entry) -> list[int]:
+        num_held = seats.num_blocks.item(entry.row) * self._memory.block_size
+        assert entry.end <= num_held, "tokens without a block"
+        state = self._memory.state_before(_table(seats, entry.row), entry.start)
         states = []
-        for token_id in _tokens(batch, entry):
+        for token_id in seats.token_ids[entry.row, entry.start : entry.end].tolist():
             state = next_state(state, token_id)
             states.append(state)
         return states
 
-    def _draw(self, batch: StepBatch, entry: int) -> DrawnTokens | None:
-        if not batch.is_sampled[entry]:
+    def _draw(self, seats: Seats, entry: _Entry, states: list[int]) -> DrawnTokens | None:
+        if not entry.is_sampled:
             return None
-        seats, row = batch.seats, batch.rows[entry]
-        num_drafts = int(batch.num_drafts[entry])
-        num_known = int(batch.starts[entry]) + int(batch.num_tokens[entry]) - num_drafts
-        seed = int(seats.sampling["seed"][row])
-        total = self._memory.total(seats.block_tables[row], num_known)
+        num_known = entry.end - entry.num_drafts
+        seed: int = seats.sampling["seed"].item(entry.row)
+        total = self._memory.total(_table(seats, entry.row), num_known)
         drawn = [token_of(total, seed, num_known)]
-        states = self._states[entry]
-        for index, draft in enumerate(batch.drafts(entry)):
+        drafts: list[int] = seats.token_ids[entry.row, num_known : entry.end].tolist()
+        for index, draft in enumerate(drafts):
             if drawn[-1] != draft:
                 break
-            total = (total + total_of((states[len(states) - num_drafts + index],))) & _MASK
+            total = (total + total_of((states[len(states) - entry.num_drafts + index],))) & _MASK
             drawn.append(token_of(total, seed, num_known + index + 1))
         return DrawnTokens(tuple(drawn))
 
 
-def _tokens(batch: StepBatch, entry: int) -> list[int]:
-    row, start = batch.rows[entry], int(batch.starts[entry])
-    of_row: npt.NDArray[np.int32] = batch.seats.token_ids[row]
-    found: list[int] = of_row[start : start + int(batch.num_tokens[entry])].tolist()
-    return found
+def _table(seats: Seats, row: int) -> list[int]:
+    table: list[int] = seats.block_tables[row].tolist()
+    return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from simulator.faults import contents
@@ -12,7 +11,7 @@ PROMPT = contents.prompt_of(1, 4, 10, 7)
 
 
 def test_the_sum_of_what_was_written_is_that_of_the_tokens() -> None:
-    memory, table = KVMemory(8, 0, 4), np.array([5, 2, 7], np.int32)
+    memory, table = KVMemory(8, 0, 4), [5, 2, 7]
     states = states_of(PROMPT)
     for layer in range(contents.NUM_LAYERS):
         memory.write(layer, table, 0, states[:6])
@@ -20,29 +19,31 @@ def test_the_sum_of_what_was_written_is_that_of_the_tokens() -> None:
     assert memory.total(table, 10) == total_of(states)
     assert memory.state_before(table, 6) == states[5]
     assert memory.state_before(table, 0) == contents.FIRST_STATE
-    assert (memory.slots[:, 5] == contents.values_of(states)[:, :4]).all()
+    assert memory.of_block(5) == contents.values_of(states[:4])
 
 
 @pytest.mark.parametrize("layer", range(contents.NUM_LAYERS))
 @pytest.mark.parametrize("position", [0, 3, 4, 9])
 def test_one_wrong_slot_changes_the_sum(layer: int, position: int) -> None:
-    memory, table = KVMemory(8, 0, 4), np.array([5, 2, 7], np.int32)
+    memory, table = KVMemory(8, 0, 4), [5, 2, 7]
     for one in range(contents.NUM_LAYERS):
         memory.write(one, table, 0, states_of(PROMPT))
     right = memory.total(table, 10)
-    memory.slots[layer, table[position // 4], position % 4] += 1
+    block, slot = table[position // 4], position % 4
+    slots = memory.slots[layer][block]
+    memory.put(layer, [block], [(*slots[:slot], slots[slot] + 1, *slots[slot + 1 :])])
     assert memory.total(table, 10) != right
 
 
 def test_swapped_blocks_come_back() -> None:
-    memory, table = KVMemory(8, 4, 4), np.array([5, 2, 7], np.int32)
+    memory, table = KVMemory(8, 4, 4), [5, 2, 7]
     for layer in range(contents.NUM_LAYERS):
         memory.write(layer, table, 0, states_of(PROMPT))
     right = memory.total(table, 10)
     memory.swap_out([5, 2, 7], [3, 0, 1])
-    memory.slots[:] = 0
+    memory.spoil(range(8))
     memory.swap_in([3, 0, 1], [1, 6, 4])
-    assert memory.total(np.array([1, 6, 4], np.int32), 10) == right
+    assert memory.total([1, 6, 4], 10) == right
 
 
 def test_an_answer_goes_on_from_any_of_its_tokens() -> None:

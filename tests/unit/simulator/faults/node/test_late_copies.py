@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from common.errors import InternalError
@@ -17,7 +16,8 @@ STEP_S = 1.0
 
 def some_copies() -> tuple[Timeline, KVMemory, LateCopies]:
     timeline, memory = Timeline(), KVMemory(8, 4, 4, is_staged=True)
-    memory.slots[:] = np.arange(memory.slots.size).reshape(memory.slots.shape)
+    for layer, of_layer in enumerate(memory.slots):
+        of_layer[:] = [(8 * layer + block + 1,) * 4 for block in range(8)]
     return timeline, memory, LateCopies(ProcessClock(timeline), memory, STEP_S)
 
 
@@ -28,18 +28,18 @@ def pass_time(timeline: Timeline, span_s: float) -> None:
 
 def test_a_swapped_block_comes_back_through_copies_in_their_order() -> None:
     timeline, memory, copies = some_copies()
-    right = memory.slots[:, 5].copy()
+    right = memory.of_block(5)
     out = copies.begin(CacheCopy(CopyKind.SWAP_OUT, [5], [2]))
     back = copies.begin(CacheCopy(CopyKind.SWAP_IN, [1], [2]))
-    assert not (memory.slots[:, 1] == right).any()
+    assert memory.of_block(1) != right
     assert not out.is_done()
     pass_time(timeline, STEPS_PER_COPY * STEP_S)
     assert out.is_done()
     assert not back.is_done()
-    assert not (memory.slots[:, 1] == right).any(), "the second copy has not ended"
+    assert memory.of_block(1) != right, "the second copy has not ended"
     pass_time(timeline, STEPS_PER_COPY * STEP_S)
     assert back.is_done()
-    assert (memory.slots[:, 1] == right).all()
+    assert memory.of_block(1) == right
 
 
 @pytest.mark.parametrize(
@@ -62,17 +62,18 @@ def test_nothing_is_copied_over_what_a_copy_uses(first: CacheCopy, second: Cache
 def test_what_is_written_while_a_copy_reads_is_copied() -> None:
     timeline, memory, copies = some_copies()
     copies.begin(CacheCopy(CopyKind.STAGE_OUT, [5]))
-    memory.slots[:, 5] = 77
+    for of_layer in memory.slots:
+        of_layer[5] = (77,) * 4
     pass_time(timeline, STEP_S)
     copies.look()
-    assert (memory.read(0, [5]) == 77).all()
+    assert memory.read(0, [5]) == [(77,) * 4]
 
 
 def test_what_landed_is_used_when_it_was_copied() -> None:
     timeline, memory, copies = some_copies()
-    memory.put(0, [3], np.full((1, 4), 9, np.uint64))
+    memory.put(0, [3], [(9,) * 4])
     copy = copies.begin(CacheCopy(CopyKind.STAGE_IN, [3]))
-    assert not (memory.slots[0, 3] == 9).any()
+    assert memory.slots[0][3] != (9,) * 4
     pass_time(timeline, STEP_S)
     assert copy.is_done()
-    assert (memory.slots[0, 3] == 9).all()
+    assert memory.slots[0][3] == (9,) * 4
