@@ -55,21 +55,21 @@ class ScriptedTimeline(Timeline):
 
     def advance(self, by_s: float) -> None:
         """Move on; what is due by then does not happen yet."""
-        self._now_s += by_s
+        self.present_s += by_s
 
     def run_due(self) -> None:
         """Handle what is due now."""
-        while self._events and self._events[0][0] <= self._now_s:
+        while self._events and self._events[0][0] <= self.present_s:
             _, _, _, call = heappop(self._events)
             call()
 
     def pass_time(self, by_s: float) -> None:
         """Move on from one event to the next, and handle each."""
-        end_s = self._now_s + by_s
+        end_s = self.present_s + by_s
         while self._events and self._events[0][0] <= end_s:
-            self._now_s = max(self._now_s, self._events[0][0])
+            self.present_s = max(self._now_s, self._events[0][0])
             self.run_due()
-        self._now_s = end_s
+        self.present_s = end_s
 
 
 @dataclass(eq=False, slots=True)

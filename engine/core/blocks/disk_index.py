@@ -115,7 +115,9 @@ class DiskIndex:
         """
         before, self._others = self._others, others
         if self._news is not None:
-            self._tell(*(before.keys() ^ others.keys()))
+            # In their order: that of a set of hashes is another one in each process.
+            self._tell(*(one for one in before if one not in others))
+            self._tell(*(one for one in others if one not in before))
 
     # --- news, as of the prefix cache -----------------------------------------------------------
 

@@ -39,6 +39,9 @@ def test_open_streams_are_measured() -> None:
 
 
 def test_the_growth_is_a_share_of_the_request_that_was_measured() -> None:
-    choices_us = {"round_robin": {"2": 80.0, "1000": 130.0}, "least_loaded": {"2": 9, "1000": 9}}
+    choices_us = {
+        "round_robin": {"2": 80.0, "1000": 130.0},
+        "least_loaded": {"2": 9.0, "1000": 9.0},
+    }
     growth = wide.request_growth(choices_us, in_all_us=1000.0)
     assert growth == {"round_robin": 0.05, "least_loaded": 0.0}

@@ -100,3 +100,14 @@ def test_news_say_what_is_there(done: list[tuple[int, int]]) -> None:
         assert told == {name(n) for n in range(8) if known.find(name(n)) is not None}
         assert known.num_bytes <= known.max_bytes
         known.check()
+
+
+def test_news_of_other_nodes_come_in_the_order_of_what_was_seen() -> None:
+    """In every process: that of a set of hashes is another one in each."""
+    names = [name(number) for number in range(50)]
+    known = index()
+    known.take_others(dict.fromkeys(names[:40], "a"))
+    known.keep_news()
+    known.take_others(dict.fromkeys(reversed(names[10:]), "a"))
+    left, came = names[:10], names[:39:-1]
+    assert list(known.take_news().items()) == [(n, n in came) for n in (*left, *came)]
