@@ -67,7 +67,7 @@ class ScriptedTimeline(Timeline):
         """Move on from one event to the next, and handle each."""
         end_s = self.present_s + by_s
         while self._events and self._events[0][0] <= end_s:
-            self.present_s = max(self._now_s, self._events[0][0])
+            self.present_s = max(self.present_s, self._events[0][0])
             self.run_due()
         self.present_s = end_s
 
