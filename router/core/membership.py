@@ -429,12 +429,9 @@ class Membership:
         unlisted, now_s = self.unlisted(), self._waited_s
         is_store_incomplete = self._is_store_away or bool(unlisted)
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
-        doubtful = {
-            at: one
-            for at, one in self._members.items()
-            if one.listed_at_s < now_s or one.is_replaced
-        }
-        for at, one in doubtful.items():
+        members = self._members.items()
+        doubtful = [(at, one) for at, one in members if one.listed_at_s < now_s or one.is_replaced]
+        for at, one in doubtful:
             if not self._is_kept(one, patience_s):
                 del self._members[at]
                 self._changed[at] = None

@@ -156,17 +156,17 @@ class Shortlist:
         self, groups: Sequence[Sequence[Incarnation]], excluded: Set[Incarnation]
     ) -> list[Incarnation]:
         num_nodes = sum(map(len, groups))
-        found: dict[int, Incarnation] = {}  # by place: the hash of a node takes longer
+        found: dict[int, Incarnation] = {}  # by index: the hash of a node takes longer
         if num_nodes > NUM_DRAWN:
             below = self._draws.below
             at: Callable[[int], Incarnation] = (
                 groups[0].__getitem__ if len(groups) == 1 else partial(_node_at, groups)
             )
             for _ in range(_TRIES):
-                place = below(num_nodes)
-                node = at(place)
+                index = below(num_nodes)
+                node = at(index)
                 if not excluded or node not in excluded:
-                    found[place] = node
+                    found[index] = node
                     if len(found) == NUM_DRAWN:
                         break
         if not found:  # few nodes, or most are excluded

@@ -381,7 +381,7 @@ class Unanswered:
 
     def __init__(self) -> None:
         self._num_ticks: Counter[AttemptId] = Counter()
-        """For how long each has had no other attempt, by its last one."""
+        """How many ticks each has had no other attempt, by its last one."""
 
     def check(
         self,

@@ -21,7 +21,7 @@ from tests.gpu.stages.model import Model
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 TENSOR_COLUMNS = 512
-"""Of the memory of matrix instructions on compute capability 10.0."""
+"""Columns in the memory of matrix instructions on compute capability 10.0."""
 MATRIX_KERNELS = {
     "product", "gate_up_product", "described_product", "described_gate_up", "attend_pieces",
     "attend_chunk", "ranges_together", "ranges_in_turn",

@@ -23,7 +23,7 @@ ROWS, OUTPUTS, INPUTS = 5, 64, 256
 """What one program computes."""
 FAR_ROWS = 16 * (2**31 // OUTPUTS // 16 + 1) + ROWS
 FAR_OUTPUTS = 128 * (2**31 // (INPUTS // 4) // 128 + 2)
-"""Of weights of 4 bits, as numbers of 16 bits."""
+"""Rows of weights of 4 bits, as numbers of 16 bits."""
 PLAIN, DESCRIBED = Tile(16, OUTPUTS, 128, 4, 3), Tile(16, OUTPUTS, 64, 4, 3, is_described=True)
 TOGETHER = Tile(16, OUTPUTS, 128, 4, 3, is_together=True)
 TILES = [(Form.BF16, PLAIN), (Form.BF16, DESCRIBED)] + [

@@ -23,29 +23,17 @@ from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
 from router.dispatch import node_clients, stream_calls
-from router.dispatch.fairness import (
-    OUTPUTS_AT_ONCE,
-    PARTS,
-    TURNS_FOR_OTHERS,
-    part_size,
-)
+from router.dispatch.fairness import OUTPUTS_AT_ONCE, PARTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.liveness.pace import USUAL, WIDE
 from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
 from router.dispatch.stream_calls import Caller, UnsentCalls
 from tests.integration.fake_node import FakeNode, record_of
 from tests.integration.patient_pings import have_patience
+from tests.support import key_folders
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.key_folders import (
-    expired,
-    issue,
-    make_keys,
-    node_keys,
-    put,
-    router_keys,
-    with_certificate,
-)
+from tests.support.key_folders import expired, issue, make_keys, put, with_certificate
 from tests.support.kv.links import Link
 from tests.support.stores.memory_store import MemoryStore
 
@@ -351,8 +339,8 @@ async def test_a_connection_that_the_network_has_forgotten_is_replaced() -> None
 
 async def test_a_stream_is_opened_again_with_a_renewed_certificate(tmp_path: Path) -> None:
     folder = make_keys(tmp_path / "keys")
-    router = with_certificate(router_keys(folder), expired(folder, "router"))
-    async with connected(served=node_keys(folder), keys=router) as (node, client, log):
+    router = with_certificate(key_folders.router_keys(folder), expired(folder, "router"))
+    async with connected(served=key_folders.node_keys(folder), keys=router) as (node, client, log):
         with pytest.raises(NodeLost):
             await reserve(client)
         assert log.num_messages == 0

@@ -14,10 +14,10 @@ import pytest
 
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
+from tests.support.clocks.patience import PATIENT
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.support.cluster.patience import PATIENT
 from tests.support.stores.redis_server import RedisServer
 
 MODEL = "SmolLM2-135M-Instruct"

@@ -17,10 +17,10 @@ import pytest
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.text.text_model import TextModel
+from tests.support.clocks.patience import PATIENT
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api, Fields
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.support.cluster.patience import PATIENT
 from tests.support.stores.redis_server import RedisServer
 
 PROSE_PATH = Path(__file__).parents[2] / "LICENSE"

@@ -128,8 +128,8 @@ ROUTER = [
     Bug(
         "a node whose role moved is to send KV to itself",
         "router.core.placement",
-        "            and node.incarnation != decode.incarnation\n",
-        "            and node.incarnation.epoch\n",
+        " if one is not decode]",
+        "]",
     ),
     Bug(
         "a node that refused a request is asked again",

@@ -92,17 +92,18 @@ class RunnerMemory:
         self._runner = runner
         self.num_host_blocks = runner.num_host_blocks
 
-    def read(self, layer: int, blocks: Sequence[int]) -> np.ndarray:
-        """Return a copy, `[block, byte]`; blocks of host memory are numbered behind the pool's."""
+    def read(self, layer: int, blocks: Sequence[int]) -> list[bytes]:
+        """Return each block's bytes; blocks of host memory are numbered behind the pool's."""
         pool, num_blocks = self._runner.kv_bytes, self._runner.num_blocks
         if blocks[0] >= num_blocks:
             pool, blocks = self._runner.host_kv, [block - num_blocks for block in blocks]
         planes: np.ndarray = pool[layer][:, list(blocks)]
-        return planes.transpose(1, 0, 2).reshape(len(blocks), -1)
+        return [plane.tobytes() for plane in planes.transpose(1, 0, 2)]
 
-    def put(self, layer: int, blocks: Sequence[int], values: np.ndarray) -> None:
+    def put(self, layer: int, blocks: Sequence[int], values: Sequence[bytes]) -> None:
         """Overwrite blocks."""
-        planes = values.reshape(len(blocks), 2, -1).transpose(1, 0, 2)
+        kv_bytes = np.frombuffer(b"".join(values), self._runner.kv_bytes.dtype)
+        planes = kv_bytes.reshape(len(blocks), 2, -1).transpose(1, 0, 2)
         self._runner.kv_bytes[layer][:, list(blocks)] = planes
 
 
@@ -174,7 +175,7 @@ class Transfer:
 
     ticket: Ticket
     pieces: dict[Piece, int] = field(default_factory=dict)
-    pushed: dict[Piece, np.ndarray] = field(default_factory=dict)
+    pushed: dict[Piece, list[bytes]] = field(default_factory=dict)
     """What each piece held when it was pushed."""
     is_aborting: bool = False
 
@@ -318,7 +319,7 @@ class ScriptedEnd(KVEnd):
         for token, transfer in self.transfers.items():
             for (layer, ordinal), pushed in transfer.pushed.items():
                 block = transfer.pieces[layer, ordinal]
-                is_same = (self._pieces.read(layer, [block]) == pushed).all()
+                is_same = self._pieces.read(layer, [block]) == pushed
                 assert is_same, f"lease {token}: layer {layer} of block {block} changed"
 
     # Inside.

@@ -9,7 +9,6 @@ frozen        leaves what a template has made out of collections of garbage
 grpc_of_nodes, grpc_of_routers   set gRPC up when they are imported
 kernels_of_nodes   loads the kernels of nodes when it is imported
 memory        what a process takes of the machine's memory
-patience      roles for which a process that stands still for some seconds is no news
 processes     one `pdserve serve` process
 serving_up    `pdserve up` in a process of its own
 slow_serve    the same, whose steps take a while

@@ -18,9 +18,9 @@ from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from placement.store import LiveNode
 from router.dispatch.placement_recorder import TTL_S
+from tests.support.clocks.patience import PATIENT
 from tests.support.clocks.waiting import pause_s, wait_until
 from tests.support.cluster.books import Books, NodeBooks
-from tests.support.cluster.patience import PATIENT
 from tests.support.cluster.processes import SOURCES, ServeProcess
 
 START_TIMEOUT_S = 200.0

@@ -119,7 +119,7 @@ def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str],
     if kernels := sys.modules.get(KERNELS):
         kernels.set_up_threads()
     from pdserve.cli import main
-    from tests.support.cluster.patience import PATIENT, wait_for_nodes, wait_for_pulls
+    from tests.support.clocks.patience import PATIENT, wait_for_nodes, wait_for_pulls
     from tests.support.cluster.slow_serve import slow_down
 
     if PATIENT in environ:

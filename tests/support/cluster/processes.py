@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdserve.local_cluster.child_process import described_exit, ending_with_parent
+from tests.support.clocks.patience import PATIENT
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.forked_serve import ForkedServe
-from tests.support.cluster.patience import PATIENT
 from tests.support.observing.process_tasks import children_of
 
 SOURCES = Path(__file__).resolve().parents[3]

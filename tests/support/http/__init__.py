@@ -1,6 +1,7 @@
 """The HTTP edge without a cluster behind it, and clients that see every byte.
 
 described    what the description of the API says of an answer
+echo         an app that answers with what it was asked, and a client of raw bytes
 http_edge    a small tokenizer, a scripted generator and an app around them
 http_server  an app on a real socket, and a raw client
 other_paths  other ways to write a path
