@@ -87,11 +87,9 @@ class BlockIndex:
         self._expected: dict[BlockKey, int] = {}
         """Those that were expected first come first: in an `OrderedDict` each takes twice as long,
         and the first ones are taken out where nodes report nothing, and else hardly ever."""
-        self._first: list[BlockKey] = []
-        """The first keys of `_expected` when they were looked up last, the first one last. The
-        look-up of a dict's first key passes all that was taken out in front of it."""
-        self._renewed: set[BlockKey] = set()
-        """What was expected again, or newly, since then."""
+        self._first: dict[BlockKey, None] = {}
+        """The first keys of `_expected`, the first one last, and some that are not there any more:
+        the look-up of a dict's first key passes all that was taken out in front of it."""
         self._slots: dict[Incarnation, int] = {}
         self._held: dict[int, dict[Tier, set[BlockKey]]] = {}
         """The reported blocks of each slot."""
@@ -158,8 +156,9 @@ class BlockIndex:
         num_known = bisect_left(keys, True, key=is_new)
         # Deepest first, so that a chain loses its end before its beginning.
         new = keys[num_known:][::-1]
-        if self._first:
-            self._renewed.update(new)
+        if self._first and not self._first.keys().isdisjoint(new):
+            for key in new:
+                self._first.pop(key, None)
         if expected.keys().isdisjoint(new):
             expected.update(dict.fromkeys(new, bit))
         else:
@@ -292,10 +291,9 @@ class BlockIndex:
         expected, first = self._expected, self._first
         while number:
             if not first:
-                first += [*islice(expected, LISTED_AT_ONCE)][::-1]
-                self._renewed.clear()
-            key = first.pop()
-            if key not in self._renewed and expected.pop(key, 0):
+                first |= dict.fromkeys([*islice(expected, LISTED_AT_ONCE)][::-1])
+            key, _ = first.popitem()
+            if expected.pop(key, 0):
                 number -= 1
 
     # Slots.

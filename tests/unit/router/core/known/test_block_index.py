@@ -172,6 +172,18 @@ def test_what_was_expected_first_is_dropped_first_whatever_happened_since(seed: 
     assert {key for key in keys if index.held((key,)).runs} == expected.keys()
 
 
+def test_nothing_grows_while_what_is_expected_is_reported() -> None:
+    """Behind the bound as well, which was reached once."""
+    index, keys = BlockIndex(max_expected=8), chain(1000)
+    index.expect(keys[:12], A)
+    for key in keys[12:]:
+        index.expect((key,), B)
+        index.on_report(B, [key], [])
+        index.on_report(B, [], [key])
+    sizes = {name: len(part) for name, part in vars(index).items() if hasattr(part, "__len__")}
+    assert max(sizes.values()) <= 12, sizes
+
+
 def test_what_is_known_or_was_reported_takes_no_room_among_what_is_expected() -> None:
     index, first, second = BlockIndex(max_expected=6), chain(10), chain(4, first=100)
     index.on_report(A, first[:8], [])
