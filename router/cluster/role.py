@@ -43,7 +43,8 @@ async def give_role(pool: NodePool, node_id: str, role: Role) -> MovedNode:
     record = latest(pool, node_id)
     others = (node for node in pool.nodes() if node.incarnation != record.incarnation)
     if role is Role.PREFILL and all(
-        Role.PREFILL in (node.record.role, pool.roles_to_be.get(node.incarnation))
+        node.record.role is Role.PREFILL
+        or (node.incarnation, Role.PREFILL) in pool.roles_to_be
         or node.load.is_draining
         for node in others
     ):

@@ -107,8 +107,8 @@ class NodePool:
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
-        self.roles_to_be: dict[Incarnation, Role] = {}
-        """Those that nodes were told to have and may not have yet."""
+        self.roles_to_be: list[tuple[Incarnation, Role]] = []
+        """Those that nodes were told to have and may not have yet, one for each change."""
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""
@@ -138,11 +138,11 @@ class NodePool:
         client = self.client(node)
         if client is None:
             raise NodeLost(f"{node} has left")
-        self.roles_to_be[node] = role
+        self.roles_to_be.append((node, role))
         try:
             await client.beside.set_role(role, number)
         finally:
-            self.roles_to_be.pop(node, None)
+            self.roles_to_be.remove((node, role))
         self.membership.on_role(node, role)
         self._should_refresh.set()
 

@@ -60,7 +60,7 @@ class AdministratorCalls:
         self._lives = lives
         self._refresh_soon = refresh_soon
         self.membership = membership
-        self.roles_to_be: dict[Incarnation, Role] = {}
+        self.roles_to_be: list[tuple[Incarnation, Role]] = []
 
     def give_role(self, node_id: str, role: Role) -> None:
         """Have a node take another role, unless the router or the node refuses."""
@@ -84,10 +84,11 @@ class AdministratorCalls:
 
     async def set_role(self, node: Incarnation, role: Role) -> None:
         """Have a node take new work of another role. Raises what it refuses it with."""
-        self.roles_to_be[node] = role
-        self._clock.after(TIMEOUT_S, partial(self.roles_to_be.pop, node, None))
+        change = node, role
+        self.roles_to_be.append(change)
+        self._clock.after(TIMEOUT_S, partial(self._end, change))
         await self.call(node, lambda life: life.set_role(role))
-        self.roles_to_be.pop(node, None)
+        self._end(change)
         self.membership.on_role(node, role)
         self._refresh_soon()
 
@@ -98,6 +99,9 @@ class AdministratorCalls:
         return reply
 
     # Inside.
+
+    def _end(self, change: tuple[Incarnation, Role]) -> None:
+        self.roles_to_be = [one for one in self.roles_to_be if one is not change]
 
     def _arrive(self, node: FaultyNode, ask: Ask, reply: _Reply) -> None:
         if self._paths.is_open(self._router.node_id, node.me.node_id):

@@ -23,6 +23,7 @@ async def test_of_two_changes_at_once_the_one_that_leaves_no_decode_node_is_refu
     for name in ("d0", "d1"):
         await cluster.add(name, Role.DECODE)
     router = await cluster.router()
+    id_of = {node.incarnation.node_id: node.incarnation for node in cluster.nodes}
     answers: asyncio.Queue[PdserveError | None] = asyncio.Queue()
 
     async def set_role(_beside: CallsBeside, _role: Role, _number: int) -> None:
@@ -38,5 +39,14 @@ async def test_of_two_changes_at_once_the_one_that_leaves_no_decode_node_is_refu
             await give_role(router.pool, "d1", Role.PREFILL)
         answers.put_nowait(answer)
         (moved,) = await asyncio.gather(first, return_exceptions=True)
+    # The end of one change of a node is not that of another one of the same node.
+    both = [asyncio.create_task(router.pool.set_role(id_of["d0"], Role.PREFILL)) for _ in "ab"]
+    await asyncio.sleep(0)
+    answers.put_nowait(None)
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    assert router.pool.roles_to_be == [(id_of["d0"], Role.PREFILL)]
+    answers.put_nowait(None)
+    await asyncio.gather(*both)
+    assert router.pool.roles_to_be == []
     assert isinstance(moved, MovedNode)
     assert (moved.earlier, moved.role) == (Role.DECODE, Role.PREFILL)
