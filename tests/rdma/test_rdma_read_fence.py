@@ -27,6 +27,9 @@ from tests.support.clocks.manual_clock import ManualClock
 pytestmark = needs_rdma
 OLD, NEW_OWNER = 7, 0xAB
 NUM_SLOTS = 16
+TRIED_EVERY_S = 5.0
+"""Mooncake uses a device no more after 32 reads in a row that could not begin, and after some that
+failed it begins none for 30 s."""
 MINE = (12, 13, 14, 15)
 """The slots for receiving."""
 
@@ -106,7 +109,8 @@ def test_a_late_read_after_a_fence_changes_nothing(ends: Ends, wire: Wire) -> No
     assert ends.wait_copied().error is not None
     ends.target.memory.bytes()[:] = NEW_OWNER
     wire.heal()
-    wait_until(ends.reads_again, "it is the read that was fenced, not the memory")
+    fenced = "it is the read that was fenced, not the memory"
+    wait_until(ends.reads_again, fenced, every_s=TRIED_EVERY_S)
     assert ends.holds(OLD, MINE[:1])
     assert ends.holds(NEW_OWNER, MINE[1:])
 
