@@ -29,7 +29,7 @@ SALTS = itertools.count(80)
 FROZEN_GAP_S = 2.0
 HUNG_GAP_S = 5.0
 READING_S = 120.0
-COMPUTING_S = 1.5
+COMPUTING_S = 3.0
 """For the recomputation of four short contexts, beside what waits for a core."""
 
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -35,8 +34,6 @@ from tests.support.models.tiny_model import make_tiny_model
 from tests.support.observing.process_tasks import children_of
 
 WAIT_S = 60.0
-MOST_TIMES, LEAST_WAIT_S = 4, 0.25
-"""Others wait for no long trial, which takes seconds of the processor: no more than in peace."""
 GOOD = Trial(Grammar(GrammarKind.REGEX, "[0-9]{3}"))
 
 
@@ -134,14 +131,14 @@ def test_a_crash_is_the_clients(name: str, trials: GrammarTrials) -> None:
     assert trials.pid == pid
 
 
-def usual_wait_s(trials: GrammarTrials, first: int) -> float:
-    """The median of five small trials of another client, from the number `first` on."""
-    waits = []
-    for number in range(first, first + 5):
-        began_s = time.monotonic()
-        trials.begin(Trial(Grammar(GrammarKind.REGEX, f"a{number}")), "other").result(WAIT_S)
-        waits.append(time.monotonic() - began_s)
-    return sorted(waits)[2]
+def try_small_ones(trials: GrammarTrials) -> None:
+    """Five small trials of another client, one after the other.
+
+    Together they take a fraction of the processor time of a long trial.
+    """
+    for number in range(5):
+        small = trials.begin(Trial(Grammar(GrammarKind.REGEX, f"a{number}")), "other")
+        assert small.result(WAIT_S) is not None
 
 
 @pytest.mark.covers("G13")
@@ -149,22 +146,20 @@ def usual_wait_s(trials: GrammarTrials, first: int) -> float:
 def test_a_limit_is_the_clients_and_the_others_do_not_wait(
     name: str, trials: GrammarTrials
 ) -> None:
-    in_peace_s = usual_wait_s(trials, 10)
     long = trials.begin(Trial(LONG[name]), "one")
-    beside_s = usual_wait_s(trials, 20)
+    try_small_ones(trials)
+    assert not long.done()
     error = long.exception(WAIT_S)
     assert isinstance(error, InvalidRequest)
     assert " to be compiled: wanted a " in str(error) or "when it is compiled" in str(error)
-    assert beside_s < MOST_TIMES * in_peace_s + LEAST_WAIT_S
 
 
 def test_one_client_with_many_long_ones_keeps_nobody_waiting(trials: GrammarTrials) -> None:
-    in_peace_s = usual_wait_s(trials, 10)
     hostile = [trials.begin(Trial(LONG["patterns that multiply"]), "one") for _ in range(20)]
-    beside_s = usual_wait_s(trials, 20)
+    try_small_ones(trials)
+    assert not all(one.done() for one in hostile)
     for one in hostile:
         one.cancel()
-    assert beside_s < MOST_TIMES * in_peace_s + LEAST_WAIT_S
     assert trials.weigh(Grammar(GrammarKind.REGEX, "b")) > 0, "what is cancelled is forgotten"
 
 
