@@ -77,7 +77,12 @@ FORKED = (
     "tests.support.cluster.forked_serve",
     "tests.support.cluster.frozen",  # the last one
 )
-_EACH = ("pdserve.roles.run_role", "tests.support.cluster.slow_serve", *FORKED)
+_EACH = (
+    "pdserve.roles.run_role",
+    "tests.support.cluster.slow_serve",
+    "tests.support.grammars.patient_trials",
+    *FORKED,
+)
 KERNELS = "tests.support.cluster.kernels_of_nodes"
 NODES = Template(
     (

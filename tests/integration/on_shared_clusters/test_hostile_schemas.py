@@ -26,7 +26,7 @@ MOST_GROWTH_BYTES = 128 * MIB
 """Growth of a router at the worst moment: bodies of 9 MB are in work, in a few copies each."""
 MOST_OF_A_CHILD_BYTES = 256 * MIB
 """Memory of the process that compiles for a router, at the worst moment."""
-LONGEST_ANSWER_S = 30.0
+LONGEST_ANSWER_S = 60.0
 _SHORTEST = "remainders that multiply"
 ATTACKS = {
     "bounded": BOUNDED,

@@ -121,7 +121,9 @@ def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str],
     from pdserve.cli import main
     from tests.support.clocks.patience import PATIENT, wait_for_nodes, wait_for_pulls
     from tests.support.cluster.slow_serve import slow_down
+    from tests.support.grammars.patient_trials import wait_for_trials
 
+    wait_for_trials()
     if PATIENT in environ:
         (wait_for_nodes if _is_router(arguments) else wait_for_pulls)()
     if file := environ.get("SLOW_WHILE"):
