@@ -68,7 +68,7 @@ test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine 
 EXAMPLES = tests/property tests/simulation $(shell grep -rl --include='test_*.py' 'tests.support.examples import' tests/unit tests/contract)
 
 test-examples: compiled-kernels  ## run all examples, seeds and points of tests of which make test takes a part: properties, simulations and others
-	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) --hypothesis-profile=thorough $(EXAMPLES) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) --hypothesis-profile=thorough --timeout 600 $(EXAMPLES) $(ARGS)
 
 test-endurance: compiled-kernels  ## test real clusters under faults, and clusters that shrink under load
 	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) tests/integration tests/contract --endurance $(ARGS)

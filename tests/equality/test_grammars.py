@@ -34,7 +34,6 @@ from tests.support.models.pressure import (
     demo_runners,
 )
 
-pytestmark = pytest.mark.timeout(300)
 """The first test computes all answers alone."""
 
 PERSON = {

@@ -10,12 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.equality import narrow_registers
 from tests.support.models import demo_digests
 
-pytestmark = [demo_digests.WITH_FMA, pytest.mark.timeout(300)]
+pytestmark = demo_digests.WITH_FMA
 
 
 def test_logits_without_avx_512(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ ON_CARDS = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(300)
 def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     limits = ("--start-s", "200", "--total-s", "280")
@@ -51,7 +50,6 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.timeout(120)
 def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
     command = [*ON_CPU, "alone", "first", "--node-flags", "--max-model-len 32000"]
     done = subprocess.run(
@@ -70,7 +68,6 @@ def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found.json").read_text())["failed"] == ["start", "start"]
 
 
-@pytest.mark.timeout(300)
 def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_path: Path) -> None:
     command = [*ON_CPU, "alone", "first", "--start-s", "200", "--total-s", "280"]
     command += ["--out", str(tmp_path / "found.json")]

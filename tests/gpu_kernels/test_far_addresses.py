@@ -43,7 +43,6 @@ def logits_of(tiny: TinyDecoder, make: Launches, blocks: np.ndarray) -> tuple[np
     return chunks.logits(1)[0].copy(), step.logits()[0].copy()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("has_scales", [False, True], ids=["bfloat16", "int8"])
 def test_keys_and_values_are_written_and_read_in_far_blocks(has_scales: bool) -> None:
     tiny = TinyDecoder(spec=replace(SPEC, num_layers=1), has_scales=has_scales)
@@ -72,7 +71,6 @@ def filled(pool: int, piece_bytes: int) -> np.ndarray:
     return content
 
 
-@pytest.mark.timeout(300)
 def test_far_blocks_are_copied_and_summed() -> None:
     device, piece_bytes, count = InterpretedDevice(), 2048, len(FAR)
     size = 2 * FAR_BLOCKS * piece_bytes
@@ -105,7 +103,6 @@ def test_far_blocks_are_copied_and_summed() -> None:
         assert np.array_equal(arrived(), content)
 
 
-@pytest.mark.timeout(300)
 def test_far_rows_are_read_and_far_logits_drawn_from() -> None:
     device, width, far = InterpretedDevice(), 128, 17_000_001
     wanted = np.arange(1, width + 1, dtype=np.uint16) + 0x3F80

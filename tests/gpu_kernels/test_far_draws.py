@@ -155,7 +155,6 @@ def filtered(rows: Rows) -> np.ndarray:
     return np.concatenate([first, count, rows.last(memory["keys"], 2048, np.int64)[: count[0]]])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("compute", "num_rows"),
     [

@@ -102,7 +102,6 @@ def result(
         return np.array([array_at(at, OUTPUTS, np.uint16).copy() for at in last])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_gated", [False, True], ids=["product", "gate and up"])
 @pytest.mark.parametrize(("form", "tile"), TILES)
 def test_far_rows_and_far_weights_are_multiplied(form: Form, tile: Tile, is_gated: bool) -> None:
@@ -114,7 +113,6 @@ def test_far_rows_and_far_weights_are_multiplied(form: Form, tile: Tile, is_gate
     assert np.array_equal(far_outputs, near)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("function", "kind"), [(fill_normal, "*bf16"), (fill_bytes, "*u32")])
 def test_far_random_numbers_are_written(function: Any, kind: str) -> None:
     size, count = 128, 2**32 + 5

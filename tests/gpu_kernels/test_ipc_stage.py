@@ -23,7 +23,6 @@ def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "SENDER", [sys.executable, "-m", "tests.gpu_kernels.played_sender"])
 
 
-@pytest.mark.timeout(300)
 def test_a_cache_is_read_while_its_process_lives_and_afterwards() -> None:
     found = Findings()
     STAGES["ipc"](InterpretedStageCard(), found)
@@ -34,7 +33,6 @@ def test_a_cache_is_read_while_its_process_lives_and_afterwards() -> None:
     } <= set(found)
 
 
-@pytest.mark.timeout(300)
 def test_prompts_come_out_of_another_process_which_is_then_killed() -> None:
     found = Findings()
     STAGES["ipc_lane"](InterpretedStageCard(), found)

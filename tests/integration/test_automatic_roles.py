@@ -21,8 +21,6 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, runnin
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = [pytest.mark.timeout(300)]
-
 NUM_SEATS = 4
 NUM_CLIENTS = 6
 """More than one decode node has seats for, and not more than two have."""

@@ -28,7 +28,6 @@ BODY = b"an answer of a router"
 STRANGER = ("127.0.0.2", 0)
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed"),
 ]
 

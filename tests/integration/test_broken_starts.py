@@ -27,8 +27,6 @@ from tests.support.models.tiny_model import make_tiny_model, tiny_config, tiny_w
 from tests.support.models.tokenizer_gguf import write_tiny_gguf
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 END_TIMEOUT_S = 150.0
 GGUF = "model.gguf"
 UP = "model.layers.1.mlp.up_proj"

@@ -179,7 +179,6 @@ def terminal(url: str, **more: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-@pytest.mark.timeout(WAIT_S)
 def test_a_conversation(router: tuple[str, type[StandIn]]) -> None:
     url, seen = router
     with terminal(url) as chat:
@@ -215,7 +214,6 @@ def test_a_conversation(router: tuple[str, type[StandIn]]) -> None:
     ]
 
 
-@pytest.mark.timeout(WAIT_S)
 @pytest.mark.parametrize("handler", ["strict", "surrogateescape"])
 def test_a_line_that_is_no_text_is_not_sent(
     router: tuple[str, type[StandIn]], handler: str
@@ -232,7 +230,6 @@ def test_a_line_that_is_no_text_is_not_sent(
     assert [body["messages"][-1]["content"] for body in seen.bodies] == ["hi"]
 
 
-@pytest.mark.timeout(WAIT_S)
 def test_the_end_of_the_input_ends_it(router: tuple[str, type[StandIn]]) -> None:
     with terminal(router[0]) as chat:
         chat.read_until("> ")
@@ -240,7 +237,6 @@ def test_the_end_of_the_input_ends_it(router: tuple[str, type[StandIn]]) -> None
         assert chat.process.wait(WAIT_S) == 0
 
 
-@pytest.mark.timeout(WAIT_S)
 def test_reasoning_is_marked(router: tuple[str, type[StandIn]]) -> None:
     with terminal(router[0]) as chat:
         chat.read_until("> ")

@@ -31,7 +31,6 @@ def status_of_a_drain(url: str, headers: dict[str, str]) -> int:
         return error.code
 
 
-@pytest.mark.timeout(300)
 def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
     port = free_loopback_port()
     url = f"http://127.0.0.1:{port}"
@@ -72,7 +71,6 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.endurance
-@pytest.mark.timeout(300)
 def test_the_demo_on_one_mixed_node(tmp_path: Path) -> None:
     port = free_loopback_port()
     arguments = ("--mixed", "1", "--port", str(port), "--exit-after-sample")

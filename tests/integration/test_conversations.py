@@ -17,8 +17,6 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, runnin
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 COMPLETIONS = "/v1/completions"
 
 

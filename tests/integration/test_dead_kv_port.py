@@ -22,8 +22,6 @@ from tests.support.kv.links import Link
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 TOGETHER = range(8)
 ONE_BY_ONE = range(8, 48)
 STALL_S = 1.5

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.support.cluster.processes import role_environment
 from tests.support.cluster.serving_up import serving_up
@@ -43,13 +42,11 @@ def test_without_a_key_it_is_refused_with_what_to_do_and_nothing_starts(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(300)
 def test_insecure_lets_everybody_in(tmp_path: Path, tiny_model: Path) -> None:
     with serving(tmp_path, tiny_model, "--insecure") as url:
         assert httpx.get(url, timeout=60).status_code == 200
 
 
-@pytest.mark.timeout(300)
 def test_a_client_with_the_key_gets_in(tmp_path: Path, tiny_model: Path) -> None:
     with serving(tmp_path, tiny_model, "--api-key", "hush") as url:
         assert httpx.get(url, timeout=60).status_code == 401

@@ -32,8 +32,6 @@ from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer, redis_server
 from tests.support.stores.refusing_redis import Spoil, failed_snapshot, full_memory, mend
 
-pytestmark = pytest.mark.timeout(300)
-
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 LONG_PROMPT = 2400
 ENDLESS = 12_000

@@ -26,8 +26,6 @@ from tests.support.kv.kv_relay import environ_of_endpoint
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 PROMPT_TOKENS = 400
 NUM_DAMAGED = 16
 

@@ -22,7 +22,7 @@ from tests.support.cluster.watching import TICK_S, CoreQueue
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.endurance
 
 NUM_STREAMS = 4
 SALTS = itertools.count(80)

@@ -13,8 +13,6 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, runnin
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 BLOCK_SIZE = 16
 NUM_SEATS = 2
 SMALL_POOL = ("--block-size", str(BLOCK_SIZE), "--num-threads", "1", "--kv-cache-memory", "1MiB")

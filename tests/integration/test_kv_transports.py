@@ -23,8 +23,6 @@ from tests.support.grammars import schemas
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 BLOCK_SIZE = 32
 NUM_TOKENS = 8
 # What a prefill and a decode node allow, and the lane that the two then take.

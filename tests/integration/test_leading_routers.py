@@ -9,8 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 
-import pytest
-
 from tests.support.clocks.waiting import wait_until
 
 LEASE_S = 1.0
@@ -64,7 +62,6 @@ def routers(url: str) -> Iterator[tuple[Router, Router]]:
         first.end()
 
 
-@pytest.mark.timeout(120)
 def test_a_router_that_was_frozen_past_its_lease_changes_nothing_when_it_wakes(
     redis_url: str,
 ) -> None:

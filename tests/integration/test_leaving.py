@@ -24,7 +24,7 @@ from tests.support.grammars import schemas
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.endurance
 
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 SAMPLED: Fields = {"temperature": 1.0, "ignore_eos": True}

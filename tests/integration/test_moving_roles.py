@@ -23,8 +23,6 @@ from tests.support.cluster.processes import role_environment
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = [pytest.mark.timeout(300)]
-
 NUM_MOVES = 50
 NUM_CLIENTS = 6
 ROLES = ("prefill", "decode", "mixed")

@@ -25,8 +25,6 @@ from tests.support.observing.otlp_collector import OtlpCollector, ReceivedSpan, 
 from tests.support.stores.redis_server import RedisServer
 from tools.generate_metrics_table import described_metrics
 
-pytestmark = pytest.mark.timeout(300)
-
 SECRET_WORDS = "zanzibar plutonium marmalade"
 EXPORTED_WITHIN_S = 60.0
 

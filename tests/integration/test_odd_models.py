@@ -29,7 +29,6 @@ SHELVES = {
 
 
 @pytest.mark.covers("K07", "K08", "K09")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHELVES)
 def test_an_odd_model_serves_all_kinds_of_answers(
     name: str, tmp_path: Path, cluster_redis: RedisServer

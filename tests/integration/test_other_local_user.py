@@ -34,7 +34,6 @@ from tests.support.observing.listeners import listening_sockets
 from tests.support.observing.process_tasks import process_tree
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
 ]
 

@@ -27,8 +27,6 @@ NO_CACHE = "--no-enable-prefix-caching"
 MEMORY = ("--kv-cache-memory", "30MiB", "--prefix-host-memory", "90MiB", "--max-model-len", "512")
 """A pool of ten blocks in float32, and three times as many in host memory."""
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluster]:

@@ -36,8 +36,6 @@ MODEL = "SmolLM2-135M-Instruct"
 FLAGS = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1")
 NO_CACHE = "--no-enable-prefix-caching"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def clusters(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[dict[str, Cluster]]:

@@ -22,8 +22,6 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, runnin
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 NUM_REQUESTS = 40
 NUM_BEGINNINGS = 4
 SECRET_SALT = "a-salt-that-nobody-should-read"

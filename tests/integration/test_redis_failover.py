@@ -18,7 +18,7 @@ from tests.support.cluster.cluster import START_TIMEOUT_S, Cluster, ClusterSpec,
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_topologies import FailoverPair, redis_cluster, watched_redis
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.endurance]
+pytestmark = pytest.mark.endurance
 
 NUM_CLIENTS = 4
 NUM_MORE = 2

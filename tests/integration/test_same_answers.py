@@ -37,8 +37,6 @@ WAYS: dict[str, Fields] = {
 NUM_TOKENS = 12
 MODEL = "SmolLM2-135M-Instruct"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def demo_specs() -> list[ClusterSpec]:
     flags = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from safetensors.numpy import save_file
 
 from common.nodes import Role
@@ -29,7 +28,6 @@ def spec(model: Path) -> ClusterSpec:
     )
 
 
-@pytest.mark.timeout(300)
 def test_answers_of_a_cluster_are_those_of_the_same_weights(
     cluster_redis: RedisServer, cluster_folder: Path, tmp_path: Path
 ) -> None:

@@ -23,8 +23,6 @@ from tests.support.kv.links import Link
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 PROMPT_TOKENS = 4000
 NUM_TOGETHER = 2
 SLOW_PER_S = 100e3

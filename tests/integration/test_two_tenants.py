@@ -17,8 +17,6 @@ from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 MODES = ("key", "none", "all")
 """What the routers share, in their order. The first one has the default."""
 SESSION = {"x-session-id": "a-name-that-both-use"}

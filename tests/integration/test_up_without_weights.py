@@ -25,7 +25,6 @@ def test_a_file_that_has_no_weights_is_not_read(tmp_path: Path, role: str) -> No
     assert (main(flags) == 0) == (role == "router")
 
 
-@pytest.mark.timeout(300)
 def test_a_chat_with_random_weights(tmp_path: Path) -> None:
     """Files of weights are not wanted."""
     folder = make_tiny_model(tmp_path / "shape")

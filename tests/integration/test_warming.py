@@ -27,8 +27,6 @@ NUM_WHOLE = (NUM_PROMPT - 1) // BLOCK_SIZE * BLOCK_SIZE
 FLAGS = ("--kv-cache-memory", "16MiB", "--num-threads", "1", "--max-num-batched-tokens", "256")
 FETCHED = "pdserve_prefix_fetched_tokens_total"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster(

@@ -21,8 +21,6 @@ from tests.support.stores.redis_topologies import (
     watched_redis,
 )
 
-pytestmark = pytest.mark.timeout(300)
-
 PREFIX = "pdserve:{topologies}:"
 CALL_TIMEOUT_S = 60.0
 FAILOVER_S = 100.0

@@ -18,8 +18,6 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.topologies import flag
 from tests.support.models.tiny_model import VOCAB_SIZE, byte_tokens, prompt_tokens
 
-pytestmark = pytest.mark.timeout(300)
-
 MIB = 1 << 20
 USER = [{"role": "user", "content": "hello"}]
 

@@ -18,8 +18,6 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.topologies import LONG_DEADLINE_S, PREFILL_STEP_TOKENS
 from tests.support.models.tiny_model import END_TOKEN_ID, prompt_tokens, token_id
 
-pytestmark = pytest.mark.timeout(300)
-
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 LONG_PROMPT = 6000
 """Nearly two hundred steps on the prefill node."""

@@ -33,8 +33,6 @@ from tests.support.cluster.topologies import flag
 from tests.support.key_folders import expired, issue, make_keys, put
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 TIMEOUT_S = 60.0
 SILENT_S = 5.0
 """How long silence is waited for, where it is a right answer."""

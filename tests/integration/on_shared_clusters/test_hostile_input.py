@@ -23,7 +23,7 @@ from tests.support.cluster.memory import forget_peak, memory_of
 from tests.support.cluster.topologies import flag
 from tests.support.models.tiny_model import prompt_tokens
 
-pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.endurance
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 512 * MIB

@@ -33,8 +33,6 @@ from tests.support.cluster.memory import forget_peak, memory_of
 from tests.support.grammars.hostile_grammars import LONG
 from tests.support.http.other_paths import WAYS
 
-pytestmark = pytest.mark.timeout(300)
-
 MIB = 1 << 20
 LARGE_BODY_BYTES = 256 << 10
 LONGEST_ANSWER_S = 120.0

@@ -19,8 +19,6 @@ from tests.support.cluster.memory import forget_peak, memory_of
 from tests.support.grammars.hostile_grammars import BOUNDED, CRASHING, HOSTILE, LONG, SIBLINGS
 from tests.support.http.tool_models import function
 
-pytestmark = pytest.mark.timeout(300)
-
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 128 * MIB
 """Growth of a router at the worst moment: bodies of 9 MB are in work, in a few copies each."""

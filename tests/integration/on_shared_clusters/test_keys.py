@@ -15,8 +15,6 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 PROMPT = prompt_tokens(100, salt=81)
 
 

@@ -17,8 +17,6 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, runnin
 from tests.support.models.tiny_model import FIRST_BYTE_ID, VOCAB_SIZE, prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 NUM_SEATS = 4
 ENDLESS = 9000
 """Output tokens that no test waits for."""

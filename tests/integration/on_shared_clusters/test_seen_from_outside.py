@@ -19,8 +19,6 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, runnin
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 REQUESTS: list[Fields] = [
     {"prompt": prompt_tokens(30, salt=71) * 2, "max_tokens": 60, "temperature": t, "seed": 5}
     for t in (0, 0.7)

@@ -14,8 +14,6 @@ from tests.support.grammars import schemas
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
-
 # 128 blocks of 16 tokens: one request of 1,100 tokens fits, and no two do: any two requests
 # that overlap for long enough preempt, also when a busy machine sends them slowly.
 SMALL = ("--kv-cache-memory", "1MiB", "--reservation-policy", "none")

@@ -12,8 +12,6 @@ from tests.support.cluster.api import Api, Fields
 from tests.support.cluster.cluster import Cluster
 from tests.support.models.tiny_model import prompt_tokens
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.covers("F82")
 def test_two_routers_answer_alike_side_by_side(tiny_cluster: Cluster) -> None:

@@ -142,7 +142,6 @@ print("it goes on")
 """
 
 
-@pytest.mark.timeout(60)
 def test_where_no_signal_reaches_a_phase_the_program_ends_with_its_last_lines() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STUCK], cwd=SOURCES, capture_output=True, text=True, check=False

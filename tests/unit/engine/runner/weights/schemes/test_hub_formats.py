@@ -194,7 +194,6 @@ SERVED = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(300)  # the first one compiles kernels
 @pytest.mark.parametrize("name", SERVED)
 def test_answers_are_those_of_the_same_weights_in_float32(tmp_path: Path, name: str) -> None:
     values = _packed(tmp_path / "packed", PACKERS[name])

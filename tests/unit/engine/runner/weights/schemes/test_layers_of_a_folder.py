@@ -182,7 +182,6 @@ def test_parts_of_a_weight_may_be_in_other_files(tmp_path: Path) -> None:
     _check(tmp_path, values)
 
 
-@pytest.mark.timeout(300)  # it compiles kernels
 def test_a_drafting_layer_may_be_quantised_too(tmp_path: Path) -> None:
     """It drafts as the layer of its values does."""
     config = CONFIGS["llama"]
