@@ -14,6 +14,7 @@ from typing import Self
 from common.errors import ConfigError
 from common.files.trusted_folder import why_untrusted
 from common.settings.redis_url import MOST_SOCKET_PATH_BYTES
+from pdserve.configuration.option_values import checked_text
 
 _PREFIX = "pdserve-"
 _SHORT_FOLDER = "/tmp"  # noqa: S108 (a folder that is private is made in it)
@@ -95,6 +96,10 @@ def _folder_of_sockets(private: Path) -> Path:
 
 
 def _private_folder(prefix: str, parent: str) -> Path:
+    try:
+        checked_text(parent)  # settings name files in it
+    except ValueError as wanted:
+        raise ConfigError(f"TMPDIR is {parent!r}: {wanted}") from None
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     if problem := why_untrusted(folder):
         folder.rmdir()

@@ -17,6 +17,7 @@ import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.integration.fake_cluster import FakeUp
+from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.processes import SOURCES
 from tests.support.observing.process_tasks import children_of
 
@@ -184,6 +185,22 @@ def test_text_that_the_terminal_cannot_show_ends_nothing(
     assert "caf? ?" in cluster.printed
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.wait() == 0
+
+
+def test_a_cluster_serves_on_and_ends_in_order_when_nobody_reads_what_it_prints(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path, "--restart-nodes"), started)
+    assert cluster.process.stdout is not None
+    cluster.process.stdout.close()
+    first = cluster.pid("decode-1")
+    (shared / "decode-1.ready").unlink()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: (shared / "decode-1.ready").exists(), "decode-1 is started again")
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.process.wait() == 0
+    for name in NAMES:
+        wait_until_gone(cluster.pid(name))
 
 
 def test_the_rest_serves_on_when_a_node_dies(

@@ -94,6 +94,19 @@ def test_sockets_have_a_short_folder_where_temporary_files_have_a_long_one(
     assert run.path.exists()
 
 
+@pytest.mark.parametrize("name", [b"a\xff", b"a\nb"])
+def test_temporary_files_whose_path_is_no_text_are_refused(
+    name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings name files in that folder: Redis's socket, keys."""
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(ConfigError, match=r"^TMPDIR is '.*a.*': wanted UTF-8 text without control"):
+        RunFolder()
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("part", ["", "above"])
 def test_temporary_files_that_others_can_rename_are_refused(temporary: Path, part: str) -> None:
     folder = temporary / "above" / "temporary"
