@@ -15,11 +15,15 @@ from tests.support.cluster.processes import SOURCES
 
 _RUN = """
 import os
+import subprocess
 import sys
 from types import ModuleType
 from pdserve.__main__ import main
 
+ITS_STREAMS = "import os; [os.fstat(number) for number in range(3)]"
+
 def run():
+    subprocess.run([sys.executable, "-S", "-c", ITS_STREAMS], check=True)
     number = os.open("opened", os.O_WRONLY | os.O_CREAT)
     assert sys.stdin.read() == ""
     print("caf\\u00e9")
