@@ -39,9 +39,7 @@ def test_this_project_comes_before_what_others_name(
     assert module_environment()["PYTHONPATH"].split(os.pathsep)[1:] == [str(elsewhere)]
 
 
-def test_helpers_find_this_project_first(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_helpers_find_this_project_first(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "json.py").unlink()
     monkeypatch.setenv("PYTHONPATH", str(elsewhere))
     process, ours = start_helper(module_command("common.version"))
