@@ -87,9 +87,10 @@ def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], b
 
 
 def _not_written(folder: Path, error: OSError) -> CheckpointError:
+    where = f" of {error.filename}" if error.filename else ""
     return CheckpointError(
-        f"{folder} cannot be written: {error.strerror or error}: wanted room in a folder of this "
-        "user's (PDSERVE_CACHE names another one)"
+        f"{folder} cannot be written: {error.strerror or error}{where}: wanted a folder with room "
+        "(PDSERVE_CACHE names another one)"
     )
 
 
