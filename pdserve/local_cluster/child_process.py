@@ -44,11 +44,14 @@ class ChildProcess:
         return self._process.poll()
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """Return the last lines of what this process logged."""
-        with self.log_path.open("rb") as file:
-            size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_begin, size_bytes - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        """Return the last lines of what this process logged; none where its log is gone."""
+        try:
+            with self.log_path.open("rb") as file:
+                size_bytes = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_begin, size_bytes - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return []
         return text.splitlines()[-num_lines:]
 
     def send(self, number: signal.Signals) -> None:

@@ -281,8 +281,15 @@ class LocalCluster:
     def _start_again(self) -> None:
         now_s = self._clock.now_s()
         for name in self._restarts.take_due(now_s) if self._restarts else ():
-            self._start(name)
-            self._returning[name] = now_s
+            try:
+                self._start(name)
+            except PdserveError as error:  # its log cannot be written, or there is no room for it
+                self._say_what_is_left(name, str(error), self._restart(name))
+            else:
+                self._returning[name] = now_s
+
+    def _restart(self, name: str) -> str:
+        return self._restarts.after_death(name, self._clock.now_s()) if self._restarts else ""
 
     def _say_who_returned(self) -> None:
         """Report nodes that the router lists in a new life, which has a higher epoch."""
@@ -343,13 +350,15 @@ class LocalCluster:
         else:
             self._run.keep_logs()
             ended = obituary(child, code)
-            if self._restarts and child.name != "redis":
-                restart = self._restarts.after_death(child.name, self._clock.now_s())
+            restart = "" if child.name == "redis" else self._restart(child.name)
         if child.name == "router":
             raise LocalClusterError(ended)
+        self._say_what_is_left(child.name, ended, restart)
+
+    def _say_what_is_left(self, name: str, why: str, restart: str) -> None:
         alive = [c.name for c in self._children.values() if c.exit_code() is None]
-        nodes = [name for name in alive if name != "router"]
-        _say(f"{ended}\n{what_now(child.name, nodes, restart)}", file=sys.stderr)
+        nodes = [node for node in alive if node != "router"]
+        _say(f"{why}\n{what_now(name, nodes, restart)}", file=sys.stderr)
 
 
 def _child_environment() -> dict[str, str]:

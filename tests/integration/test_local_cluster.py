@@ -375,6 +375,24 @@ def test_a_node_that_dies_is_started_again_where_that_is_wanted(
         wait_until_gone(cluster.pid(name))
 
 
+def test_a_log_that_is_gone_or_cannot_be_written_ends_nothing(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    logs = tmp_path / "logs"
+    cluster = serving(Cluster(tmp_path, "--restart-nodes", "--log-folder", str(logs)), started)
+    log = logs / "decode-1.log"
+    log.unlink()
+    log.mkdir()
+    os.kill(cluster.pid("decode-1"), signal.SIGKILL)
+    cluster.read_until("started again in 1 s, try 1 of 5.")
+    cluster.read_until("decode-1.log cannot be written: Is a directory")
+    cluster.read_until("started again in 2 s, try 2 of 5.")
+    log.rmdir()
+    cluster.read_until("decode-1 is back after")
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+
+
 def test_a_stop_signal_ends_a_cluster_that_waits_to_start_a_node_again(
     tmp_path: Path, shared: Path, started: list[Cluster]
 ) -> None:
