@@ -211,6 +211,7 @@ def test_the_rest_serves_on_when_a_node_dies(
     cluster.read_until("To get prefill-1 back")
     assert "prefill-1 died (killed by SIGKILL)" in cluster.printed
     assert "| prefill-1 runs" in cluster.printed
+    assert "If nobody killed it, memory ran out" in cluster.printed
     assert "Left: decode-1, which serves on." in cluster.printed
     url = f"http://127.0.0.1:{cluster.port}/ready"
     with urllib.request.urlopen(url) as response:
