@@ -30,7 +30,7 @@ class RunFolder:
     """
 
     def __init__(self, log_folder: Path | None = None) -> None:
-        self.path = _private_folder(_PREFIX, tempfile.gettempdir())
+        self.path = _private_folder(_PREFIX, _temporary_folder())
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.private = self.path / "private"
@@ -95,12 +95,25 @@ def _folder_of_sockets(private: Path) -> Path:
     return _private_folder("pds-", _SHORT_FOLDER)
 
 
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError(
+            "no file can be written in the folders of temporary files, such as /tmp: wanted one "
+            "with room (set TMPDIR)"
+        ) from None
+
+
 def _private_folder(prefix: str, parent: str) -> Path:
     try:
         checked_text(parent)  # settings name files in it
     except ValueError as wanted:
         raise ConfigError(f"TMPDIR is {parent!r}: {wanted}") from None
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        raise ConfigError(f"no folder can be made in {parent}: {error.strerror}") from None
     if problem := why_untrusted(folder):
         folder.rmdir()
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -105,6 +106,26 @@ def test_temporary_files_whose_path_is_no_text_are_refused(
     with pytest.raises(ConfigError, match=r"^TMPDIR is '.*a.*': wanted UTF-8 text without control"):
         RunFolder()
     assert list(folder.iterdir()) == []
+
+
+def test_a_machine_on_which_nothing_can_be_written_is_told(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    with pytest.raises(ConfigError, match="no folder can be made in .*: Read-only file system"):
+        RunFolder()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", _nowhere)
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        RunFolder()
+
+
+def _nowhere(*_: object) -> None:
+    raise FileNotFoundError
 
 
 @pytest.mark.parametrize("part", ["", "above"])
