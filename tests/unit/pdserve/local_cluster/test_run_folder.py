@@ -116,7 +116,7 @@ def test_a_machine_on_which_nothing_can_be_written_is_told(
 
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(tempfile, "mkdtemp", refused)
-    with pytest.raises(ConfigError, match="no folder can be made in .*: Read-only file system"):
+    with pytest.raises(ConfigError, match=r"no folder can be made in .*: Read-only"):
         RunFolder()
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_get_default_tempdir", _nowhere)
