@@ -1,8 +1,9 @@
-"""Helper processes: how they start, and how they never outlive their owner nor hurt it."""
+"""Processes of this project's modules, and helpers, which never outlive their owner nor hurt it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,24 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "900"
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return what runs a module in `module_environment()`.
+
+    -P: files of the current folder, such as a `json.py`, are not taken for modules.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """Return this environment, with this project before what `PYTHONPATH` names.
+
+    With -P a child would not find it if it lies in the current folder.
+    """
+    folders = [str(_ROOT), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 def start_helper(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -28,6 +47,7 @@ def start_helper(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socke
                 command,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
+                env=module_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches its owner only
             )
     except OSError:

@@ -10,8 +10,6 @@ simulating/     `pdserve simulate`: histories with faults on a simulated cluster
 commands/       status and drain: commands that talk to a running router
 keys/           certificates, KV keys, Redis users and API keys
 checkpoints/    from what `--model` names to a folder on this machine
+
+Nothing is imported here: `__main__` first says where this project's modules are found.
 """
-
-from common.version import VERSION
-
-__version__ = VERSION

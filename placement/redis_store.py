@@ -75,6 +75,10 @@ VALUES_PER_CALL = 128
 """Values that one call reads, and that are decoded before the event loop turns."""
 KEEPS_KEYS = "noeviction"
 """The maxmemory-policy that refuses writes instead: the others drop keys that have an expiry."""
+_NEVER = re.compile(
+    "unknown (redis )?command|db index is out of range|select is not", re.IGNORECASE
+)
+"""Refusals that no wait changes: renamed commands, and databases that the server has not."""
 
 _Entry = TypeVar("_Entry", LiveNode, Placement)
 _Command = Callable[[Redis], Awaitable[Any]]
@@ -254,6 +258,8 @@ class RedisStore:
         except (AuthenticationError, NoPermissionError) as refused:
             raise PlacementForbidden(f"Redis refused this process: {refused}") from refused
         except ResponseError as refused:
+            if _NEVER.search(str(refused)):
+                raise PlacementForbidden(f"Redis cannot serve this process: {refused}") from refused
             raise PlacementRefused(f"Redis refused a call: {refused}") from refused
         except (RedisError, OSError) as away:
             if is_untrusted(away):

@@ -37,7 +37,7 @@ class PlacementRefused(PlacementUnavailable):
 
 class PlacementForbidden(PlacementRefused):
     """The store and this process do not accept each other: a password, user or certificate is
-    wrong."""
+    wrong, or the server has no such database or not the commands that a store needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

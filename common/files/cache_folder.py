@@ -66,7 +66,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             if not folder.is_dir():
                 _build_and_rename(folder, build)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+        raise _not_written(folder, error) from error
     return folder
 
 
@@ -83,7 +83,15 @@ def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], b
             shutil.rmtree(folder, ignore_errors=True)
             _build_and_rename(folder, build)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+        raise _not_written(folder, error) from error
+
+
+def _not_written(folder: Path, error: OSError) -> CheckpointError:
+    where = f" of {error.filename}" if error.filename else ""
+    return CheckpointError(
+        f"{folder} cannot be written: {error.strerror or error}{where}: wanted a folder with room "
+        "(PDSERVE_CACHE names another one)"
+    )
 
 
 def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:

@@ -8,6 +8,9 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +74,34 @@ def keep_compiled(caching: Any, sources: Path, *facts: object) -> str:
 
         @classmethod
         def from_function(cls, function: Any, file: str) -> Any:
-            """Return None for the functions of others, and where nothing can be written."""
-            if not Path(file).is_relative_to(sources):
-                return None
-            here = cls(function, Path(file))
-            try:
-                here.ensure_cache_path()
-            except OSError:
-                return None
-            return here
+            """Return None for the functions of others."""
+            return cls(function, Path(file)) if Path(file).is_relative_to(sources) else None
 
     caching.CacheImpl._locator_classes.insert(0, BySource)
+    caching.Cache._guard_against_spurious_io_errors = _kept_if_possible
     return folder
+
+
+@contextmanager
+def _kept_if_possible(_cache: object) -> Iterator[None]:
+    """Let numba compile where it cannot load, and go on where it cannot save.
+
+    By itself it does so on Windows alone: elsewhere a full disk would end the process, and what a
+    folder that is only read has would not be loaded.
+    """
+    try:
+        yield
+    except OSError as error:
+        _say_once(error.strerror or str(error))
+
+
+@cache
+def _say_once(why: str) -> None:
+    _logger.warning(
+        "compiled kernels cannot be kept, and are compiled at each start: %s "
+        "(PDSERVE_CACHE names another folder)",
+        why,
+    )
 
 
 def _wanted_folder(sources: Path, facts: tuple[object, ...]) -> tuple[Path, Path | None]:

@@ -14,7 +14,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -23,7 +22,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from common.child_process import start_helper
+from common.child_process import module_command, start_helper
 from common.errors import Overloaded, PdserveError
 from common.grammar import Grammar
 from grammars.trying.messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
@@ -68,7 +67,7 @@ class GrammarTrials:
             "limits": asdict(limits),
         }
         module = "grammars.trying.server"
-        self._command = (sys.executable, "-m", module, json.dumps(settings))
+        self._command = module_command(module, json.dumps(settings))
         self._lock = Lock()
         self._asked: dict[int, _Asked] = {}
         self._numbers = itertools.count(1)

@@ -54,8 +54,12 @@ def write_curve_keys(path: Path, keys: CurveKeys) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except OSError as error:
+        path.unlink()
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def load_curve_keys(path: Path) -> CurveKeys:

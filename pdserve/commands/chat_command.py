@@ -172,9 +172,7 @@ def _write_shown(text: str) -> None:
 
 
 def _write_raw(text: str) -> None:
-    """Print at once, whatever the output's encoding can show of it."""
-    encoding = sys.stdout.encoding
-    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+    print(text, end="", flush=True)
 
 
 def _import_editing() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Set
 from functools import cache
 from typing import Any
 
-from pdserve import __version__
+from common.version import VERSION
 from pdserve.configuration.help_text import (
     EXAMPLES,
     INTRODUCTION,
@@ -83,7 +83,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="pdserve", description=INTRODUCTION, epilog=EXAMPLES["pdserve"], has_groups=True
     )
-    parser.add_argument("--version", action="version", version=f"pdserve {__version__}")
+    parser.add_argument("--version", action="version", version=f"pdserve {VERSION}")
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", prog="pdserve"
     )

@@ -47,7 +47,7 @@ def value_from_text(option: Option, text: str | bool) -> Value:
         return text
     match option.kind:
         case "str":
-            return _checked_text(text)
+            return checked_text(text)
         case "int":
             return _in_range(_whole_number(text))
         case "float":
@@ -74,7 +74,7 @@ def value_from_toml(option: Option, raw: object) -> Value:
     is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
     match option.kind:
         case "str" if isinstance(raw, str):
-            return _checked_text(raw)
+            return checked_text(raw)
         case "int" if isinstance(raw, int) and is_number:
             return _in_range(raw)
         case "seconds" if isinstance(raw, str):
@@ -101,7 +101,8 @@ def shown_value(option: Option, value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _checked_text(text: str) -> str:
+def checked_text(text: str) -> str:
+    """Return the text. Raises `ValueError` for one that no file of settings can hold."""
     if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise ValueError("wanted UTF-8 text without control characters")
     return text

@@ -9,12 +9,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from common.errors import PdserveError
 from common.observing.clock import Clock
 from pdserve.local_cluster.private_files import open_private_log
 from pdserve.local_cluster.signals import Signals
 
 _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 _TAIL_BYTES = 16 << 10
+
+
+class NotStarted(PdserveError):
+    """The system does not start a process."""
+
+    code = "not_started"
 
 
 class ChildProcess:
@@ -37,11 +44,14 @@ class ChildProcess:
         return self._process.poll()
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """Return the last lines of what this process logged."""
-        with self.log_path.open("rb") as file:
-            size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_begin, size_bytes - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        """Return the last lines of what this process logged; none where its log is gone."""
+        try:
+            with self.log_path.open("rb") as file:
+                size_bytes = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_begin, size_bytes - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return []
         return text.splitlines()[-num_lines:]
 
     def send(self, number: signal.Signals) -> None:
@@ -59,18 +69,25 @@ def start_child(
 ) -> ChildProcess:
     """Start `command` in a new session, so that a terminal's Ctrl-C reaches only the parent.
 
-    It ends with this process, as `ending_with_parent` says.
+    It ends with this process, as `ending_with_parent` says. Raises `NotStarted` where the system
+    has no room for it, and `ConfigError` for a log that cannot be written.
     """
     with open_private_log(log_path) as log:
         log_begin = log.seek(0, os.SEEK_END)
-        process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
-            ending_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(environ),
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
+                ending_with_parent(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotStarted(
+                f"{name} cannot be started: {error.strerror}: wanted room for its process "
+                f"(ulimit -u, memory), and an interpreter that can be run: {sys.executable}"
+            ) from None
     return ChildProcess(name, process, log_path, log_begin)
 
 

@@ -17,10 +17,13 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Return if a server could listen on this address. Raises `ConfigError` otherwise."""
+    """Return if a server could listen on this address, and be reached from this machine.
+
+    Raises `ConfigError` otherwise.
+    """
     try:
-        with _listening(host, port):
-            return
+        with _listening(host, port) as listener:
+            _require_connection(listener)
     except socket.gaierror:
         raise ConfigError(f"host is {host!r}: wanted an address of this machine") from None
     except OSError as error:
@@ -31,6 +34,17 @@ def require_free_port(host: str, port: int) -> None:
             ) from None
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from None
+
+
+def _require_connection(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} on {host} cannot be reached from this machine: "
+            f"{error.strerror or error}: wanted a loopback interface (ip link set lo up)"
+        ) from None
 
 
 def free_loopback_port() -> int:

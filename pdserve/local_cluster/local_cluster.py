@@ -16,11 +16,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-import pdserve
+from common.child_process import module_command, module_environment
 from common.errors import PdserveError
 from common.ids import Incarnation
 from common.observing.clock import Clock, MonotonicClock
@@ -77,8 +78,8 @@ class LocalClusterError(PdserveError):
 
 
 def serve_command(config_path: Path) -> Sequence[str]:
-    """Return `pdserve serve` under this interpreter; -P keeps the current folder off its path."""
-    return [sys.executable, "-P", "-m", "pdserve", "serve", "--config", str(config_path)]
+    """Return `pdserve serve` under this interpreter."""
+    return module_command("pdserve", "serve", "--config", str(config_path))
 
 
 def run_local_cluster(
@@ -236,7 +237,7 @@ class LocalCluster:
 
     def serve(self) -> None:
         """Watch the children until a stop signal. Raises `LocalClusterError` without a router."""
-        print(f"\n{first_lines(self.url, command_name())}", flush=True)
+        _print(f"\n{first_lines(self.url, command_name())}\n")
         reported: set[ChildProcess] = set()
         while not self._signals.num_stops:
             for child in self._all_children():
@@ -280,8 +281,15 @@ class LocalCluster:
     def _start_again(self) -> None:
         now_s = self._clock.now_s()
         for name in self._restarts.take_due(now_s) if self._restarts else ():
-            self._start(name)
-            self._returning[name] = now_s
+            try:
+                self._start(name)
+            except PdserveError as error:  # its log cannot be written, or there is no room for it
+                self._say_what_is_left(name, str(error), self._restart(name))
+            else:
+                self._returning[name] = now_s
+
+    def _restart(self, name: str) -> str:
+        return self._restarts.after_death(name, self._clock.now_s()) if self._restarts else ""
 
     def _say_who_returned(self) -> None:
         """Report nodes that the router lists in a new life, which has a higher epoch."""
@@ -342,43 +350,49 @@ class LocalCluster:
         else:
             self._run.keep_logs()
             ended = obituary(child, code)
-            if self._restarts and child.name != "redis":
-                restart = self._restarts.after_death(child.name, self._clock.now_s())
+            restart = "" if child.name == "redis" else self._restart(child.name)
         if child.name == "router":
             raise LocalClusterError(ended)
+        self._say_what_is_left(child.name, ended, restart)
+
+    def _say_what_is_left(self, name: str, why: str, restart: str) -> None:
         alive = [c.name for c in self._children.values() if c.exit_code() is None]
-        nodes = [name for name in alive if name != "router"]
-        _say(f"{ended}\n{what_now(child.name, nodes, restart)}", file=sys.stderr)
+        nodes = [node for node in alive if node != "router"]
+        _say(f"{why}\n{what_now(name, nodes, restart)}", file=sys.stderr)
 
 
 def _child_environment() -> dict[str, str]:
     """Return this environment without settings, which would override the child's own file."""
     environ = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in module_environment().items()
         if not name.startswith("PDSERVE_") or name in OTHER_VARIABLES
     }
     environ.pop("PDSERVE_CONFIG", None)
-    # With -P a child would not find this package if it lies in the current folder.
-    root = str(Path(pdserve.__file__).resolve().parent.parent)
-    inherited = environ.get("PYTHONPATH")
-    environ["PYTHONPATH"] = os.pathsep.join([root, inherited] if inherited else [root])
     environ["PYTHONUNBUFFERED"] = "1"
     return environ
 
 
 def _say(text: str, *, file: TextIO | None = None) -> None:
-    print(f"pdserve: {text}", file=file or sys.stdout, flush=True)
-
-
-def _show(text: str) -> None:
-    """Print text of a model at once, whatever the terminal can show of it."""
-    encoding = sys.stdout.encoding
-    print(printable(text).encode(encoding, "replace").decode(encoding), end="", flush=True)
+    _print(f"pdserve: {text}\n", file=file)
 
 
 def _say_of(name: str, text: str) -> None:
-    print(f"  {name:<10} {text}", flush=True)
+    _print(f"  {name:<10} {text}\n")
+
+
+def _show(text: str) -> None:
+    """Print text of a model, whatever the terminal can show of it."""
+    _print(printable(text))
+
+
+def _print(text: str, *, file: TextIO | None = None) -> None:
+    """Print at once. What nobody can read is lost, and the cluster serves on.
+
+    That is so on a full disk, on a terminal that is gone, and in a pipe without a reader.
+    """
+    with suppress(OSError):
+        print(text, end="", file=file or sys.stdout, flush=True)
 
 
 def _num_cores() -> int:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from pdserve.local_cluster.child_process import ChildProcess, described_exit
 
 _TIMESTAMP = re.compile(r"^[0-9-]+ [0-9:,]+ ")
 _COMPILED = re.compile(r"compiled ([0-9]{1,6}) of about ([0-9]{1,6}) CPU kernels")
+_IF_KILLED = (
+    "\nIf nobody killed it, memory ran out: fewer nodes, or a smaller memory_fraction or "
+    "kv_cache_memory, take less."
+)
 _MOST_CHARS = 100
 _TAIL_LINES = 20
 
@@ -70,7 +75,8 @@ def command_name() -> str:
 def obituary(child: ChildProcess, code: int) -> str:
     """Return how a process died, and the end of its log."""
     tail = "".join(f"\n  | {line}" for line in child.log_tail(_TAIL_LINES))
-    return f"{child.name} died ({described_exit(code)}); the end of {child.log_path}:{tail}"
+    hint = _IF_KILLED if code == -signal.SIGKILL else ""
+    return f"{child.name} died ({described_exit(code)}); the end of {child.log_path}:{tail}{hint}"
 
 
 def what_now(name: str, nodes: Sequence[str], restart: str) -> str:

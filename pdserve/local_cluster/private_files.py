@@ -11,11 +11,17 @@ from common.errors import ConfigError
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file of mode 600. Raises `OSError`, also where there is a file already."""
-    with os.fdopen(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as file:
-        file.write(text)
+    """Write a new file of mode 600.
+
+    Raises `ConfigError` where there is a file already, and where there is no room for it.
+    """
+    try:
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def open_private_log(path: Path) -> BinaryIO:

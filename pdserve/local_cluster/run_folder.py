@@ -14,6 +14,7 @@ from typing import Self
 from common.errors import ConfigError
 from common.files.trusted_folder import why_untrusted
 from common.settings.redis_url import MOST_SOCKET_PATH_BYTES
+from pdserve.configuration.option_values import checked_text
 
 _PREFIX = "pdserve-"
 _SHORT_FOLDER = "/tmp"  # noqa: S108 (a folder that is private is made in it)
@@ -29,7 +30,7 @@ class RunFolder:
     """
 
     def __init__(self, log_folder: Path | None = None) -> None:
-        self.path = _private_folder(_PREFIX, tempfile.gettempdir())
+        self.path = _private_folder(_PREFIX, _temporary_folder())
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.private = self.path / "private"
@@ -94,8 +95,25 @@ def _folder_of_sockets(private: Path) -> Path:
     return _private_folder("pds-", _SHORT_FOLDER)
 
 
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError(
+            "no file can be written in the folders of temporary files, such as /tmp: wanted one "
+            "with room (set TMPDIR)"
+        ) from None
+
+
 def _private_folder(prefix: str, parent: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        checked_text(parent)  # settings name files in it
+    except ValueError as wanted:
+        raise ConfigError(f"TMPDIR is {parent!r}: {wanted}") from None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        raise ConfigError(f"no folder can be made in {parent}: {error.strerror}") from None
     if problem := why_untrusted(folder):
         folder.rmdir()
         raise ConfigError(

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 from common.errors import ConfigError
 from common.settings.config import Config
@@ -32,15 +33,23 @@ def run_plan(parsed: argparse.Namespace, config: Config) -> None:
     answer = TrialPlanner(
         wanted, lambda line: tell(f"{time.monotonic() - began_s:5.0f} s  {line}")
     ).answer()
-    if page is not None:
-        page.write_text(page_of(answer), encoding="utf-8")
-        tell(f"{page} has the plots")
     if parsed.json:
         print(json.dumps(as_json(answer), ensure_ascii=False))
     else:
         print(as_text(answer), end="")
     if request is not None:
         print(_story(answer, request), end="", file=sys.stderr if parsed.json else sys.stdout)
+    if page is not None:
+        _write_page(page, page_of(answer))
+
+
+def _write_page(page: Path, text: str) -> None:
+    """Write the plots, after the answer, which is not lost with a disk that is full."""
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{page} cannot be written: {error.strerror}") from None
+    tell(f"{page} has the plots")
 
 
 def tell(line: str) -> None:

@@ -74,7 +74,8 @@ def run_profile(
     """Measure what `serve` finds on a cluster and then what `load` returns, warm; write the file at
     `path`, a `checked_path`.
 
-    Raises what a node raises that cannot load its model.
+    Raises what a node raises that cannot load its model, and `ConfigError` for a file that cannot
+    be written now; then the profile is printed.
     """
     folder = resolve_checkpoint(config.model.model)
     name = config.model.served_model_name or folder.name
@@ -85,7 +86,14 @@ def run_profile(
     with redirect_stdout(sys.stderr):
         runner = load(config)
     profile = measured(config, runner, name, served)
-    path.write_text(encode_profile(profile), encoding="utf-8")
+    text = encode_profile(profile)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(text)  # it took minutes
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}: the profile is in the output instead"
+        ) from None
     found = (
         f"{len(profile.decodes)} decodes, {len(profile.chunks)} chunks, "
         f"{len(profile.verified)} steps with drafts, {len(profile.transfers)} transfers"

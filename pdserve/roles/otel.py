@@ -23,7 +23,7 @@ from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.tracing import NO_SPAN, Attributes, Span, SpanKind, is_traceparent
 from common.settings.tracing_config import TracingConfig
-from pdserve import __version__
+from common.version import VERSION
 
 MAX_QUEUED_SPANS = 8192
 EXPORT_EVERY_S = 2.0
@@ -55,7 +55,7 @@ class OtelTracing:
                 {
                     "service.namespace": "pdserve",
                     "service.name": f"pdserve-{role.value}",
-                    "service.version": __version__,
+                    "service.version": VERSION,
                     "service.instance.id": node_id,
                 }
             ),
@@ -69,7 +69,7 @@ class OtelTracing:
                 schedule_delay_millis=EXPORT_EVERY_S * 1000,
             )
         )
-        self._tracer = self._provider.get_tracer("pdserve", __version__)
+        self._tracer = self._provider.get_tracer("pdserve", VERSION)
 
     def span(
         self,

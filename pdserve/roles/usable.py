@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.files.cache_folder import full_path
+from common.files.cache_folder import cache_root, full_path
 from common.files.trusted_folder import why_untrusted
 from common.kv.memory_plan import DeviceMemory
 from common.nodes import Role
@@ -33,13 +33,13 @@ def check_usable(config: Config, num_nodes: int, memory: DeviceMemory) -> str:
 
     Returns what they cannot use for now, in words; empty where they can use all.
     """
-    problems, unwritten = [*_record_problems(config)], ""
+    problems, unwritten = [*_record_problems(config)], [""]
     if config.role is not Role.ROUTER:
         problems += _size_problems(config, num_nodes, memory)
-        unwritten = _check_disk(config, num_nodes, problems)
+        unwritten = [_check_disk(config, num_nodes, problems), _unwritten_cache()]
     if problems:
         raise SettingsError(problems)
-    return unwritten
+    return "; ".join(filter(None, unwritten))
 
 
 def _size_problems(config: Config, num_nodes: int, memory: DeviceMemory) -> Iterator[str]:
@@ -88,6 +88,22 @@ def _check_disk(config: Config, num_nodes: int, problems: list[str]) -> str:
         problems.append(f"prefix_disk is {disk!r}: no folder that can be written: {error.strerror}")
     except ConfigError as error:
         problems.append(f"prefix_disk is {disk!r}: {error}")
+    return ""
+
+
+def _unwritten_cache() -> str:
+    """Return why the cache cannot be written. What is in it already is used all the same."""
+    try:
+        folder = cache_root()
+        with _existing(folder, makes_parents=True):
+            _require_writable(folder)
+    except OSError as error:
+        return (
+            f"the cache {folder} cannot be written: {error.strerror}: a start compiles what is not "
+            "in it, and cannot pack weights (PDSERVE_CACHE names another folder)"
+        )
+    except ConfigError as error:
+        return str(error)
     return ""
 
 

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from common.nodes import Role
+from pdserve.__main__ import open_standard_streams
 from pdserve.configuration.config_sources import Command, load_config
 from pdserve.configuration.flags import SET_BY_UP, UP_DEFAULTS, build_parser
 from pdserve.local_cluster.cluster_plan import ClusterSize
@@ -63,4 +64,5 @@ def _run(arguments: Sequence[str], output: Connection, environ: Mapping[str, str
 
 
 if __name__ == "__main__":
+    open_standard_streams()
     sys.exit(main(sys.argv[1:]))

@@ -110,6 +110,7 @@ class Case:
 IN_USE, REDIS_PORT, FOLDER = "{port in use}", "{port of Redis}", "{folder}"
 IN_GGUF = ("--model", f"{FOLDER}/{GGUF}")
 PASSWORD_URL = f"redis://:wrong@127.0.0.1:{REDIS_PORT}/0"
+OTHER_URL = f"redis://127.0.0.1:{REDIS_PORT}/9999"
 CASES: dict[str, Case] = {
     "truncated weights": Case(1, ("model.safetensors", "truncated"), cut_the_weights_short),
     "truncated header": Case(1, ("model.safetensors", "truncated"), cut_the_header_short),
@@ -141,6 +142,10 @@ CASES: dict[str, Case] = {
     "wrong password": Case(1, ("Redis", "password"), flags=("--redis-url", PASSWORD_URL)),
     "router's wrong password": Case(
         1, ("Redis", "password"), flags=("--redis-url", PASSWORD_URL), role="router"
+    ),
+    "no such database": Case(1, ("DB index", "--redis-url"), flags=("--redis-url", OTHER_URL)),
+    "router's no such database": Case(
+        1, ("DB index", "--redis-url"), flags=("--redis-url", OTHER_URL), role="router"
     ),
     "no RDMA device": Case(
         2,
@@ -248,7 +253,7 @@ def test_it_ends_with_a_line_that_says_why(ended: dict[str, Ended], name: str) -
 
 
 # What a running machine says: who listens, who may connect, which devices it has.
-ONLY_AT_A_START = ("port in use", "wrong password", "RDMA device")
+ONLY_AT_A_START = ("port in use", "wrong password", "no such database", "RDMA device")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(ONLY_AT_A_START)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from common.observing.clock import MonotonicClock
 from pdserve.local_cluster.child_process import (
     ChildProcess,
+    NotStarted,
     described_exit,
     start_child,
     stop_children,
@@ -48,6 +51,17 @@ def start(folder: Path, children: list[ChildProcess], signals: Signals, code: st
     while not child.log_tail(1) and child.exit_code() is None:
         signals.wait(0.01)
     return child
+
+
+def test_a_system_without_room_for_a_process_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(NotStarted, match=r"^redis cannot be started: Resource .*ulimit -u"):
+        start_child("redis", ["redis-server"], tmp_path / "redis.log", os.environ)
 
 
 def test_a_child_that_stops_is_not_killed(

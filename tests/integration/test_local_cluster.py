@@ -17,6 +17,7 @@ import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.integration.fake_cluster import FakeUp
+from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.processes import SOURCES
 from tests.support.observing.process_tasks import children_of
 
@@ -186,6 +187,22 @@ def test_text_that_the_terminal_cannot_show_ends_nothing(
     assert cluster.wait() == 0
 
 
+def test_a_cluster_serves_on_and_ends_in_order_when_nobody_reads_what_it_prints(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path, "--restart-nodes"), started)
+    assert cluster.process.stdout is not None
+    cluster.process.stdout.close()
+    first = cluster.pid("decode-1")
+    (shared / "decode-1.ready").unlink()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: (shared / "decode-1.ready").exists(), "decode-1 is started again")
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.process.wait() == 0
+    for name in NAMES:
+        wait_until_gone(cluster.pid(name))
+
+
 def test_the_rest_serves_on_when_a_node_dies(
     tmp_path: Path, shared: Path, started: list[Cluster]
 ) -> None:
@@ -194,6 +211,7 @@ def test_the_rest_serves_on_when_a_node_dies(
     cluster.read_until("To get prefill-1 back")
     assert "prefill-1 died (killed by SIGKILL)" in cluster.printed
     assert "| prefill-1 runs" in cluster.printed
+    assert "If nobody killed it, memory ran out" in cluster.printed
     assert "Left: decode-1, which serves on." in cluster.printed
     url = f"http://127.0.0.1:{cluster.port}/ready"
     with urllib.request.urlopen(url) as response:
@@ -356,6 +374,24 @@ def test_a_node_that_dies_is_started_again_where_that_is_wanted(
     assert cluster.wait() == 0
     for name in NAMES:
         wait_until_gone(cluster.pid(name))
+
+
+def test_a_log_that_is_gone_or_cannot_be_written_ends_nothing(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    logs = tmp_path / "logs"
+    cluster = serving(Cluster(tmp_path, "--restart-nodes", "--log-folder", str(logs)), started)
+    log = logs / "decode-1.log"
+    log.unlink()
+    log.mkdir()
+    os.kill(cluster.pid("decode-1"), signal.SIGKILL)
+    cluster.read_until("started again in 1 s, try 1 of 5.")
+    cluster.read_until("decode-1.log cannot be written: Is a directory")
+    cluster.read_until("started again in 2 s, try 2 of 5.")
+    log.rmdir()
+    cluster.read_until("decode-1 is back after")
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
 
 
 def test_a_stop_signal_ends_a_cluster_that_waits_to_start_a_node_again(

@@ -19,6 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from common.child_process import module_command, module_environment
 from common.files.code_cache import code_cache_folder
 from engine.runner.gpu.launcher import KernelSpec
 
@@ -47,10 +48,12 @@ def compile_together(specs: Sequence[KernelSpec], capability: int) -> None:
     if len(specs) <= _FEW or stamp.exists():
         return
     count = min(_MOST_PROCESSES, os.cpu_count() or 1, len(specs))
-    command = [sys.executable, "-m", "engine.runner.gpu.compiling"]
+    command, environment = module_command("engine.runner.gpu.compiling"), module_environment()
     processes = []
     for first in range(count):
-        process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - our own command
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command, stdin=subprocess.PIPE, env=environment
+        )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and the node compiles its share
             process.stdin.write(json.dumps([described[first::count], capability]).encode())

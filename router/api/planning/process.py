@@ -16,13 +16,12 @@ import asyncio
 import json
 import logging
 import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
 
-from common.child_process import start_helper
+from common.child_process import module_command, start_helper
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from router.api.bodies.asked import RequestKind
 from router.api.planning.messages import (
@@ -84,7 +83,7 @@ def planning_command(
     """Return the command of the planning process of a model, as `TextModel.load` takes it."""
     module = "router.api.planning.child"
     settings = json.dumps(asdict(chat))
-    return [sys.executable, "-m", module, folder, model_name, str(max_model_len), settings]
+    return module_command(module, folder, model_name, str(max_model_len), settings)
 
 
 class PlanningProcess:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-import pdserve
 from common.nodes import Role
-from common.version import PROTOCOL_VERSION
+from common.version import PROTOCOL_VERSION, VERSION
 from http_serving.process_metrics import process_registry
 from pdserve.keys.keys_init import HOLDERS
 from router.watch.http_metrics import HttpMetrics
@@ -20,7 +19,7 @@ from tests.support.key_folders import issue, make_keys, node_keys, put
 def test_the_version_and_the_role_are_labels(role: Role) -> None:
     registry = process_registry(lambda: role)
     labels = {
-        "version": pdserve.__version__,
+        "version": VERSION,
         "role": role.value,
         "protocol": str(PROTOCOL_VERSION),
     }

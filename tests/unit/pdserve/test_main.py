@@ -5,11 +5,90 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from pdserve.__main__ import main
+from tests.support.cluster.processes import SOURCES
+
+_RUN = """
+import os
+import subprocess
+import sys
+from types import ModuleType
+from pdserve.__main__ import main
+
+ITS_STREAMS = "import os; [os.fstat(number) for number in range(3)]"
+
+def run():
+    subprocess.run([sys.executable, "-S", "-c", ITS_STREAMS], check=True)
+    number = os.open("opened", os.O_WRONLY | os.O_CREAT)
+    assert sys.stdin.read() == ""
+    print("caf\\u00e9")
+    print("said", file=sys.stderr)
+    return number
+
+loaded = sys.modules["pdserve.cli"] = ModuleType("pdserve.cli")
+loaded.main = run
+sys.exit(main())
+"""
+
+
+def _ended(
+    folder: Path, redirected: str = "", stdout: int = subprocess.PIPE, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that prints, by a shell that redirects its streams."""
+    environ = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONUNBUFFERED": "", **environ}
+    return subprocess.run(
+        ["sh", "-c", f'"$0" -P -c "$1" {redirected}', sys.executable, _RUN],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_an_empty_one(closed: str, tmp_path: Path) -> None:
+    ended = _ended(tmp_path, closed)
+    assert ended.returncode > 2, ended.stderr
+    assert (tmp_path / "opened").read_text() == ""
+    assert ended.stdout == ("" if ">&-" in closed.replace("2>&-", "") else "caf\u00e9\n")
+    assert ended.stderr == ("" if "2>&-" in closed else "said\n")
+
+
+def test_an_output_that_is_full_is_said(tmp_path: Path) -> None:
+    ended = _ended(tmp_path, "> /dev/full")
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "said\npdserve: the output cannot be written: No space left on device\n"
+    )
+
+
+def test_a_pipe_without_a_reader_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    unread, output = os.pipe()
+    os.close(unread)
+    ended = _ended(tmp_path, stdout=output)
+    os.close(output)
+    assert (ended.returncode, ended.stderr) == (1, "said\n")
+
+
+def test_a_character_that_the_output_cannot_show_is_replaced(tmp_path: Path) -> None:
+    ended = _ended(tmp_path, PYTHONIOENCODING="ascii")
+    assert ended.stdout == "caf?\n", ended.stderr
+
+
+def test_modules_of_equal_names_elsewhere_are_not_taken(tmp_path: Path) -> None:
+    for name in ("common", "router"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('another module')")
+    command = [sys.executable, "-m", "pdserve", "--version"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert subprocess.check_output(command, cwd=tmp_path, env=environ, text=True)
 
 
 class _Interrupted(ModuleType):

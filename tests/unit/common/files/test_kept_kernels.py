@@ -24,6 +24,14 @@ def increased(number):
 _CALL = (
     "import kernels; print(kernels.increased(1), sum(kernels.increased.stats.cache_hits.values()))"
 )
+_READ_ONLY = """
+import errno, tempfile
+
+def refused(*_, **__):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+tempfile.TemporaryFile = refused  # numba tries a folder with it
+"""
 THERE = Path(__file__).parents[4]
 
 
@@ -68,4 +76,17 @@ def test_where_nothing_can_be_kept_they_are_compiled(
 ) -> None:
     (tmp_path / "cache").write_text("no folder")
     for _ in range(2):
-        assert result_and_hits(tmp_path / "here", environment)[0] == 2
+        assert result_and_hits(tmp_path / "here", environment) == [2, 0]
+    assert list(tmp_path.rglob("*.nbi")) == [], "nor beside the sources, where no one looks"
+
+
+def test_a_folder_that_can_only_be_read_is_read(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    here = tmp_path / "here"
+    assert result_and_hits(here, environment) == [2, 0]
+    read_only = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(THERE)])}
+    (tmp_path / "sitecustomize.py").write_text(_READ_ONLY)
+    assert result_and_hits(here, read_only) == [2, 1]
+    assert result_and_hits(here, read_only, step=2) == [3, 0]
+    assert result_and_hits(here, environment, step=2) == [3, 0], "it was kept"

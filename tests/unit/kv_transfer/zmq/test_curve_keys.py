@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 import zmq.auth
@@ -55,6 +57,19 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         write_curve_keys(tmp_path / "missing" / "kv.key", GOOD)
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, mode: str) -> TextIO:
+        os.close(descriptor)
+        return cast(TextIO, Path("/dev/full").open(mode))
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(ConfigError, match=r"kv\.key cannot be written: No space left on device"):
+        write_curve_keys(tmp_path / "kv.key", GOOD)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777, 0o601])

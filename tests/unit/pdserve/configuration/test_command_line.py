@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import pdserve
+from common.version import VERSION
 from pdserve.cli import main
 from pdserve.configuration.config_sources import load_config
 from pdserve.configuration.flags import EVERYDAY_KEYS, SET_BY_UP, build_parser
@@ -153,7 +153,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
     assert caught.value.code == 0
-    assert capsys.readouterr().out == f"pdserve {pdserve.__version__}\n"
+    assert capsys.readouterr().out == f"pdserve {VERSION}\n"
 
 
 @pytest.mark.parametrize(

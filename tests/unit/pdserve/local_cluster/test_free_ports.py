@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import socket
 
@@ -9,7 +11,7 @@ import pytest
 
 from common.errors import ConfigError
 from pdserve.local_cluster import free_ports as network
-from pdserve.local_cluster.free_ports import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port, require_free_port
 
 
 def test_a_free_port_is_given_once() -> None:
@@ -32,6 +34,25 @@ def test_a_process_that_asks_for_any_port_never_gets_it() -> None:
     given = free_loopback_port()
     with socket.socket() as anybody, pytest.raises(OSError, match="in use"):
         anybody.bind(("127.0.0.1", given))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_free_port_is_free_after_it_was_looked_at(host: str) -> None:
+    port = free_loopback_port()
+    require_free_port(host, port)
+    require_free_port(host, port)
+
+
+def test_a_machine_without_loopback_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new network namespace: what listens there is reached by nobody."""
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    port = free_loopback_port()
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(ConfigError, match=r"Network is unreachable: .*ip link set lo up"):
+        require_free_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("is_listening", [True, False])

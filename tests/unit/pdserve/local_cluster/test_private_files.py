@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from pdserve.local_cluster.private_files import open_private_log
+from pdserve.local_cluster.private_files import open_private_log, write_private
 
 NOBODY = 65534
 
@@ -23,6 +23,15 @@ def test_a_log_is_private_and_written_to_its_end(tmp_path: Path) -> None:
             log.write(b"more\n")
     assert path.read_text() == "before\nmore\nmore\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "router.toml"
+    write_private(path, "secret")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(ConfigError, match=r"router\.toml cannot be written: File exists"):
+        write_private(path, "other")
+    assert path.read_text() == "secret"
 
 
 def test_what_another_user_can_put_there_is_refused(tmp_path: Path) -> None:

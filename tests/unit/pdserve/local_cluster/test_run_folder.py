@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -92,6 +93,39 @@ def test_sockets_have_a_short_folder_where_temporary_files_have_a_long_one(
         run.keep_logs()
     assert not sockets.exists()
     assert run.path.exists()
+
+
+@pytest.mark.parametrize("name", [b"a\xff", b"a\nb"])
+def test_temporary_files_whose_path_is_no_text_are_refused(
+    name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings name files in that folder: Redis's socket, keys."""
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(ConfigError, match=r"^TMPDIR is '.*a.*': wanted UTF-8 text without control"):
+        RunFolder()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_machine_on_which_nothing_can_be_written_is_told(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    with pytest.raises(ConfigError, match=r"no folder can be made in .*: Read-only"):
+        RunFolder()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", _nowhere)
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        RunFolder()
+
+
+def _nowhere(*_: object) -> None:
+    raise FileNotFoundError
 
 
 @pytest.mark.parametrize("part", ["", "above"])

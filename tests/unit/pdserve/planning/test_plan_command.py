@@ -58,6 +58,15 @@ def test_a_plan_says_what_was_found_and_why(
     assert not re.search(r"src=|href=|https?://|<script", text)
 
 
+def test_an_answer_is_not_lost_with_a_page_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = said_by(capsys, [*SMALL, *TARGETS, "--nodes", "1", "--page", "/dev/full"])
+    assert code == 2
+    assert "meets the targets" in out
+    assert err.endswith("pdserve: /dev/full cannot be written: No space left on device\n")
+
+
 def test_a_plan_as_json_is_one_object_and_finds_the_number_itself(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.measured_profile import StreamedTime, read_measured_profile
 from common.nodes import Role
@@ -83,6 +84,12 @@ def test_a_model_is_measured_and_written(
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{path}: ")
     assert "profile: decode of 1 rows" in printed.err
+
+    asked.clear()
+    with pytest.raises(ConfigError, match="/dev/full cannot be written: No space left on device"):
+        profile_command.run_profile(config, Path("/dev/full"), load, serve)
+    path.write_text(capsys.readouterr().out)
+    assert read_measured_profile(path, model="llama").model == model, "it is not lost"
 
 
 def test_where_no_cluster_starts_the_rest_is_measured(

@@ -74,6 +74,21 @@ def test_a_disk_that_has_no_room_for_now_is_told(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in it may be all that is wanted."""
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    assert check_usable(Config(role=Role.DECODE), 2, MEMORY) == ""
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "cache").touch()
+    told = check_usable(Config(role=Role.DECODE), 2, MEMORY)
+    assert told.startswith(f"the cache {tmp_path}/cache cannot be written: File exists: ")
+    assert check_usable(Config(role=Role.ROUTER), 1, MEMORY) == ""
+    monkeypatch.setenv("PDSERVE_CACHE", "~nobody-at-all/x")
+    assert "no such user" in check_usable(Config(role=Role.DECODE), 2, MEMORY)
+
+
 def test_files_of_prefixes_that_no_disk_of_this_size_holds_are_refused(tmp_path: Path) -> None:
     (problem,) = with_disk(tmp_path, 1 << 60)
     assert problem.startswith("prefix_disk_size is 1073741824.00 GiB, for 2 node(s)")
