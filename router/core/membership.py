@@ -65,6 +65,13 @@ class NodeTrusted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDecodes:
+    """A node that can be chosen decodes from now on: until now it computed prompts alone."""
+
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSuspected:
     """A node is suspected, or for another reason than before: it `is_heard` and not reached."""
 
@@ -98,7 +105,14 @@ class NodeUnlisted:
 
 
 MembershipEffect = (
-    NodeLeftOut | NodeHeard | NodeTrusted | NodeSuspected | StreamLost | NodeGone | NodeUnlisted
+    NodeLeftOut
+    | NodeHeard
+    | NodeTrusted
+    | NodeDecodes
+    | NodeSuspected
+    | StreamLost
+    | NodeGone
+    | NodeUnlisted
 )
 
 
@@ -160,12 +174,13 @@ class Membership:
         listed, left_out = self._usable(nodes)
         self._num_listed = len(listed)
         num_before = len(self._members)
+        moved: list[MembershipEffect] = []
         for incarnation, node in listed.items():
-            self._list(incarnation, node)
+            moved += self._list(incarnation, node)
         if self._left_out or len(self._members) > num_before:
             self._replace(listed.keys() | self._left_out.keys())
         ended = self._ended(nodes)
-        return [*left_out, *ended, *self._forget()]
+        return [*left_out, *moved, *ended, *self._forget()]
 
     def on_store_away(self, now_s: float) -> list[MembershipEffect]:
         """Go on without the store, which did not answer."""
@@ -227,16 +242,25 @@ class Membership:
             self._changed[incarnation] = None
         return [StreamLost(incarnation)]
 
-    def on_role(self, incarnation: Incarnation, role: Role) -> None:
+    def on_role(self, incarnation: Incarnation, role: Role) -> list[MembershipEffect]:
         """Take that a node has this role, as it says itself when it has told the store.
 
         A listing that was asked for before says less.
         """
         member = self._members.get(incarnation)
-        if member is not None:
-            member.role_told_at = self._num_asked
-            member.record = replace(member.record, role=role)
-            self._changed[incarnation] = None
+        if member is None:
+            return []
+        member.role_told_at = self._num_asked
+        return self._give(incarnation, member, replace(member.record, role=role))
+
+    def _give(
+        self, incarnation: Incarnation, member: Member, record: NodeRecord
+    ) -> list[MembershipEffect]:
+        """Take a record with another role, at once: requests may wait for a node that has it."""
+        before, member.record = member.record.role, record
+        self._changed[incarnation] = None
+        begins = before is Role.PREFILL is not record.role
+        return [NodeDecodes(incarnation)] if begins and member.can_be_chosen else []
 
     def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one more request that the node was asked to hold.
@@ -394,17 +418,21 @@ class Membership:
         self._waited_s += min(max(0.0, now_s - self._asked_at_s), self._lease_s / 2)
         self._asked_at_s = now_s
 
-    def _list(self, incarnation: Incarnation, node: LiveNode) -> None:
+    def _list(self, incarnation: Incarnation, node: LiveNode) -> list[MembershipEffect]:
         member = self._members.get(incarnation)
         if member is None:
             self._members[incarnation] = Member(node.record, node.load, self._waited_s)
-            return
+            return []
         record = node.record
         if member.role_told_at == self._num_asked:
             record = replace(record, role=member.record.role)
+        moved: list[MembershipEffect] = []
+        if record.role is not member.record.role:
+            moved = self._give(incarnation, member, record)
         was_listed = self._is_listed(member)
         if member.take_report(record, node.load, self._waited_s) or not was_listed:
             self._reported[incarnation] = None
+        return moved
 
     def _replace(self, listed: Collection[Incarnation]) -> None:
         """Mark the members of which a newer incarnation is listed."""

@@ -112,6 +112,7 @@ class Dispatcher:
             on_lost=self._on_lost,
             on_suspected=self._on_suspected,
             on_trusted=self._on_trusted,
+            on_decodes=self._on_decodes,
             keys=keys,
         )
 
@@ -256,6 +257,10 @@ class Dispatcher:
     def _on_trusted(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_trusted, node)
+
+    def _on_decodes(self, node: Incarnation) -> None:
+        for choice in list(self._choices.values()):
+            self._feed(choice, choice.flow.on_node_decodes, node)
 
     def _on_waited(self, choice: RunningChoice) -> None:
         self._feed(choice, choice.flow.on_waited)

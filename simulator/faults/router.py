@@ -25,6 +25,7 @@ from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 from router.core.membership import (
     Membership,
     MembershipEffect,
+    NodeDecodes,
     NodeSuspected,
     NodeTrusted,
     StreamLost,
@@ -120,6 +121,7 @@ class FaultyRouter(SimulatedRouter):
             latency_s,
             nodes,
             self._membership,
+            follow=self._follow,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
@@ -252,6 +254,9 @@ class FaultyRouter(SimulatedRouter):
                     self._between.warm()
                     for choice in self._each_choice():
                         self._perform(choice, choice.flow.on_node_trusted(node))
+                case NodeDecodes(node):
+                    for choice in self._each_choice():
+                        self._perform(choice, choice.flow.on_node_decodes(node))
                 case NodeSuspected(node, _, is_heard, _):
                     for choice in self._each_choice():
                         self._perform(choice, choice.flow.on_node_suspected(node, is_heard))
