@@ -9,12 +9,21 @@ from dataclasses import dataclass, replace
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
 from simulator.faults.kv.wires import INLINE_LANE
-from simulator.faults.shape import CARD_LANES, ROUTER, Shape, node_names, router_names
+from simulator.faults.shape import (
+    CARD_LANES,
+    HOST_LANES,
+    ROUTER,
+    Shape,
+    node_names,
+    router_names,
+)
 
 MOST_FAULTS = 6
 MOST_CHANGES = 4
 NUM_BEGINNINGS = 4
 TIMES_LATER = 10.0
+ON_CARD = 0.3
+"""The share of the clusters whose caches are on cards, where their lane is one of such."""
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
@@ -163,7 +172,9 @@ def _change(
 def _on_a_lane(rng: random.Random, shape: Shape) -> Shape:
     """Return the shape with the lane of its KV. On some of them caches are on cards."""
     (lane,) = rng.choices(list(_LANE_SHARES), list(_LANE_SHARES.values()))
-    return replace(shape, lane=lane, is_staged=shape.is_staged and lane not in CARD_LANES)
+    is_staged = shape.is_staged and lane not in CARD_LANES
+    is_on_card = rng.random() < ON_CARD and not is_staged and lane not in HOST_LANES
+    return replace(shape, lane=lane, is_staged=is_staged, is_on_card=is_on_card)
 
 
 def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
@@ -190,6 +201,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         block_size=4,
         keeps_prefixes=keeps_prefixes,
         is_staged=more.random() < 0.2,
+        is_on_card=False,
         is_warmed=more.random() < 0.4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),

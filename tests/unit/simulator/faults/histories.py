@@ -30,6 +30,7 @@ def plain_shape(shape: Shape) -> Shape:
         num_routers=1,
         keeps_prefixes=False,
         is_staged=False,
+        is_on_card=False,
         is_warmed=False,
         has_priorities=False,
         preemption_policy="last_in_first_out",
