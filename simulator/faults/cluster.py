@@ -139,11 +139,16 @@ class FaultyCluster:
         node.life.keep_lease()
 
     def stop_node(self, name: str, *, is_known: bool, reason: str = RESET) -> None:
-        """End a node's process; its host says so, and why, if that is known."""
-        node = self.nodes.pop(name)
+        """End a node's process; its host says so, and why, if that is known.
+
+        One that leaves in order closes its connector, which refuses those that send to it.
+        """
+        node, is_closed = self.nodes.pop(name), reason == ENDED_BY_NODE
+        if is_closed:
+            node.kv.close()
         node.clock.kill()
         node.is_death_known = is_known
-        self.wires.leave(node.kv)
+        self.wires.leave(node.kv, is_closed=is_closed)
         for link in self._links():
             if link.node is node:
                 link.on_node_dead(is_known=is_known, reason=reason)
