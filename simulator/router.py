@@ -49,9 +49,9 @@ from router.core.effects import (
 )
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
+from router.core.known.member_effects import NodeDecodes
 from router.core.known.roster import Roster
 from router.core.known.sessions import SessionId
-from router.core.membership import NodeDecodes
 from router.core.placement import ChosenNodes, Placing
 from router.core.policies.query import Query, query_of
 from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from common.ids import Incarnation
@@ -29,6 +29,17 @@ from common.nodes import NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
 from router.core.known.member import Member
+from router.core.known.member_effects import (
+    MembershipEffect,
+    NodeDecodes,
+    NodeGone,
+    NodeHeard,
+    NodeLeftOut,
+    NodeSuspected,
+    NodeTrusted,
+    NodeUnlisted,
+    StreamLost,
+)
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
 
@@ -38,82 +49,6 @@ MAX_READ = 128
 """Reports of a listing that are read at once."""
 ENDED_BY_NODE = "the node ended the stream"
 """Why a stream broke where nothing is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeftOut:
-    """The store lists a node that cannot be a member."""
-
-    node: Incarnation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHeard:
-    """A node is heard for the first time, or again."""
-
-    node: Incarnation
-    was_lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeTrusted:
-    """A node that was new or suspected makes progress."""
-
-    node: Incarnation
-    was_suspected: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDecodes:
-    """A node that can be chosen decodes from now on: until now it computed prompts alone."""
-
-    node: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSuspected:
-    """A node is suspected, or for another reason than before: it `is_heard` and not reached."""
-
-    node: Incarnation
-    reason: str
-    is_heard: bool
-    was_trusted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLost:
-    """The stream of a node ended."""
-
-    node: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGone:
-    """Why a node is not heard: `has_left` in order, or it was lost."""
-
-    node: Incarnation
-    reason: str
-    has_left: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeUnlisted:
-    """The store does not list a node that is heard."""
-
-    node: Incarnation
-
-
-MembershipEffect = (
-    NodeLeftOut
-    | NodeHeard
-    | NodeTrusted
-    | NodeDecodes
-    | NodeSuspected
-    | StreamLost
-    | NodeGone
-    | NodeUnlisted
-)
 
 
 class Membership:

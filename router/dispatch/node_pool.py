@@ -16,9 +16,7 @@ from common.observing.clock import Clock
 from placement.store import PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
-from router.core.known.roster import Roster
-from router.core.membership import (
-    Membership,
+from router.core.known.member_effects import (
     MembershipEffect,
     NodeDecodes,
     NodeGone,
@@ -29,6 +27,8 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
+from router.core.known.roster import Roster
+from router.core.membership import Membership
 from router.dispatch.between_nodes import BetweenNodes
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.dispatch.liveness.silence import LOSS_S, TICK_S

@@ -16,8 +16,9 @@ from common.nodes import Role
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import drain_node
 from router.cluster.role import give_role
+from router.core.known.member_effects import MembershipEffect
 from router.core.known.roster import Roster
-from router.core.membership import Membership, MembershipEffect
+from router.core.membership import Membership
 from router.dispatch.calls_beside import TIMEOUT_S
 from router.http.errors import ApiError
 from simulator.faults.hosts import Paths, ProcessClock
