@@ -77,6 +77,7 @@ class FaultyCluster:
         self._ended_at_s = 0.0
         self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
         self._first_broken_s = _first(history.faults, BREAKING)
+        self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
         self._first_drain_s = _first(history.faults, (FaultKind.DRAIN,))
         self.router_stood_s = 0.0
         self._store = LifeStore(
@@ -275,6 +276,7 @@ class FaultyCluster:
             checks.check_end(
                 *(asked, answered, request.right),
                 has_faults=self._first_broken_s <= answered.ended_at_s,
+                has_failed_steps=self._first_failing_s <= answered.ended_at_s,
                 has_drains=self._first_drain_s <= answered.ended_at_s,
                 is_served=is_served,
             )

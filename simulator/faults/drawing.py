@@ -33,6 +33,7 @@ _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
+_FAILING_STEPS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
 _SESSIONS = ("", "a", "a", "b", "c")
 
@@ -50,9 +51,9 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes, priorities, sessions and further breaks, and where its nodes keep KV, come
-    from random numbers of their own: whatever is drawn of them, the rest of a seed's history is the
-    same.
+    Its routers, changes, priorities, sessions, further breaks and steps that fail, and where its
+    nodes keep KV, come from random numbers of their own: whatever is drawn of them, the rest of a
+    seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
@@ -61,7 +62,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     requests = [
         _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
     ]
-    breaking = [kind for kind in wishes.kinds if kind in BREAKING]
+    breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind is not FaultKind.STEP]
     changing = [kind for kind in wishes.kinds if kind in HARMLESS]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
@@ -78,6 +79,12 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         ]
         again = random.Random(f"again of {seed}")
         faults += list(_broken_again(again, faults, breaking, shape.kv_message_s))
+    if FaultKind.STEP in wishes.kinds:
+        steps = random.Random(f"steps of {seed}")
+        faults += [
+            _failing_steps(steps, names, around_s)
+            for around_s in _times(steps, requests, steps.choice(_FAILING_STEPS))
+        ]
     if changing:
         faults += [
             _change(more, changing, names, routers, around_s)
@@ -142,6 +149,16 @@ def _that_comes_back(rng: random.Random, asked: AskedRequest) -> AskedRequest:
         num_prompt=num_prompt,
         group=rng.randrange(NUM_BEGINNINGS),
         num_shared=rng.choice((num_prompt - 1, 16)),
+    )
+
+
+def _failing_steps(rng: random.Random, names: Sequence[str], around_s: float) -> Fault:
+    return Fault(
+        at_s=round(around_s + rng.choice((0.0, 0.02, 0.1, 0.5)) * rng.random(), 4),
+        kind=FaultKind.STEP,
+        target=rng.choice(names),
+        span_s=rng.choice((0.01, 0.1, 1.0)),
+        how=rng.choice(WAYS[FaultKind.STEP]),
     )
 
 

@@ -381,6 +381,23 @@ CARD = [
     ),
 ]
 
+FAILING = [
+    Bug(
+        "of the sequences of which a step has failed one goes on",
+        "engine.step_loop",
+        "            for entry, error in some.errors.items():\n",
+        "            for entry, error in [*some.errors.items()][1:]:\n",
+        (FaultKind.STEP,),
+    ),
+    Bug(
+        "a prefix whose copy to host memory has failed is found there",
+        "engine.core.kept_prefixes",
+        "        elif is_good:\n            self._keep(copy)\n",
+        "        elif is_good or True:\n            self._keep(copy)\n",
+        (FaultKind.STEP,),
+    ),
+]
+
 KV = [
     Bug(
         "the sender counts pieces as sent that were lost with the connection",
@@ -489,4 +506,4 @@ LANES = [
     ),
 ]
 
-BUGS = [*ROUTER, *NODE, *ENGINE, *CARD, *KV, *LANES]
+BUGS = [*ROUTER, *NODE, *ENGINE, *CARD, *FAILING, *KV, *LANES]

@@ -159,7 +159,7 @@ class FaultyNode(SimulatedNode):
         )
         joining = _Wires(wires, clock, self.memory, scheduler)
         most_tokens = scheduler.limits.max_num_batched_tokens
-        execution = ComputedExecution(
+        self.steps = execution = ComputedExecution(
             clock, self.memory, shape.step_s, most_tokens, plans_ahead=is_on_device(shape)
         )
         super().__init__(

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from engine.core.runner_contract import DeviceLost, DrawnTokens, OnLayer, RunnerResult
+from common.errors import InternalError
+from engine.core.runner_contract import (
+    DeviceLost,
+    DrawnTokens,
+    OnLayer,
+    RunnerResult,
+    SequencesFailed,
+)
 from engine.core.sequences.seats import Seats
 from engine.core.step.step_batch import StepBatch
 from simulator.faults.contents import (
@@ -25,7 +32,7 @@ from simulator.faults.hosts import ProcessClock
 
 TOKEN_S = 50e-6
 DRAWN_BY_HOST = 8
-"""Of so many tokens the host draws one."""
+"""The number of tokens of which the host draws one."""
 _MASK = (1 << 64) - 1
 
 
@@ -83,6 +90,11 @@ class ComputedExecution:
         """The step that has begun behind the one before; None: an entry that it has left behind."""
         self._began_s = 0.0
         self.ends_at_s = 0.0
+        self.failing = ""
+        """The sequences, `all` or `some`, for which steps fail that begin now; empty: none."""
+        self._failed: set[int] = set()
+        """The entries of the step that have no result."""
+        self._fails_whole = False
         self.ended_s: list[float] = []
         self.num_runs = 0
 
@@ -103,6 +115,10 @@ class ComputedExecution:
             raise WrongStep("a step of more tokens than its budget has")
         self._take_begun(batch)
         batch.has_gone_on = batch.going_on is not None
+        self._fails_whole = self.failing == "all"
+        self._failed = set(range(0 if self.failing else len(batch), len(batch)))
+        if self.failing == "some":
+            self._failed = {one for one in self._failed if (one + self.num_runs) % 2}
         self._batch, self._began_s = batch, self._clock.now_s()
         self._states = []
         self.num_runs += 1
@@ -125,20 +141,25 @@ class ComputedExecution:
         """Return at once: there is no interpreter to share."""
 
     def wait(self) -> tuple[RunnerResult, float]:
-        """Return the results."""
+        """Return the results. Raises `SequencesFailed` or `RuntimeError` for a step that fails."""
         batch = self._batch
         assert batch is not None, "a step is under way"
         if not self._states:
             for layer in range(NUM_LAYERS):
                 self._write(layer)
         drawn = [
-            self._draw(batch.seats, entry, states)
-            for entry, states in zip(self._entries, self._states, strict=True)
+            None if index in self._failed else self._draw(batch.seats, entry, self._states[index])
+            for index, entry in enumerate(self._entries)
         ]
         self._batch = None
         self.ended_s = [self._clock.now_s()]
+        if self._fails_whole:
+            raise RuntimeError("the step has failed")
         left_behind = self._go_behind(batch, drawn) if batch.going_on is not None else ()
         results = RunnerResult(drawn, left_behind=left_behind)
+        if self._failed:
+            error = InternalError("its logits are not finite")
+            raise SequencesFailed(dict.fromkeys(sorted(self._failed), error), results)
         return results, self.ended_s[0] - self._began_s
 
     def close(self) -> None:
@@ -160,7 +181,9 @@ class ComputedExecution:
         left_behind = []
         for index in batch.going_on.tolist():
             entry, result = self._entries[index], drawn[index]
-            assert result is not None, "a plain step draws of every entry"
+            if result is None:
+                self._after.append(None)
+                continue
             (token_id,) = result.token_ids
             begun: _Begun | None = self._begun(batch, entry.row, entry.end)
             if token_id % DRAWN_BY_HOST == 0:
@@ -197,6 +220,8 @@ class ComputedExecution:
         assert batch is not None, "a layer is written while its step runs"
         if not self._states:
             self._states = [self._compute(batch.seats, entry) for entry in self._entries]
+            for index in self._failed:
+                self._states[index] = [state ^ 1 for state in self._states[index]]
         for entry, states in zip(self._entries, self._states, strict=True):
             self._memory.write(layer, _table(batch.seats, entry.row), entry.start, states)
 
