@@ -49,6 +49,7 @@ from router.core.effects import (
 )
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
+from router.core.known.member_effects import NodeDecodes
 from router.core.known.roster import Roster
 from router.core.known.sessions import SessionId
 from router.core.placement import ChosenNodes, Placing
@@ -130,7 +131,10 @@ class SimulatedRouter:
 
     def on_role(self, node: Incarnation, role: Role) -> None:
         """Take that a node has another role, before it is listed with it."""
-        self._membership.on_role(node, role)
+        for effect in self._membership.on_role(node, role):
+            assert isinstance(effect, NodeDecodes), "nothing else follows from a role"
+            for choice in list(self._choices.values()):
+                self._perform(choice, choice.flow.on_node_decodes(node))
 
     def on_listing(self, nodes: Sequence[LiveNode]) -> None:
         """Take what the store lists; the nodes are heard from now on."""

@@ -240,7 +240,7 @@ def _add_simulate(commands: Any) -> None:
         (
             "--faults",
             "KINDS",
-            "crash, freeze, partition, loss, repeat, clock, store, role, drain, disk, with "
+            "crash, freeze, partition, loss, repeat, clock, store, step, role, drain, disk, with "
             "commas between them; or all, or none (default: all)",
         ),
         ("--requests", "N", "requests of each history (default: 20)"),

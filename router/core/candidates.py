@@ -115,6 +115,10 @@ class Candidates:
         self._dead = {dead for dead in self._dead if dead.node_id != node.node_id}
         self._failed.discard(node)
 
+    def on_moved(self, node: Incarnation) -> None:
+        """Forgive what a node refused in the role that it had."""
+        self._refused.discard(node)
+
     def on_waited(self) -> None:
         """Forgive all nodes: the request has waited for one."""
         self._num_waits += 1

@@ -98,6 +98,13 @@ class FlowActions:
         self._main.asks_suspects = False
         self._choose(self._main)
 
+    def _ask_new_node(self) -> None:
+        """Ask for nodes where a request waits for one, or is held up by a suspected one."""
+        if self._main.state is State.WAITING:
+            self._choose_again()
+        elif self._attempts.second is None and self._attempts.is_held_up(self._main):
+            self._choose(self._attempts.begin_second())
+
     def _is_cut(self, attempt: Attempt, longest: int) -> bool:
         """Cut an attempt to what the longest node holds, if that leaves another token; one of two
         to no less than the other one has. The next attempt begins with the whole length again."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from common.ids import Incarnation
@@ -29,6 +29,17 @@ from common.nodes import NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
 from router.core.known.member import Member
+from router.core.known.member_effects import (
+    MembershipEffect,
+    NodeDecodes,
+    NodeGone,
+    NodeHeard,
+    NodeLeftOut,
+    NodeSuspected,
+    NodeTrusted,
+    NodeUnlisted,
+    StreamLost,
+)
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
 
@@ -38,68 +49,6 @@ MAX_READ = 128
 """Reports of a listing that are read at once."""
 ENDED_BY_NODE = "the node ended the stream"
 """Why a stream broke where nothing is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeftOut:
-    """The store lists a node that cannot be a member."""
-
-    node: Incarnation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHeard:
-    """A node is heard for the first time, or again."""
-
-    node: Incarnation
-    was_lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeTrusted:
-    """A node that was new or suspected makes progress."""
-
-    node: Incarnation
-    was_suspected: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSuspected:
-    """A node is suspected, or for another reason than before: it `is_heard` and not reached."""
-
-    node: Incarnation
-    reason: str
-    is_heard: bool
-    was_trusted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLost:
-    """The stream of a node ended."""
-
-    node: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGone:
-    """Why a node is not heard: `has_left` in order, or it was lost."""
-
-    node: Incarnation
-    reason: str
-    has_left: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeUnlisted:
-    """The store does not list a node that is heard."""
-
-    node: Incarnation
-
-
-MembershipEffect = (
-    NodeLeftOut | NodeHeard | NodeTrusted | NodeSuspected | StreamLost | NodeGone | NodeUnlisted
-)
 
 
 class Membership:
@@ -160,12 +109,13 @@ class Membership:
         listed, left_out = self._usable(nodes)
         self._num_listed = len(listed)
         num_before = len(self._members)
+        moved: list[MembershipEffect] = []
         for incarnation, node in listed.items():
-            self._list(incarnation, node)
+            moved += self._list(incarnation, node)
         if self._left_out or len(self._members) > num_before:
             self._replace(listed.keys() | self._left_out.keys())
         ended = self._ended(nodes)
-        return [*left_out, *ended, *self._forget()]
+        return [*left_out, *moved, *ended, *self._forget()]
 
     def on_store_away(self, now_s: float) -> list[MembershipEffect]:
         """Go on without the store, which did not answer."""
@@ -227,16 +177,25 @@ class Membership:
             self._changed[incarnation] = None
         return [StreamLost(incarnation)]
 
-    def on_role(self, incarnation: Incarnation, role: Role) -> None:
+    def on_role(self, incarnation: Incarnation, role: Role) -> list[MembershipEffect]:
         """Take that a node has this role, as it says itself when it has told the store.
 
         A listing that was asked for before says less.
         """
         member = self._members.get(incarnation)
-        if member is not None:
-            member.role_told_at = self._num_asked
-            member.record = replace(member.record, role=role)
-            self._changed[incarnation] = None
+        if member is None:
+            return []
+        member.role_told_at = self._num_asked
+        return self._give(incarnation, member, replace(member.record, role=role))
+
+    def _give(
+        self, incarnation: Incarnation, member: Member, record: NodeRecord
+    ) -> list[MembershipEffect]:
+        """Take a record with another role, at once: requests may wait for a node that has it."""
+        before, member.record = member.record.role, record
+        self._changed[incarnation] = None
+        begins = before is Role.PREFILL is not record.role
+        return [NodeDecodes(incarnation)] if begins and member.can_be_chosen else []
 
     def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one more request that the node was asked to hold.
@@ -394,17 +353,21 @@ class Membership:
         self._waited_s += min(max(0.0, now_s - self._asked_at_s), self._lease_s / 2)
         self._asked_at_s = now_s
 
-    def _list(self, incarnation: Incarnation, node: LiveNode) -> None:
+    def _list(self, incarnation: Incarnation, node: LiveNode) -> list[MembershipEffect]:
         member = self._members.get(incarnation)
         if member is None:
             self._members[incarnation] = Member(node.record, node.load, self._waited_s)
-            return
+            return []
         record = node.record
         if member.role_told_at == self._num_asked:
             record = replace(record, role=member.record.role)
+        moved: list[MembershipEffect] = []
+        if record.role is not member.record.role:
+            moved = self._give(incarnation, member, record)
         was_listed = self._is_listed(member)
         if member.take_report(record, node.load, self._waited_s) or not was_listed:
             self._reported[incarnation] = None
+        return moved
 
     def _replace(self, listed: Collection[Incarnation]) -> None:
         """Mark the members of which a newer incarnation is listed."""

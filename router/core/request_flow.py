@@ -42,8 +42,9 @@ arrives for a closed attempt is answered with one more. A ticket goes to a secon
 when the first refused it explicitly: after a failed call it is unknown whether the first one
 writes, so that attempt is over.
 
-While a node of the attempt is suspected, a second attempt runs elsewhere. It goes the same way, but
-never waits, and its failures end it alone. A full node is asked to queue it only while the first
+While a node of the attempt is suspected, a second attempt runs elsewhere; where no other node was
+there, from when one comes, or begins to decode. It goes the same way, but never waits, and its
+failures end it alone. A full node is asked to queue it only while the first
 one waits for its first word. The first of the two that sends the next token goes on, and the other
 one is aborted. When the first attempt fails, the second takes its place.
 
@@ -352,13 +353,18 @@ class RequestFlow(FlowActions):
         self._attempts.suspects.pop(node, None)
         self._candidates.on_heard(node)
         second = self._attempts.second
-        if self.state is State.WAITING:
-            self._choose_again()
-        elif not self._attempts.is_held_up(self._main):
-            if second is not None and second.state is State.RESERVING:
-                self._drop(second)
-        elif second is None:
-            self._choose(self._attempts.begin_second())
+        if self.state is State.WAITING or self._attempts.is_held_up(self._main):
+            self._ask_new_node()
+        elif second is not None and second.state is State.RESERVING:
+            self._drop(second)
+        return self._take_effects()
+
+    def on_node_decodes(self, node: Incarnation) -> list[Effect]:
+        """Take that a node can be chosen to decode: until now it computed prompts alone."""
+        if self.is_done:
+            return []
+        self._candidates.on_moved(node)
+        self._ask_new_node()
         return self._take_effects()
 
     def on_client_gone(self) -> list[Effect]:

@@ -110,8 +110,9 @@ class Dispatcher:
             on_outputs=self._on_outputs,
             on_blocks=chooser.on_blocks,
             on_lost=self._on_lost,
-            on_suspected=self._on_suspected,
-            on_trusted=self._on_trusted,
+            on_suspected=partial(self._tell_all, RequestFlow.on_node_suspected),
+            on_trusted=partial(self._tell_all, RequestFlow.on_node_trusted),
+            on_decodes=partial(self._tell_all, RequestFlow.on_node_decodes),
             keys=keys,
         )
 
@@ -246,16 +247,11 @@ class Dispatcher:
 
     def _on_lost(self, node: Incarnation) -> None:
         self._chooser.on_lost(node)
-        for choice in list(self._choices.values()):
-            self._feed(choice, choice.flow.on_node_lost, node)
+        self._tell_all(RequestFlow.on_node_lost, node)
 
-    def _on_suspected(self, node: Incarnation, is_heard: bool) -> None:
+    def _tell_all(self, event: Callable[..., Sequence[Effect]], *told: object) -> None:
         for choice in list(self._choices.values()):
-            self._feed(choice, choice.flow.on_node_suspected, node, is_heard)
-
-    def _on_trusted(self, node: Incarnation) -> None:
-        for choice in list(self._choices.values()):
-            self._feed(choice, choice.flow.on_node_trusted, node)
+            self._feed(choice, partial(event, choice.flow, *told))
 
     def _on_waited(self, choice: RunningChoice) -> None:
         self._feed(choice, choice.flow.on_waited)

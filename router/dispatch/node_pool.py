@@ -16,10 +16,9 @@ from common.observing.clock import Clock
 from placement.store import PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
-from router.core.known.roster import Roster
-from router.core.membership import (
-    Membership,
+from router.core.known.member_effects import (
     MembershipEffect,
+    NodeDecodes,
     NodeGone,
     NodeHeard,
     NodeLeftOut,
@@ -28,6 +27,8 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
+from router.core.known.roster import Roster
+from router.core.membership import Membership
 from router.dispatch.between_nodes import BetweenNodes
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.dispatch.liveness.silence import LOSS_S, TICK_S
@@ -85,6 +86,7 @@ class NodePool:
         on_lost: OnNode,
         on_suspected: OnSuspected,
         on_trusted: OnNode,
+        on_decodes: OnNode,
         keys: Keys | None = None,
     ) -> None:
         self._store = store
@@ -99,6 +101,7 @@ class NodePool:
         self._on_lost = on_lost
         self._on_suspected = on_suspected
         self._on_trusted = on_trusted
+        self._on_decodes = on_decodes
         self._clients: dict[Incarnation, NodeClient | None] = {}
         """None: it could not be made, and is tried again."""
         self._between = BetweenNodes(self.client, membership, clock)
@@ -143,7 +146,7 @@ class NodePool:
             await client.beside.set_role(role, number)
         finally:
             self.roles_to_be.remove((node, role))
-        self.membership.on_role(node, role)
+        self._perform(self.membership.on_role(node, role))
         self._should_refresh.set()
 
     def is_member(self, node: Incarnation) -> bool:
@@ -268,6 +271,8 @@ class NodePool:
                         log.info("%s is trusted again", node)
                     self._between.warm()
                     self._on_trusted(node)
+                case NodeDecodes(node):
+                    self._on_decodes(node)
                 case NodeSuspected(node, reason, is_heard, was_trusted):
                     self._metrics.nodes_suspected.inc(was_trusted)
                     log.warning("%s is suspected: %s", node, reason)

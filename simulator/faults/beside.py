@@ -6,7 +6,7 @@ the same hosts; one whose path is cut is not answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from common.nodes import Role
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import drain_node
 from router.cluster.role import give_role
+from router.core.known.member_effects import MembershipEffect
 from router.core.known.roster import Roster
 from router.core.membership import Membership
 from router.dispatch.calls_beside import TIMEOUT_S
@@ -53,12 +54,13 @@ class AdministratorCalls:
         lives: Mapping[Incarnation, FaultyNode],
         membership: Membership,
         *,
+        follow: Callable[[Sequence[MembershipEffect]], object],
         refresh_soon: Callable[[], object],
     ) -> None:
         self._router, self._clock = router, clock
         self._timeline, self._paths, self._latency_s = timeline, paths, latency_s
         self._lives = lives
-        self._refresh_soon = refresh_soon
+        self._follow, self._refresh_soon = follow, refresh_soon
         self.membership = membership
         self.roles_to_be: list[tuple[Incarnation, Role]] = []
 
@@ -89,7 +91,7 @@ class AdministratorCalls:
         self._clock.after(TIMEOUT_S, partial(self._end, change))
         await self.call(node, lambda life: life.set_role(role))
         self._end(change)
-        self.membership.on_role(node, role)
+        self._follow(self.membership.on_role(node, role))
         self._refresh_soon()
 
     def call(self, node: Incarnation, ask: Ask) -> _Reply:

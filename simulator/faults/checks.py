@@ -32,6 +32,8 @@ BY_FAULTS = frozenset(
     }
 )
 """How a request may end where something was broken."""
+BY_STEPS = BY_FAULTS | {"internal_error"}
+"""How it may end where steps have failed."""
 WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
 """How a request with little time may end where nothing was broken before its end."""
 WITHOUT_NODES = WITHOUT_FAULTS | {"overloaded"}
@@ -45,6 +47,8 @@ class Violation(InternalError):
 def check_node(node: FaultyNode) -> None:
     """Check the books of a node after a turn. Raises `Violation`, or what its own checks raise."""
     node.scheduler.check()
+    if node.copies.wrong:
+        raise Violation(f"{node.me}: {node.copies.wrong}")
     _check_sent(node)
     flow, pool = node.flow, node.scheduler.pool
     for landing in node.kv.receiver.landings.all():
@@ -90,6 +94,7 @@ def check_end(
     right: tuple[int, ...],
     *,
     has_faults: bool,
+    has_failed_steps: bool,
     has_drains: bool,
     is_served: bool,
 ) -> None:
@@ -112,7 +117,9 @@ def check_end(
     if outcome == LEFT and asked.leaves_at_s is not None:
         return
     known = WITHOUT_FAULTS if is_served or not has_drains else WITHOUT_NODES
-    if outcome not in (BY_FAULTS if has_faults else known):
+    if has_faults:
+        known = BY_STEPS if has_failed_steps else BY_FAULTS
+    if outcome not in known:
         raise Violation(f"{asked.name} ended by {outcome}")
 
 

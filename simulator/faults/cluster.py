@@ -77,6 +77,7 @@ class FaultyCluster:
         self._ended_at_s = 0.0
         self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
         self._first_broken_s = _first(history.faults, BREAKING)
+        self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
         self._first_drain_s = _first(history.faults, (FaultKind.DRAIN,))
         self.router_stood_s = 0.0
         self._store = LifeStore(
@@ -139,11 +140,16 @@ class FaultyCluster:
         node.life.keep_lease()
 
     def stop_node(self, name: str, *, is_known: bool, reason: str = RESET) -> None:
-        """End a node's process; its host says so, and why, if that is known."""
-        node = self.nodes.pop(name)
+        """End a node's process; its host says so, and why, if that is known.
+
+        One that leaves in order closes its connector, which refuses those that send to it.
+        """
+        node, is_closed = self.nodes.pop(name), reason == ENDED_BY_NODE
+        if is_closed:
+            node.kv.close()
         node.clock.kill()
         node.is_death_known = is_known
-        self.wires.leave(node.kv)
+        self.wires.leave(node.kv, is_closed=is_closed)
         for link in self._links():
             if link.node is node:
                 link.on_node_dead(is_known=is_known, reason=reason)
@@ -270,6 +276,7 @@ class FaultyCluster:
             checks.check_end(
                 *(asked, answered, request.right),
                 has_faults=self._first_broken_s <= answered.ended_at_s,
+                has_failed_steps=self._first_failing_s <= answered.ended_at_s,
                 has_drains=self._first_drain_s <= answered.ended_at_s,
                 is_served=is_served,
             )

@@ -9,12 +9,21 @@ from dataclasses import dataclass, replace
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
 from simulator.faults.kv.wires import INLINE_LANE
-from simulator.faults.shape import CARD_LANES, ROUTER, Shape, node_names, router_names
+from simulator.faults.shape import (
+    CARD_LANES,
+    HOST_LANES,
+    ROUTER,
+    Shape,
+    node_names,
+    router_names,
+)
 
 MOST_FAULTS = 6
 MOST_CHANGES = 4
 NUM_BEGINNINGS = 4
 TIMES_LATER = 10.0
+ON_CARD = 0.3
+"""The share of the clusters whose caches are on cards, where their lane is one of such."""
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
@@ -24,6 +33,7 @@ _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
+_FAILING_STEPS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
 _SESSIONS = ("", "a", "a", "b", "c")
 
@@ -41,9 +51,9 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes, priorities, sessions and further breaks, and where its nodes keep KV, come
-    from random numbers of their own: whatever is drawn of them, the rest of a seed's history is the
-    same.
+    Its routers, changes, priorities, sessions, further breaks and steps that fail, and where its
+    nodes keep KV, come from random numbers of their own: whatever is drawn of them, the rest of a
+    seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
@@ -52,7 +62,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     requests = [
         _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
     ]
-    breaking = [kind for kind in wishes.kinds if kind in BREAKING]
+    breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind is not FaultKind.STEP]
     changing = [kind for kind in wishes.kinds if kind in HARMLESS]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
@@ -69,6 +79,12 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         ]
         again = random.Random(f"again of {seed}")
         faults += list(_broken_again(again, faults, breaking, shape.kv_message_s))
+    if FaultKind.STEP in wishes.kinds:
+        steps = random.Random(f"steps of {seed}")
+        faults += [
+            _failing_steps(steps, names, around_s)
+            for around_s in _times(steps, requests, steps.choice(_FAILING_STEPS))
+        ]
     if changing:
         faults += [
             _change(more, changing, names, routers, around_s)
@@ -136,6 +152,16 @@ def _that_comes_back(rng: random.Random, asked: AskedRequest) -> AskedRequest:
     )
 
 
+def _failing_steps(rng: random.Random, names: Sequence[str], around_s: float) -> Fault:
+    return Fault(
+        at_s=round(around_s + rng.choice((0.0, 0.02, 0.1, 0.5)) * rng.random(), 4),
+        kind=FaultKind.STEP,
+        target=rng.choice(names),
+        span_s=rng.choice((0.01, 0.1, 1.0)),
+        how=rng.choice(WAYS[FaultKind.STEP]),
+    )
+
+
 def _change(
     rng: random.Random,
     kinds: Sequence[FaultKind],
@@ -163,7 +189,9 @@ def _change(
 def _on_a_lane(rng: random.Random, shape: Shape) -> Shape:
     """Return the shape with the lane of its KV. On some of them caches are on cards."""
     (lane,) = rng.choices(list(_LANE_SHARES), list(_LANE_SHARES.values()))
-    return replace(shape, lane=lane, is_staged=shape.is_staged and lane not in CARD_LANES)
+    is_staged = shape.is_staged and lane not in CARD_LANES
+    is_on_card = rng.random() < ON_CARD and not is_staged and lane not in HOST_LANES
+    return replace(shape, lane=lane, is_staged=is_staged, is_on_card=is_on_card)
 
 
 def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
@@ -190,6 +218,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         block_size=4,
         keeps_prefixes=keeps_prefixes,
         is_staged=more.random() < 0.2,
+        is_on_card=False,
         is_warmed=more.random() < 0.4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),

@@ -64,6 +64,8 @@ def begin(cluster: Breakable, fault: Fault) -> None:
             cluster.leases.empty()
         case FaultKind.STORE:
             _lose_store(cluster, fault)
+        case FaultKind.STEP if fault.target in cluster.nodes:
+            _fail_steps(cluster, fault)
         case FaultKind.ROLE | FaultKind.DRAIN if fault.target in cluster.nodes:
             _change(cluster, fault)
         case FaultKind.DISK:
@@ -164,6 +166,17 @@ def _change(cluster: Breakable, fault: Fault) -> None:
         node.restarts_in_s = fault.span_s
         change = partial(router.beside.drain, node.me.node_id)
     router.clock.run(change)
+
+
+def _fail_steps(cluster: Breakable, fault: Fault) -> None:
+    node = cluster.nodes[fault.target]
+    node.copies.is_failing = fault.how == "copy"
+    node.steps.failing = "" if fault.how == "copy" else fault.how
+
+    def mend() -> None:
+        node.copies.is_failing, node.steps.failing = False, ""
+
+    cluster.timeline.after(fault.span_s, mend)
 
 
 def _trouble_disk(cluster: Breakable, fault: Fault) -> None:

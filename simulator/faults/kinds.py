@@ -21,6 +21,8 @@ class FaultKind(Enum):
     repeat     the connections between two break; what is on its way to the second one arrives, and
                nobody knows, so that it is sent again
     clock      the clock of a process jumps ahead by `span_s`; of the store: leases expire earlier
+    step       for `span_s` steps of a node fail for `all` or `some` of their sequences, of which
+               they write something else; or each `copy` fails that is made beside the steps
     store      the store is `away` for `span_s`, or `empty` from now on
 
     role       a router gives a node another role, as `pdserve role` does
@@ -36,6 +38,7 @@ class FaultKind(Enum):
     REPEAT = "repeat"
     CLOCK = "clock"
     STORE = "store"
+    STEP = "step"
     ROLE = "role"
     DRAIN = "drain"
     DISK = "disk"
@@ -54,6 +57,7 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.REPEAT: ("",),
     FaultKind.CLOCK: ("",),
     FaultKind.STORE: ("away", "empty"),
+    FaultKind.STEP: ("all", "some", "copy"),
     FaultKind.ROLE: ("prefill", "decode", "mixed"),
     FaultKind.DRAIN: ("",),
     FaultKind.DISK: ("slow", "error", "corrupt"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -20,15 +20,16 @@ from router.core.attempts import Attempt
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
-from router.core.known.node_view import NodeView
-from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
-from router.core.membership import (
-    Membership,
+from router.core.known.member_effects import (
     MembershipEffect,
+    NodeDecodes,
     NodeSuspected,
     NodeTrusted,
     StreamLost,
 )
+from router.core.known.node_view import NodeView
+from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
+from router.core.membership import Membership
 from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
@@ -120,6 +121,7 @@ class FaultyRouter(SimulatedRouter):
             latency_s,
             nodes,
             self._membership,
+            follow=self._follow,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
@@ -250,11 +252,11 @@ class FaultyRouter(SimulatedRouter):
             match effect:
                 case NodeTrusted(node, _):
                     self._between.warm()
-                    for choice in self._each_choice():
-                        self._perform(choice, choice.flow.on_node_trusted(node))
+                    self._tell_all(RequestFlow.on_node_trusted, node)
+                case NodeDecodes(node):
+                    self._tell_all(RequestFlow.on_node_decodes, node)
                 case NodeSuspected(node, _, is_heard, _):
-                    for choice in self._each_choice():
-                        self._perform(choice, choice.flow.on_node_suspected(node, is_heard))
+                    self._tell_all(RequestFlow.on_node_suspected, node, is_heard)
                 case StreamLost(node):
                     self._on_node_lost(node)
                     self._refresh_soon()
@@ -264,8 +266,7 @@ class FaultyRouter(SimulatedRouter):
     def _on_node_lost(self, node: Incarnation) -> None:
         self._between.on_lost(node)
         self._chooser.on_lost(node)
-        for choice in self._each_choice():
-            self._perform(choice, choice.flow.on_node_lost(node))
+        self._tell_all(RequestFlow.on_node_lost, node)
 
     def _forget_calls(self, node: Incarnation) -> None:
         lost = [number for number, (_, called, _) in self._calls.items() if called == node]
@@ -294,10 +295,11 @@ class FaultyRouter(SimulatedRouter):
         super()._perform(choice, effects, times)
         self._end_performing()
 
-    def _each_choice(self) -> Iterator[_Choice]:
-        """Yield all that run: the books are checked when each has taken what has happened."""
+    def _tell_all(self, event: Callable[..., Sequence[Effect]], *told: object) -> None:
+        """Tell every flow of an event; the books are checked when each has taken it."""
         self._num_performing += 1
-        yield from list(self._choices.values())
+        for choice in list(self._choices.values()):
+            self._perform(choice, event(choice.flow, *told))
         self._end_performing()
 
     def _end_performing(self) -> None:

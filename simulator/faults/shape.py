@@ -25,6 +25,8 @@ NUM_DRAFTS = 3
 LANES = ("zmq", "rdma", "rdma_read", "ipc", "shm")
 CARD_LANES = ("rdma_read", "ipc")
 """Lanes of caches that are on cards."""
+HOST_LANES = ("rdma",)
+"""Lanes of caches in host memory alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,9 @@ class Shape:
     reservation. With `keeps_prefixes` host memory holds prefixes too; with
     `is_warmed` a node that starts pulls what others have cached. A node that drains gives what runs
     on it `drain_s` to finish. KV travels on `lane`. With `is_staged` steps read other memory than
-    transfers write, as on a GPU, and copies are made beside the steps. Routers know a session for
-    `session_ttl_s` after its last request.
+    transfers write, as a cache on a card and its mirror, and copies are made beside the steps. With
+    `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
+    steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
     """
 
     num_routers: int
@@ -50,6 +53,7 @@ class Shape:
     block_size: int
     keeps_prefixes: bool
     is_staged: bool
+    is_on_card: bool
     is_warmed: bool
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -67,6 +71,11 @@ class Shape:
     message_s: float
     kv_message_s: float
     step_s: float
+
+
+def is_on_device(shape: Shape) -> bool:
+    """Return whether steps run on a device, beside the node that plans them."""
+    return shape.is_staged or shape.is_on_card
 
 
 def node_names(shape: Shape) -> list[str]:
@@ -133,6 +142,8 @@ def problems_of(shape: Shape) -> list[str]:
         wrong.append(
             f"lane {shape.lane} reads and writes the memory of steps: wanted is_staged false"
         )
+    if shape.is_on_card and (shape.is_staged or shape.lane in HOST_LANES):
+        wrong.append(f"is_on_card on lane {shape.lane}: wanted another one, and is_staged false")
     names = {name.rpartition("-")[0] for name in node_names(shape)}
     for role in sorted(names):
         wrong += [problem.text for problem in config_of(shape, Role(role)).problems()]

@@ -85,6 +85,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.streams: list[asyncio.Queue[pb.NodeMessage | None]] = []
         self._answering: set[asyncio.Task[None]] = set()
         self._server: Any = None
+        self._store: PlacementStore | None = None
         self.port = 0
 
     async def start(
@@ -94,10 +95,16 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         cast(Any, add_NodeServicer_to_server)(self, self._server)
         self.port = add_port(self._server, f"127.0.0.1:{port}", keys)
         await self._server.start()
+        self._store = store
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Tell the store what the node is now."""
+        assert self._store is not None, "it has started"
         address = f"127.0.0.1:{self.port}"
         record = record_of(self.incarnation, self.role, address, self.max_model_len)
         record = replace(record, sends_blocks=self.sends_blocks)
-        await store.heartbeat(record, IDLE, lease_s=600)
+        await self._store.heartbeat(record, IDLE, lease_s=600)
 
     async def die(self) -> None:
         """Every connection is cut; nothing is said."""

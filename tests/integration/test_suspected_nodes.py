@@ -10,6 +10,7 @@ from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from router.cluster.view import DispatcherView
+from router.dispatch.calls_beside import CallsBeside
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.liveness.pace import USUAL
 from tests.integration.fake_node import FakeNode
@@ -135,6 +136,39 @@ async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_
     await cluster.refresh()
     request = await asked(d1)
     d1.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+
+
+@pytest.mark.covers("F121")
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_one_decodes(
+    cluster: Cluster, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    p0 = await cluster.add("p0", Role.PREFILL)
+    router = await cluster.router()
+    await cut_off(cluster, router, d0)
+
+    async def never(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    d0.on_reserve = never
+    answer = start(router)
+    await asked(d0)
+
+    async def take_role(_beside: CallsBeside, role: Role, _number: int) -> None:
+        p0.role = role
+
+    monkeypatch.setattr(CallsBeside, "set_role", take_role)
+    if is_told:
+        await router.pool.set_role(p0.incarnation, Role.MIXED)
+    else:
+        p0.role = Role.MIXED
+        await p0.renew()
+        await cluster.refresh()
+    request = await asked(p0)
+    p0.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10]
 
 

@@ -360,6 +360,44 @@ ENGINE = [
     ),
 ]
 
+CARD = [
+    Bug(
+        "a sequence that a begun step has left behind goes on with it",
+        "engine.core.step_after",
+        "            self._entries.pop(step.sequences[entry].sequence_id, None)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a step is offered without blocks for its tokens",
+        "engine.core.planning.going_on",
+        "    lacking = seats.lacking(batch.rows[entries], known[entries] + 1, block_size)",
+        "    lacking = seats.lacking(batch.rows[entries], known[entries], block_size)",
+    ),
+    Bug(
+        "a step that has begun takes the places of its sequences for those of the step before",
+        "engine.core.step_after",
+        "        self._entries = {one.sequence_id: entry for entry, one in enumerate(going)}",
+        "        self._entries = {one.sequence_id: n for n, one in enumerate(step.sequences)}",
+    ),
+]
+
+FAILING = [
+    Bug(
+        "of the sequences of which a step has failed one goes on",
+        "engine.step_loop",
+        "            for entry, error in some.errors.items():\n",
+        "            for entry, error in [*some.errors.items()][1:]:\n",
+        (FaultKind.STEP,),
+    ),
+    Bug(
+        "a prefix whose copy to host memory has failed is found there",
+        "engine.core.kept_prefixes",
+        "        elif is_good:\n            self._keep(copy)\n",
+        "        elif is_good or True:\n            self._keep(copy)\n",
+        (FaultKind.STEP,),
+    ),
+]
+
 KV = [
     Bug(
         "the sender counts pieces as sent that were lost with the connection",
@@ -468,4 +506,4 @@ LANES = [
     ),
 ]
 
-BUGS = [*ROUTER, *NODE, *ENGINE, *KV, *LANES]
+BUGS = [*ROUTER, *NODE, *ENGINE, *CARD, *FAILING, *KV, *LANES]

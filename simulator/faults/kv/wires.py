@@ -80,13 +80,15 @@ class KVWires:
         """Return the connector of a process, which may be dead."""
         return self._end_of[me]
 
-    def leave(self, end: ConnectedEnd) -> None:
-        """Break everything of a node that is dead."""
+    def leave(self, end: ConnectedEnd, *, is_closed: bool = False) -> None:
+        """Break everything of a node that is dead; after what it said last if it has closed."""
         if self.ends.get(end.me.node_id) is end:
             del self.ends[end.me.node_id]
         self._connections = [one for one in self._connections if one.source is not end]
         for one in self._connections:
-            if one.peer.endpoint == end.me.node_id:
+            if one.peer.endpoint == end.me.node_id and is_closed:
+                self._timeline.after(self._latency_s, partial(self._break, one))
+            elif one.peer.endpoint == end.me.node_id:
                 self._break(one)
 
     def break_between(self, first: str, second: str, *, arrives: bool) -> None:

@@ -3,6 +3,8 @@
 A copy reads as late as it may, and what it writes holds nothing until its end: a part that writes
 what it reads, or uses what it writes, before it has ended is found. Copies end in the order of
 their begin, each a while after the one before it.
+
+What a copy raises is taken for its failure. So what must not be is kept, for who checks the node.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ class LateCopies:
         self._span_s = STEPS_PER_COPY * step_s
         self._begun: deque[_Copy] = deque()
         self._free_at_s = 0.0
+        self.is_failing = False
+        self.wrong = ""
+        """What a copy has done that it must not; empty: nothing."""
 
     def begin(self, copy: CacheCopy) -> _Copy:
-        """Begin a copy. Raises `InternalError` where it writes what another one uses."""
+        """Begin a copy. Raises `InternalError` while copies fail; it has written something then."""
         self.look()
         if copy.kind is CopyKind.SWAP_OUT:
             used = {one for begun in self._begun for one in begun.copy.host_block_ids}
@@ -36,18 +41,20 @@ class LateCopies:
         elif not copy.kind.is_out:
             used = {one for begun in self._begun for one in begun.copy.block_ids}
             self._check_unused("block", used.intersection(copy.block_ids))
-        self._free_at_s = max(self._clock.now_s(), self._free_at_s) + self._span_s
-        begun = _Copy(self, copy, self._free_at_s)
-        self._begun.append(begun)
         if copy.kind is CopyKind.SWAP_OUT:
             self._memory.spoil_host(copy.host_block_ids)
         elif not copy.kind.is_out:
             self._memory.spoil(copy.block_ids)
+        if self.is_failing:
+            raise InternalError("a copy has failed")
+        self._free_at_s = max(self._clock.now_s(), self._free_at_s) + self._span_s
+        begun = _Copy(self, copy, self._free_at_s)
+        self._begun.append(begun)
         return begun
 
     def _check_unused(self, what: str, used: set[int]) -> None:
         if used:
-            raise InternalError(f"{what} {min(used)} is written while a copy uses it")
+            self.wrong = f"{what} {min(used)} is written while a copy uses it"
 
     def look(self) -> None:
         """End the copies whose time has passed."""

@@ -40,7 +40,7 @@ from simulator.faults.node.copies import LateCopies
 from simulator.faults.node.disk import Disk, NodeDisk
 from simulator.faults.node.life import LifeStore, NodeLife
 from simulator.faults.node.steps import TOKEN_S, ComputedExecution
-from simulator.faults.shape import MODEL, Shape, config_of
+from simulator.faults.shape import MODEL, Shape, config_of, is_on_device
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import ModelledFacts
@@ -72,7 +72,8 @@ def facts_of(shape: Shape) -> ModelledFacts:
         pairs_per_token=64,
         step_costs=StepCosts((1, 65), (shape.step_s, shape.step_s + 64 * TOKEN_S)),
         num_host_blocks=shape.num_host_blocks,
-        needs_staging=shape.is_staged,
+        needs_staging=is_on_device(shape),
+        can_go_on=shape.is_on_card,
     )
 
 
@@ -139,7 +140,7 @@ class FaultyNode(SimulatedNode):
         if shape.num_disk_blocks:
             index = DiskIndex(shape.num_disk_blocks * FILE_SYSTEM_BLOCK_BYTES, 1)
         scheduler = make_scheduler(config, facts, index)
-        self.needs_staging = shape.is_staged
+        self.needs_staging = is_on_device(shape)
         flow = flow_of(
             config,
             facts,
@@ -158,8 +159,8 @@ class FaultyNode(SimulatedNode):
         )
         joining = _Wires(wires, clock, self.memory, scheduler)
         most_tokens = scheduler.limits.max_num_batched_tokens
-        execution = ComputedExecution(
-            clock, self.memory, shape.step_s, most_tokens, plans_ahead=shape.is_staged
+        self.steps = execution = ComputedExecution(
+            clock, self.memory, shape.step_s, most_tokens, plans_ahead=is_on_device(shape)
         )
         super().__init__(
             me,

@@ -1,12 +1,24 @@
-"""Steps that take their time, write KV layer by layer, and draw from what they read."""
+"""Steps that take their time, write KV layer by layer, and draw from what they read.
+
+Where the step after is offered, it has begun when a step ends: it writes, whatever becomes of its
+sequences, and is checked when it is taken. The host draws one token of eight, of which the step
+that has begun cannot have known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from common.errors import InternalError
-from engine.core.runner_contract import DrawnTokens, OnLayer, RunnerResult
+from engine.core.runner_contract import (
+    DeviceLost,
+    DrawnTokens,
+    OnLayer,
+    RunnerResult,
+    SequencesFailed,
+)
 from engine.core.sequences.seats import Seats
 from engine.core.step.step_batch import StepBatch
 from simulator.faults.contents import (
@@ -19,7 +31,13 @@ from simulator.faults.contents import (
 from simulator.faults.hosts import ProcessClock
 
 TOKEN_S = 50e-6
+DRAWN_BY_HOST = 8
+"""The number of tokens of which the host draws one."""
 _MASK = (1 << 64) - 1
+
+
+class WrongStep(DeviceLost):
+    """A step computes what it must not. The step loop takes every other error for a failed step."""
 
 
 class _Entry(NamedTuple):
@@ -35,6 +53,14 @@ class _Entry(NamedTuple):
     def end(self) -> int:
         """The position after its last token."""
         return self.start + self.num_tokens
+
+
+class _Begun(NamedTuple):
+    """One entry of a step that has begun."""
+
+    row: int
+    start: int
+    block: int
 
 
 class ComputedExecution:
@@ -60,8 +86,15 @@ class ComputedExecution:
         self._entries: list[_Entry] = []
         self._states: list[list[int]] = []
         """Those of each entry, when the first layer is written."""
+        self._after: list[_Begun | None] = []
+        """The step that has begun behind the one before; None: an entry that it has left behind."""
         self._began_s = 0.0
         self.ends_at_s = 0.0
+        self.failing = ""
+        """The sequences, `all` or `some`, for which steps fail that begin now; empty: none."""
+        self._failed: set[int] = set()
+        """The entries of the step that have no result."""
+        self._fails_whole = False
         self.ended_s: list[float] = []
         self.num_runs = 0
 
@@ -73,13 +106,19 @@ class ComputedExecution:
     def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         """Begin a step. Its layers are written one after the other where somebody is told.
 
-        Raises `InternalError` for a step of more tokens than the budget.
+        Raises `WrongStep` for one of more tokens than the budget, or that has not begun so.
         """
         columns = batch.rows, batch.starts, batch.num_tokens, batch.num_drafts, batch.is_sampled
         self._entries = list(map(_Entry, *(one.tolist() for one in columns)))
         num_tokens = sum(one.num_tokens for one in self._entries)
         if num_tokens > self._most_tokens:
-            raise InternalError("a step of more tokens than its budget has")
+            raise WrongStep("a step of more tokens than its budget has")
+        self._take_begun(batch)
+        batch.has_gone_on = batch.going_on is not None
+        self._fails_whole = self.failing == "all"
+        self._failed = set(range(0 if self.failing else len(batch), len(batch)))
+        if self.failing == "some":
+            self._failed = {one for one in self._failed if (one + self.num_runs) % 2}
         self._batch, self._began_s = batch, self._clock.now_s()
         self._states = []
         self.num_runs += 1
@@ -102,22 +141,65 @@ class ComputedExecution:
         """Return at once: there is no interpreter to share."""
 
     def wait(self) -> tuple[RunnerResult, float]:
-        """Return the results."""
+        """Return the results. Raises `SequencesFailed` or `RuntimeError` for a step that fails."""
         batch = self._batch
         assert batch is not None, "a step is under way"
         if not self._states:
             for layer in range(NUM_LAYERS):
                 self._write(layer)
         drawn = [
-            self._draw(batch.seats, entry, states)
-            for entry, states in zip(self._entries, self._states, strict=True)
+            None if index in self._failed else self._draw(batch.seats, entry, self._states[index])
+            for index, entry in enumerate(self._entries)
         ]
         self._batch = None
         self.ended_s = [self._clock.now_s()]
-        return RunnerResult(drawn), self.ended_s[0] - self._began_s
+        if self._fails_whole:
+            raise RuntimeError("the step has failed")
+        left_behind = self._go_behind(batch, drawn) if batch.going_on is not None else ()
+        results = RunnerResult(drawn, left_behind=left_behind)
+        if self._failed:
+            error = InternalError("its logits are not finite")
+            raise SequencesFailed(dict.fromkeys(sorted(self._failed), error), results)
+        return results, self.ended_s[0] - self._began_s
 
     def close(self) -> None:
         """Have nothing to close."""
+
+    def _take_begun(self, batch: StepBatch) -> None:
+        """Check that a step which has begun computes what its batch says."""
+        begun, self._after = self._after, []
+        if batch.continues is None:
+            return
+        taken = [begun[place] for place in batch.continues.tolist()]
+        wanted = [self._begun(batch, one.row, one.start) for one in self._entries]
+        if taken != wanted:
+            raise WrongStep(f"the step that has begun computes {taken}: wanted {wanted}")
+
+    def _go_behind(self, batch: StepBatch, drawn: Sequence[DrawnTokens | None]) -> list[int]:
+        """Begin the step after; return the entries of this one that it has left behind."""
+        assert batch.going_on is not None, "it is offered"
+        left_behind = []
+        for index in batch.going_on.tolist():
+            entry, result = self._entries[index], drawn[index]
+            if result is None:
+                self._after.append(None)
+                continue
+            (token_id,) = result.token_ids
+            begun: _Begun | None = self._begun(batch, entry.row, entry.end)
+            if token_id % DRAWN_BY_HOST == 0:
+                left_behind.append(index)
+                begun, token_id = None, token_id + 1
+            self._after.append(begun)
+            state = next_state(self._states[index][-1], token_id)
+            for layer in range(NUM_LAYERS):
+                self._memory.write(layer, _table(batch.seats, entry.row), entry.end, [state])
+        return left_behind
+
+    def _begun(self, batch: StepBatch, row: int, start: int) -> _Begun:
+        num_held = batch.seats.num_blocks.item(row) * self._memory.block_size
+        if start >= num_held:
+            raise WrongStep("a step was offered without a block for every entry")
+        return _Begun(row, start, _table(batch.seats, row)[start // self._memory.block_size])
 
     def _layer(self, layer: int, on_layer: OnLayer) -> None:
         self._write(layer)
@@ -138,12 +220,15 @@ class ComputedExecution:
         assert batch is not None, "a layer is written while its step runs"
         if not self._states:
             self._states = [self._compute(batch.seats, entry) for entry in self._entries]
+            for index in self._failed:
+                self._states[index] = [state ^ 1 for state in self._states[index]]
         for entry, states in zip(self._entries, self._states, strict=True):
             self._memory.write(layer, _table(batch.seats, entry.row), entry.start, states)
 
     def _compute(self, seats: Seats, entry: _Entry) -> list[int]:
         num_held = seats.num_blocks.item(entry.row) * self._memory.block_size
-        assert entry.end <= num_held, "tokens without a block"
+        if entry.end > num_held:
+            raise WrongStep("tokens without a block")
         state = self._memory.state_before(_table(seats, entry.row), entry.start)
         states = []
         for token_id in seats.token_ids[entry.row, entry.start : entry.end].tolist():

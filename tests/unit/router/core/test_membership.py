@@ -8,13 +8,10 @@ from dataclasses import replace
 import pytest
 
 from common.ids import Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import Role
 from common.version import PROTOCOL_VERSION
 from placement.store import LiveNode
-from router.core.membership import (
-    ENDED_BY_NODE,
-    MAX_READ,
-    Membership,
+from router.core.known.member_effects import (
     NodeGone,
     NodeHeard,
     NodeLeftOut,
@@ -23,31 +20,10 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
+from router.core.membership import ENDED_BY_NODE, MAX_READ, Membership
 from router.core.placement import Placer
 from router.core.policies.query import Query
-
-LEASE_S = 5.0
-
-
-def live(
-    node_id: str = "d0", epoch: int = 1, role: Role = Role.DECODE, num_running: int = 0
-) -> LiveNode:
-    record = NodeRecord(
-        node_id=node_id,
-        epoch=epoch,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
-        fingerprint="f",
-        block_size=16,
-        num_blocks=10,
-        max_num_seqs=4,
-        max_model_len=100,
-    )
-    load = NodeLoad(
-        free_blocks=10, free_seats=4, num_running=num_running, num_waiting=1, queued_tokens=0
-    )
-    return LiveNode(record=record, load=load)
+from tests.unit.router.core.listed_nodes import LEASE_S, live, with_nodes
 
 
 def foreign(epoch: int) -> LiveNode:
@@ -57,15 +33,6 @@ def foreign(epoch: int) -> LiveNode:
 
 def chosen(membership: Membership) -> list[str]:
     return [str(node.incarnation) for node in membership.nodes()]
-
-
-def with_nodes(*nodes: LiveNode, now_s: float = 0.0) -> Membership:
-    """Listed and heard."""
-    membership = Membership(model="m", lease_s=LEASE_S)
-    membership.on_listing(nodes, now_s)
-    for node in nodes:
-        membership.on_heard(node.record.incarnation)
-    return membership
 
 
 def ask_until(
@@ -562,38 +529,3 @@ def test_a_long_listing_is_read_in_parts() -> None:
         are_left.append(membership.has_unread)
     assert nums_read[0] < num_nodes - 2 == nums_read[-1]
     assert are_left == [True, False, False]
-
-
-def test_a_role_that_a_node_tells_counts_at_once_and_more_than_a_listing_asked_for_before() -> None:
-    node = live()
-    membership = with_nodes(node)
-
-    def role() -> Role:
-        return membership.nodes()[0].record.role
-
-    membership.on_asking()
-    membership.on_role(node.record.incarnation, Role.PREFILL)
-    assert role() is Role.PREFILL
-    membership.on_listing([node], 1.0)
-    assert role() is Role.PREFILL
-    membership.on_asking()
-    membership.on_listing([node], 2.0)
-    assert role() is Role.DECODE, "what the store lists later"
-
-
-def test_a_role_of_a_node_that_is_unknown_changes_nothing() -> None:
-    membership = with_nodes(live())
-    membership.on_role(Incarnation("d9", 1), Role.MIXED)
-    assert [one.record.role for one in membership.nodes()] == [Role.DECODE]
-
-
-def test_a_moved_node_is_of_the_kind_of_its_new_role() -> None:
-    first, second = live("d0"), live("d1")
-    membership = with_nodes(first, second)
-    membership.nodes()
-    membership.on_role(first.record.incarnation, Role.PREFILL)
-    kinds = {kind.record.role: kind for kind in membership.nodes().kinds()}
-    assert kinds.keys() == {Role.PREFILL, Role.DECODE}
-    assert kinds[Role.PREFILL].ready == [first.record.incarnation]
-    assert kinds[Role.DECODE].ready == [second.record.incarnation]
-    assert all(kind.record.role is role for role, kind in kinds.items())

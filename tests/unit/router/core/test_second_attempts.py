@@ -263,6 +263,36 @@ def test_a_request_knows_which_nodes_are_suspected_when_it_comes(is_heard: bool)
     assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
 
 
+@pytest.mark.covers("F121")
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_request_is_asked_elsewhere_where_a_prefill_node_begins_to_decode(is_heard: bool) -> None:
+    flow = reserving()
+    flow.on_node_suspected(D0, is_heard)
+    assert flow.on_no_choice(Overloaded("nobody")) == []
+    assert flow.on_node_decodes(P0) == [Choose(None, frozenset({D0}))]
+    flow.on_choice(P0, None, "it decodes now", 10.0)
+    assert flow.on_node_decodes(P1) == [], "one second attempt is enough"
+    flow.on_reserve_reply(P0, THIRD, LOCAL, 10.0)
+    assert emitted(flow.on_output(P0, output(THIRD, 0, 10, finish=FinishReason.STOP))) == [10]
+    assert flow.on_node_decodes(P1) == []
+
+
+def test_a_node_that_refused_a_prompt_is_asked_where_it_decodes_from_then_on() -> None:
+    flow = prefilling()
+    assert flow.on_prefill_reply(P0, FIRST, Overloaded("full"))[-1] == Choose(D0, frozenset({P0}))
+    flow.on_choice(D0, None, "no prefill node is left", 10.0)
+    flow.on_node_suspected(D0, True)
+    assert flow.on_no_choice(Overloaded("nobody")) == []
+    assert flow.on_node_decodes(P0) == [Choose(None, frozenset({D0}))]
+
+
+def test_a_request_that_no_suspected_node_holds_up_needs_no_node_that_begins_to_decode() -> None:
+    flow = reserving()
+    assert flow.on_node_decodes(P1) == []
+    flow.on_node_suspected(D1)
+    assert flow.on_node_decodes(P1) == []
+
+
 @pytest.mark.parametrize("is_heard", [False, True])
 def test_a_full_node_queues_a_request_before_a_suspected_one_is_asked(is_heard: bool) -> None:
     flow = RequestFlow(

@@ -112,6 +112,12 @@ def test_an_answer_goes_on_where_its_node_is_heard_again() -> None:
     assert flow.on_waited() == [], "the time ran out after the waiting had ended"
 
 
+def test_an_answer_goes_on_where_a_prefill_node_begins_to_decode() -> None:
+    flow = waiting()
+    (choose,) = flow.on_node_decodes(P0)
+    assert choose == Choose(None, frozenset({D0}))
+
+
 @pytest.mark.covers("F67")
 def test_a_node_that_is_heard_again_is_a_candidate_while_another_one_runs() -> None:
     flow = running()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.faults.history import AskedRequest, Fault, History
-from simulator.faults.kinds import BREAKING
+from simulator.faults.kinds import BREAKING, FaultKind
 from simulator.faults.search import ALL, history_of
 from simulator.faults.shape import ROUTER, Shape
 
@@ -19,7 +19,7 @@ def plain(history: History) -> History:
         faults=tuple(
             replace(one, target=ROUTER if one.target.startswith(ROUTER) else one.target)
             for one in history.faults
-            if one.kind in BREAKING
+            if one.kind in BREAKING and one.kind is not FaultKind.STEP
         ),
     )
 
@@ -30,6 +30,7 @@ def plain_shape(shape: Shape) -> Shape:
         num_routers=1,
         keeps_prefixes=False,
         is_staged=False,
+        is_on_card=False,
         is_warmed=False,
         has_priorities=False,
         preemption_policy="last_in_first_out",

@@ -10,7 +10,7 @@ from simulator.faults.hosts import ProcessClock
 from simulator.faults.kinds import FaultKind
 from simulator.faults.search import ALL, history_of, quiet
 from simulator.timeline import Timeline
-from tests.unit.simulator.faults.histories import an_asked_request, plain
+from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request, plain
 
 
 def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> None:
@@ -46,6 +46,20 @@ def test_what_waits_at_a_cut_path_does_not_arrive_before_a_break() -> None:
     # The node was to read it before the connection broke, for ever.
     with quiet():
         FaultyCluster(plain(history_of(100059, ALL))).run()
+
+
+def test_a_node_that_leaves_refuses_the_kv_that_is_sent_to_it() -> None:
+    # Its peer waited for it, and could not leave in time.
+    shape = replace(a_shape(), num_decode=1, drain_s=0.02, kv_message_s=0.015, step_s=0.03)
+    drains = [
+        Fault(at_s=at_s, kind=FaultKind.DRAIN, target=target, other="router")
+        for at_s, target in ((0.0405, "decode-0"), (0.2137, "prefill-0"))
+    ]
+    asked = an_asked_request(0.0261, "r14", num_prompt=9, max_tokens=3)
+    with quiet():
+        cluster = FaultyCluster(a_history(shape, [asked], *drains))
+        cluster.run()
+    assert not cluster.nodes, "both have left"
 
 
 def test_a_clock_that_has_jumped_reaches_what_is_due() -> None:

@@ -55,7 +55,7 @@ def test_what_is_wished_for_is_drawn() -> None:
 def test_every_kind_and_every_way_is_drawn() -> None:
     drawn = {(f.kind, f.how) for seed in range(300) for f in a_history(seed).faults}
     assert {kind for kind, _ in drawn} == set(FaultKind)
-    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2 + 3 + 1 + 3
+    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2 + 3 + 3 + 1 + 3
 
 
 def test_changes_do_not_move_what_is_broken() -> None:
@@ -68,7 +68,8 @@ def test_changes_do_not_move_what_is_broken() -> None:
 
 def test_every_place_of_a_cluster_is_drawn() -> None:
     shapes = [a_history(seed).shape for seed in range(200)]
-    for field in ("num_routers", "keeps_prefixes", "is_staged", "is_warmed", "has_priorities"):
+    places = "num_routers", "keeps_prefixes", "is_staged", "is_on_card", "is_warmed"
+    for field in (*places, "has_priorities"):
         assert len({getattr(shape, field) for shape in shapes}) == 2, field
     asked = [one for seed in range(20) for one in a_history(seed).requests]
     assert {one.router for one in asked} == {"router", "router-2"}
@@ -113,7 +114,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 7}, "format 4"),
+        ({"format": 7}, "format 5"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),

@@ -53,10 +53,25 @@ def test_a_swapped_block_comes_back_through_copies_in_their_order() -> None:
 def test_nothing_is_copied_over_what_a_copy_uses(first: CacheCopy, second: CacheCopy) -> None:
     timeline, _, copies = some_copies()
     copies.begin(first)
-    with pytest.raises(InternalError, match="is written while a copy uses it"):
-        copies.begin(second)
     pass_time(timeline, STEP_S)
     copies.begin(second)
+    assert not copies.wrong
+    pass_time(timeline, STEP_S)
+    copies.begin(first)
+    copies.begin(second)
+    assert "is written while a copy uses it" in copies.wrong
+
+
+def test_a_copy_that_fails_has_written_something() -> None:
+    timeline, memory, copies = some_copies()
+    copies.is_failing, before = True, memory.of_block(3)
+    with pytest.raises(InternalError, match="a copy has failed"):
+        copies.begin(CacheCopy(CopyKind.STAGE_IN, [3]))
+    assert memory.of_block(3) != before
+    copies.is_failing = False
+    copy = copies.begin(CacheCopy(CopyKind.STAGE_OUT, [5]))
+    pass_time(timeline, STEP_S)
+    assert copy.is_done(), "nothing waits for it"
 
 
 def test_what_is_written_while_a_copy_reads_is_copied() -> None:
