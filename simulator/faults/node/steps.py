@@ -116,7 +116,7 @@ class ComputedExecution:
         self._take_begun(batch)
         batch.has_gone_on = batch.going_on is not None
         self._fails_whole = self.failing == "all"
-        self._failed = set(range(0 if self.failing else len(batch), len(batch)))
+        self._failed = set(range(len(batch))) if self.failing else set()
         if self.failing == "some":
             self._failed = {one for one in self._failed if (one + self.num_runs) % 2}
         self._batch, self._began_s = batch, self._clock.now_s()
