@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return what runs a module in `module_environment()`.
 
-    -P: files of the current folder, such as a `json.py`, are not taken for modules.
+    -P: a file of the current folder that is named like a module is not taken for it.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
