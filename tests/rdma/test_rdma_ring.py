@@ -31,8 +31,9 @@ from tests.support.kv.kv_cluster import Cluster, Node, commit_for, error_of
 pytestmark = needs_rdma
 OLD, NEW_OWNER, OTHER = 7, 0xAB, 9
 OF_THE_DEAD, OF_OTHERS = ALL_BLOCKS[:12], ALL_BLOCKS[12:]
-_FIRST_ENGINES = itertools.count(0, 4)
-"""A test has engines of its own: what fails at a fence disturbs a pair of them for a while."""
+_FIRST_ENGINES = itertools.count(200, 4)
+"""A test has engines of its own, which no other file uses: what fails at a fence, or on a wire that
+is cut, disturbs a pair of them for a while."""
 
 
 @pytest.fixture
