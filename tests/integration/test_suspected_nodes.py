@@ -10,6 +10,7 @@ from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from router.cluster.view import DispatcherView
+from router.core.generation import TokenChunk
 from router.dispatch.calls_beside import CallsBeside
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.liveness.pace import USUAL
@@ -117,6 +118,19 @@ async def test_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is
         answer.cancel()
 
 
+async def held_up_by(node: FakeNode, router: Dispatcher) -> asyncio.Task[list[TokenChunk]]:
+    """Start a request that the node is asked for, and never replies to."""
+
+    async def never(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    node.on_reserve = never
+    answer = start(router)
+    await asked(node)
+    return answer
+
+
 @pytest.mark.covers("F121")
 async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_one_comes(
     cluster: Cluster,
@@ -124,14 +138,7 @@ async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_
     d0 = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     await cut_off(cluster, router, d0)
-
-    async def never(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    d0.on_reserve = never
-    answer = start(router)
-    await asked(d0)
+    answer = await held_up_by(d0, router)
     d1 = await cluster.add("d1", Role.DECODE)
     await cluster.refresh()
     request = await asked(d1)
@@ -148,14 +155,7 @@ async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_
     p0 = await cluster.add("p0", Role.PREFILL)
     router = await cluster.router()
     await cut_off(cluster, router, d0)
-
-    async def never(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    d0.on_reserve = never
-    answer = start(router)
-    await asked(d0)
+    answer = await held_up_by(d0, router)
 
     async def take_role(_beside: CallsBeside, role: Role, _number: int) -> None:
         p0.role = role
