@@ -42,7 +42,7 @@ from router.text.choice_text import ChoiceText
 from router.text.prompt_tokens import EchoedEntries
 from router.text.text_model import TextModel
 from router.text.usage import Usage
-from router.tools.call_search import call_search
+from router.tools.stop_scope import stop_scope
 from router.watch.http_metrics import ChoiceTimer, HttpMetrics
 from router.watch.request_watch import RequestWatch
 
@@ -198,7 +198,7 @@ class OpenAiApi:
             if plan.echo_logprobs is None
             else partial(EchoedEntries, prompt.token_ids, prompt.echo_offsets, plan.echo_logprobs),
             has_output=plan.has_output,
-            calls=call_search(plan.syntax) if stop else None,
+            scope=stop_scope(plan.syntax) if stop else None,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
         choice = answer.new_choice(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas)

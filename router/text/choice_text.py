@@ -19,7 +19,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
 from router.core.generation import PromptResult, TokenChunk
 from router.text.stop_strings import StopStrings
-from router.tools.call_search import CallSearch
+from router.tools.stop_scope import StopScope
 
 
 class TextDecoder(Protocol):
@@ -105,7 +105,7 @@ class ChoiceText:
         echo: str = "",
         echoed: MakeEchoed | None = None,
         has_output: bool = True,
-        calls: CallSearch | None = None,
+        scope: StopScope | None = None,
     ) -> None:
         """Start a choice.
 
@@ -114,8 +114,8 @@ class ChoiceText:
         `hidden_token_ids` is not shown if the answer stops at it, and one in `stop_token_ids` is
         then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
         prompt) is shown before the answer, with the entries that `echoed` makes of its log
-        probabilities; stop strings are not searched in it, nor after the first call, which `calls`
-        finds. Without `has_output` that is all: what a node drew is not shown or counted.
+        probabilities; stop strings are not searched in it, nor outside of `scope` where there is
+        one. Without `has_output` that is all: what a node drew is not shown or counted.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop, is_shown=shows_stop)
@@ -130,7 +130,7 @@ class ChoiceText:
         self._echo = echo
         self._echoed = echoed
         self._has_output = has_output
-        self._calls = calls
+        self._scope = scope
         self._counts = NO_COUNTS
         self._entries: deque[tuple[int, LogprobEntry]] = deque()
         """Those that are not sent yet, each with the characters that go before or with it."""
@@ -252,10 +252,11 @@ class ChoiceText:
         self._decoded_chars += len(text)
         if self._num_tokens <= self._min_tokens:
             self._num_unstoppable += len(text)
-        if self._calls is None:
+        if self._scope is None:
             return self._search(text)
-        text, called = self._calls.push(text, is_last=is_last)
-        shown = self._search(text)
+        thought, text, called = self._scope.push(text, is_last=is_last)
+        self._num_unstoppable = max(self._num_unstoppable - len(thought), 0)
+        shown = thought + self._search(text)
         if called and not self._stops.is_stopped:
             shown += self._stops.flush() + called
         return shown

@@ -9,7 +9,7 @@ call_head       the text of a call up to its arguments, matched character by cha
 json_extent     where a JSON object in a text ends
 text_argument   the text of a call's one argument, for tools that take text
 call_parser     an answer's text to text and calls
-call_search     where the first call of an answer begins
+stop_scope      in which part of an answer stop strings are searched
 thinking        an answer's text to thinking and the rest
 answer_parser   both parsers, one after the other, and the parts of a whole answer
 grammars        grammars of answers that hold calls, and of answers after thinking

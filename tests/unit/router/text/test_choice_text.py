@@ -11,8 +11,9 @@ from common.request import FinishReason, RequestCounts
 from router.core.generation import TokenChunk
 from router.text.choice_text import ChoiceText, Delta, LogprobEntry
 from router.tools.answer_parser import AnswerSyntax
-from router.tools.call_search import call_search
 from router.tools.formats import HERMES
+from router.tools.stop_scope import stop_scope
+from router.tools.thinking import ThinkingFormat
 from tests.support.http.http_edge import chunks, tiny_model
 
 MODEL = tiny_model()
@@ -240,7 +241,7 @@ def test_a_stop_string_inside_a_call_is_part_of_the_call(size: int, has_logprobs
     num_logprobs = 1 if has_logprobs else None
     played = chunks(encode(said), FinishReason.STOP, size=size, num_logprobs=num_logprobs)
     stop = ("\n", "call>", "look<", "<tool_calls")
-    deltas = run(choice(*stop, calls=call_search(CALLS), has_logprobs=has_logprobs), played)
+    deltas = run(choice(*stop, scope=stop_scope(CALLS), has_logprobs=has_logprobs), played)
     assert shown(deltas) == said
     last = deltas[-1].details
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, None)
@@ -264,7 +265,7 @@ class OneToken:
 
 
 def test_a_stop_string_and_a_call_may_come_in_one_token() -> None:
-    text = ChoiceText(OneToken("I look.\n" + CALL), ("\n",), calls=call_search(CALLS))
+    text = ChoiceText(OneToken("I look.\n" + CALL), ("\n",), scope=stop_scope(CALLS))
     (delta,) = run(text, chunks([7], FinishReason.STOP))
     assert (delta.text, delta.details.stop_reason) == ("I look.", "\n")
 
@@ -272,7 +273,7 @@ def test_a_stop_string_and_a_call_may_come_in_one_token() -> None:
 @pytest.mark.parametrize("size", [1, 1000])
 def test_a_stop_string_before_a_call_ends_the_choice(size: int) -> None:
     played = chunks(encode("I look.\n" + CALL), FinishReason.STOP, size=size)
-    deltas = run(choice("\n", calls=call_search(CALLS)), played)
+    deltas = run(choice("\n", scope=stop_scope(CALLS)), played)
     assert shown(deltas) == "I look."
     assert deltas[-1].details.stop_reason == "\n"
 
@@ -282,7 +283,7 @@ def test_a_stop_string_that_may_begin_a_call_is_found_when_it_does_not(
     end: str, before: str
 ) -> None:
     played = chunks(encode("a <" + end), FinishReason.LENGTH)
-    deltas = run(choice("<", calls=call_search(CALLS)), played)
+    deltas = run(choice("<", scope=stop_scope(CALLS)), played)
     assert shown(deltas) == before
     assert deltas[-1].details.stop_reason == "<"
 
@@ -291,5 +292,35 @@ def test_held_text_of_the_least_length_does_not_stop() -> None:
     ids = encode("a <") + encode("b <") + encode("c")
     played = chunks(ids, FinishReason.LENGTH)
     least = len(encode("a <"))
-    deltas = run(choice("<", calls=call_search(CALLS), min_tokens=least), played)
+    deltas = run(choice("<", scope=stop_scope(CALLS), min_tokens=least), played)
     assert shown(deltas) == "a <b "
+
+
+THINKS = AnswerSyntax(thinking=ThinkingFormat.BEGUN)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_thinking_and_the_white_space_behind_it_do_not_stop(size: int) -> None:
+    stop = ("\n\n", "Question:", ">\n", "think")
+    said = "So, Question: what?\n\nHm\n</think>\n\nFour.\nSo"
+    played = chunks(encode(said + "\n\nMore"), FinishReason.LENGTH, size=size)
+    deltas = run(choice(*stop, scope=stop_scope(THINKS)), played)
+    assert shown(deltas) == said
+    assert deltas[-1].details.stop_reason == "\n\n"
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_least_length_that_ends_in_the_thinking_leaves_the_answer_to_stop(num_more: int) -> None:
+    thought, answer = encode("a b\n</think>\n\n"), encode("a b")
+    least = len(thought) - 1 + 2 * num_more
+    text = choice("a", scope=stop_scope(THINKS), min_tokens=least)
+    deltas = run(text, chunks(thought + answer, FinishReason.LENGTH))
+    assert (deltas[-1].details.stop_reason == "a") is (num_more == 0)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_every_token_of_thinking_keeps_its_logprobs(size: int) -> None:
+    said = encode("a\nb\n</think>\n\nHi")
+    played = chunks(said, FinishReason.LENGTH, size=size, num_logprobs=1)
+    deltas = run(choice("\n", scope=stop_scope(THINKS), has_logprobs=True), played)
+    assert [entry.token_id for delta in deltas for entry in delta.entries] == said

@@ -1,0 +1,54 @@
+"""A stop string ends what a client gets as text: not what the model thinks, where that is apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.text.conversation import ChatSettings
+from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.tool_models import HERMES_TEMPLATE, hermes_model, model_with
+
+SAID = "\nQuestion: two and two?\n\nSo four.\n</think>\n\nFour.\n\nQuestion: three?"
+THOUGHT = "Question: two and two?\n\nSo four."
+STOPS = ["Question:", "\n\n"]
+QUESTION = {"messages": [{"role": "user", "content": "Two and two?"}]}
+THINK = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+def edge_that_thinks(size: int = 1) -> Edge:
+    return make_edge(says(SAID, size=size), model=hermes_model())
+
+
+async def post(edge: Edge, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with edge.client() as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_a_chat_ends_at_a_stop_string_of_its_text(size: int) -> None:
+    edge = edge_that_thinks(size)
+    answer = await post(edge, "/v1/chat/completions", QUESTION | THINK | {"stop": STOPS})
+    (choice,) = answer["choices"]
+    assert choice["message"]["reasoning_content"] == THOUGHT
+    assert choice["message"]["content"] == "Four."
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n\n")
+
+
+async def test_a_message_ends_at_a_stop_string_of_its_text() -> None:
+    body = QUESTION | {"max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 9}}
+    answer = await post(edge_that_thinks(), "/v1/messages", body | {"stop_sequences": STOPS})
+    thought, text = answer["content"]
+    assert (thought["thinking"], text["text"]) == (THOUGHT, "Four.")
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "\n\n")
+
+
+async def test_thinking_that_is_text_ends_at_a_stop_string() -> None:
+    model = model_with(HERMES_TEMPLATE, chat=ChatSettings(reasoning_format="none"))
+    edge = make_edge(says(SAID), model=model)
+    answer = await post(edge, "/v1/chat/completions", QUESTION | THINK | {"stop": ["two?"]})
+    assert answer["choices"][0]["message"]["content"] == "\nQuestion: two and "
