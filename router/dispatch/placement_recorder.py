@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 
 from common.errors import PdserveError
 from common.ids import AttemptId
@@ -16,7 +17,8 @@ from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.placements")
 
-MAX_PENDING = 8192
+MAX_REMOVALS = 8192
+"""Removals that wait for the store; records whose removal is dropped expire by themselves."""
 BATCH = 256
 GATHER_S = 0.25
 """How long a change waits for others to travel with."""
@@ -28,9 +30,10 @@ RETRY_S = 1.0
 
 
 class PlacementRecorder:
-    """A queue of changes for the store. Of an attempt only the latest change is written.
+    """Changes that wait for the store. Of an attempt only the latest change is written.
 
     Records of running attempts are renewed, so that those of a router that died are soon gone.
+    None of them is dropped, as a router has no more than it runs; removals are bounded.
     Changes that an unreachable store did not take are counted. The next renewal writes placements
     again; removals are retried until the record has expired by itself.
     """
@@ -42,7 +45,10 @@ class PlacementRecorder:
         self._router_id = router_id
         self._clock = clock
         self._metrics = metrics
-        self._pending: OrderedDict[AttemptId, Placement | None] = OrderedDict()
+        self._placed: dict[AttemptId, Placement] = {}
+        """Records of running attempts that are not written yet."""
+        self._gone: dict[AttemptId, None] = {}
+        """Attempts whose records are not removed yet, in order."""
         self._has_pending = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -54,15 +60,23 @@ class PlacementRecorder:
 
     def place_nowait(self, placement: Placement) -> None:
         """Record soon, and renew until `unplace_nowait`."""
-        self._running[placement.attempt] = placement
-        self._put(placement.attempt, placement)
+        self._gone.pop(placement.attempt, None)
+        self._running[placement.attempt] = self._placed[placement.attempt] = placement
+        self._wake()
 
     def unplace_nowait(self, attempt: AttemptId) -> None:
         """Remove the record soon; one that was not written yet is dropped."""
         self._running.pop(attempt, None)
-        self._pending.pop(attempt, None)
-        if attempt in self._recorded:
-            self._put(attempt, None)
+        self._placed.pop(attempt, None)
+        if attempt not in self._recorded:
+            return
+        if len(self._gone) >= MAX_REMOVALS:
+            dropped = next(iter(self._gone))
+            del self._gone[dropped]
+            self._recorded.discard(dropped)
+            self._metrics.store_errors.labels("record_dropped").inc()
+        self._gone[attempt] = None
+        self._wake()
 
     async def wait_idle(self) -> None:
         """Return when every queued change was tried."""
@@ -80,9 +94,9 @@ class PlacementRecorder:
             self._renew()
             self._retry()
             # What comes meanwhile waits for others in its turn.
-            for _ in range(0, len(self._pending), BATCH):
-                await self._write(self._take_batch())
-            if not self._pending:
+            for _ in range(0, len(self._placed) + len(self._gone), BATCH):
+                await self._write(*self._take_batch())
+            if not self._placed and not self._gone:
                 self._is_idle.set()
 
     @property
@@ -94,53 +108,45 @@ class PlacementRecorder:
         now_s = self._clock.now_s()
         if now_s - self._renewed_at_s >= TTL_S / RENEWALS_PER_TTL:
             self._renewed_at_s = now_s
-            for attempt, placement in self._running.items():
-                self._put(attempt, placement)
+            self._placed |= self._running
 
     def _retry(self) -> None:
         """Queue the removals that the store did not take and whose records may still exist."""
         now_s = self._clock.now_s()
         self._unwritten = {a: until_s for a, until_s in self._unwritten.items() if now_s < until_s}
-        for attempt in self._unwritten:
-            self._pending.setdefault(attempt, None)
+        self._gone |= dict.fromkeys(self._unwritten)
 
-    def _put(self, attempt: AttemptId, record: Placement | None) -> None:
-        if len(self._pending) >= MAX_PENDING:
-            dropped, change = self._pending.popitem(last=False)
-            if change is None:
-                self._recorded.discard(dropped)
-            self._metrics.store_errors.labels("record_dropped").inc()
-        self._pending[attempt] = record
+    def _wake(self) -> None:
         self._is_idle.clear()
         self._has_pending.set()
 
-    def _take_batch(self) -> list[tuple[AttemptId, Placement | None]]:
-        num_changes = min(BATCH, len(self._pending))
-        changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
-        for attempt, record in changes:
+    def _take_batch(self) -> tuple[list[Placement], list[AttemptId]]:
+        """Take at most `BATCH` changes, removals first; return records and removals."""
+        gone = list(islice(self._gone, BATCH))
+        placed = list(islice(self._placed.values(), BATCH - len(gone)))
+        for attempt in gone:
+            del self._gone[attempt]
+            self._recorded.discard(attempt)
+        for placement in placed:
+            del self._placed[placement.attempt]
             # From here on the store may hold the record, whether the call fails or not.
-            if record is None:
-                self._recorded.discard(attempt)
-            else:
-                self._recorded.add(attempt)
-        return changes
+            self._recorded.add(placement.attempt)
+        return placed, gone
 
-    async def _write(self, changes: list[tuple[AttemptId, Placement | None]]) -> None:
-        if not changes:  # removed before they were written
+    async def _write(self, placed: Sequence[Placement], gone: Sequence[AttemptId]) -> None:
+        if not placed and not gone:  # removed before they were written
             return
-        placed = [record for _, record in changes if record is not None]
-        gone = [attempt for attempt, record in changes if record is None]
         try:
             await self._store.record(placed, gone, router_id=self._router_id, ttl_s=TTL_S)
         except PdserveError as away:
             self._metrics.store_errors.labels("place").inc(len(placed))
             self._metrics.store_errors.labels("unplace").inc(len(gone))
-            for attempt, _ in changes:
+            for attempt in (*(placement.attempt for placement in placed), *gone):
                 log.debug(
                     "placement of %s was not written: %s", attempt, away, extra=log_fields(attempt)
                 )
             until_s = self._clock.now_s() + TTL_S
-            for attempt in gone[: max(0, MAX_PENDING - len(self._unwritten))]:
+            for attempt in gone[: max(0, MAX_REMOVALS - len(self._unwritten))]:
                 self._unwritten.setdefault(attempt, until_s)
         else:
             for attempt in gone:

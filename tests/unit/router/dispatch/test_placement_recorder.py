@@ -15,7 +15,7 @@ from router.dispatch import placement_recorder
 from router.dispatch.placement_recorder import (
     BATCH,
     GATHER_S,
-    MAX_PENDING,
+    MAX_REMOVALS,
     RENEWALS_PER_TTL,
     TTL_S,
     PlacementRecorder,
@@ -256,12 +256,53 @@ async def test_a_removal_is_not_tried_for_longer_than_its_record_can_live(
         assert await changes_of_next_call(setup) == [f"place {placement(1).attempt}"]
 
 
-async def test_a_store_that_hangs_does_not_fill_the_memory() -> None:
+async def test_every_running_attempt_keeps_its_record() -> None:
+    """Each choice of a request is an attempt: 1024 requests may have a hundred times as many."""
+    num_running = MAX_REMOVALS + BATCH
     async with running() as setup:
-        for index in range(MAX_PENDING + 100):
+        setup.store.gate.set()
+        for index in range(num_running):
             setup.recorder.place_nowait(placement(index))
-        assert setup.num_errors("record_dropped") == 100
+        for _ in range(RENEWALS_PER_TTL + 1):
+            await setup.recorder.wait_idle()
+            assert len(await setup.store.placements()) == num_running
+            setup.clock.advance(TTL_S / RENEWALS_PER_TTL)
+            setup.recorder.place_nowait(placement(0))  # it wakes the recorder
+        assert setup.num_errors("record_dropped") == 0
+
+
+async def test_a_store_that_hangs_does_not_fill_the_memory_with_removals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement_recorder, "MAX_REMOVALS", 8)
+    num_written = BATCH + 8 + 3
+    async with running() as setup:
+        setup.store.gate.set()
+        for index in range(num_written):
+            setup.recorder.place_nowait(placement(index))
+        await setup.recorder.wait_idle()
+        setup.store.gate.clear()
+        setup.store.calls.clear()
+        for index in range(num_written):
+            setup.recorder.unplace_nowait(placement(index).attempt)
+        assert setup.num_errors("record_dropped") == BATCH + 3
         setup.store.gate.set()
         await setup.recorder.wait_idle()
-        assert len(setup.store.calls) == MAX_PENDING
-        assert setup.store.calls[0] == f"place {placement(100).attempt}"
+        assert setup.store.calls == [f"unplace req-{BATCH + 3 + at}/1" for at in range(8)]
+
+
+async def test_removals_go_before_records_and_none_is_written_twice() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        for index in range(BATCH):
+            setup.recorder.place_nowait(placement(index))
+        await setup.recorder.wait_idle()
+        setup.store.calls.clear()
+        for index in range(BATCH):
+            setup.recorder.place_nowait(placement(BATCH + index))
+            setup.recorder.unplace_nowait(placement(index).attempt)
+        await setup.recorder.wait_idle()
+        assert setup.store.calls == [
+            *(f"unplace req-{index}/1" for index in range(BATCH)),
+            *(f"place req-{BATCH + index}/1" for index in range(BATCH)),
+        ]
