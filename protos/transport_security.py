@@ -46,7 +46,9 @@ def make_server(options: Options, keys: Keys | None) -> grpc.aio.Server:
 def add_port(server: grpc.aio.Server, address: str, keys: Keys | None) -> int:
     """Listen; return the port. Raises `RuntimeError` when the address cannot be bound.
 
-    Each handshake uses the latest certificate of `keys`.
+    Each handshake uses the latest certificate of `keys`. It waits for the interpreter lock on one
+    of gRPC's threads: where a process has no other one left, a ping is answered late. Certificates
+    that gRPC holds itself would need another server on the port at each renewal.
     """
     if keys is None:
         return server.add_insecure_port(address)

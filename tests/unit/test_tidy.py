@@ -298,3 +298,32 @@ def test_a_block_is_one_of_kv() -> None:
         for path, names in found.items()
     }
     assert {path: names for path, names in blocks_in.items() if names} == {}
+
+
+JIT = ("njit", "numba.njit", "jit", "numba.jit")
+
+
+def _holding_the_lock(tree: ast.AST) -> list[int]:
+    """The lines of functions that numba compiles without `nogil`."""
+    found = []
+    for node in nodes(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in JIT:
+            options = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            found += [node.lineno] if options.get("nogil") != "True" else []
+        elif isinstance(node, ast.FunctionDef):
+            found += [one.lineno for one in node.decorator_list if ast.unparse(one) in JIT]
+    return found
+
+
+def test_compiled_functions_release_the_interpreter_lock() -> None:
+    """Else a step holds up heartbeats, and routers take its node for dead."""
+    found = [
+        f"{name_of(path)}:{line}"
+        for path in python_files()
+        if not name_of(path).startswith(("tests/", "bench/", "tools/"))
+        for line in _holding_the_lock(parsed(path.read_text()))
+    ]
+    assert found == []
+    for form in ("@njit\n", "@numba.njit(cache=True)\n", "@njit(nogil=False)\n"):
+        assert _holding_the_lock(ast.parse(f"{form}def f(): pass"))
+    assert not _holding_the_lock(ast.parse("@njit(nogil=True)\ndef f(): pass"))
