@@ -129,10 +129,11 @@ class BackEnd(Protocol):
     def why_not(self, files: ModelFiles) -> str:
         """Return why it cannot compute these files, in words; empty if it can."""
 
-    def prepare(self, num_threads: int) -> None:
+    def prepare(self, num_threads: int, files: ModelFiles, packed_folder: Path | None) -> None:
         """Import or compile what every model needs, for so many CPU threads (0: all cores).
 
-        It takes seconds or more. Raises `ConfigError` when the machine has fewer cores.
+        It takes seconds or more. Raises `ConfigError` when the machine has fewer cores, and
+        `CheckpointError` before it compiles when it cannot write weights below `packed_folder`.
         """
 
     def meter(self) -> MemoryMeter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
@@ -43,11 +44,14 @@ class CpuBackEnd:
                 return f"{name} is {size}: the CPU kernels require a multiple of {LANES}"
         return ""
 
-    def prepare(self, num_threads: int) -> None:
+    def prepare(self, num_threads: int, files: ModelFiles, packed_folder: Path | None) -> None:
         from engine.runner.cpu.common_kernels import compile_common_kernels
         from engine.runner.cpu.library_pages import release_pages
+        from engine.runner.cpu.packed_weights import SharedWeights, decoder_plans
 
         set_num_threads(num_threads)
+        if packed_folder is not None:  # A full disk is told before minutes of compiling.
+            SharedWeights(files.weights, decoder_plans(files.spec), packed_folder).write()
         compile_common_kernels()
         release_pages("libllvmlite.so")  # computing does not need LLVM
 

@@ -11,7 +11,7 @@ from numba import get_num_threads, set_num_threads
 from engine.runner.back_end import StepShape
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, load_layer
-from engine.runner.cpu.packed_weights import decoder_plans, pack_privately, pack_shared
+from engine.runner.cpu.packed_weights import SharedWeights, decoder_plans, pack_privately
 from engine.runner.cpu.step_buffers import StepBuffers
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.flat_batch import FlatBatch
@@ -123,7 +123,8 @@ class NumbaDecoder:
             if packed_folder is None:
                 packed = pack_privately(checkpoint, plans, self.memory, with_bytes=with_bytes)
             else:
-                packed = pack_shared(checkpoint, plans, packed_folder, with_bytes=with_bytes)
+                shared = SharedWeights(checkpoint, plans, packed_folder)
+                packed = shared.map(with_bytes=with_bytes)
         self.shared_bytes = 0
         if packed_folder is not None:
             self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())

@@ -11,9 +11,9 @@ from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, load_layer
 from engine.runner.cpu.packed_weights import (
     PackedPlan,
+    SharedWeights,
     layer_plans,
     pack_privately,
-    pack_shared,
 )
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import MtpEntry, enter_mtp, leave_mtp
@@ -69,7 +69,8 @@ class NumbaMtp:
             if packed_folder is None:
                 packed = pack_privately(files, plans, decoder.memory, with_bytes=decoder.with_bytes)
             else:
-                packed = pack_shared(files, plans, packed_folder, with_bytes=decoder.with_bytes)
+                shared = SharedWeights(files, plans, packed_folder)
+                packed = shared.map(with_bytes=decoder.with_bytes)
         self.shared_bytes = 0
         if packed_folder is not None:
             self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())

@@ -136,42 +136,52 @@ def _pack_tensors(
     return packed_view(described, data, with_bytes=with_bytes, is_fine=is_fine)
 
 
-def pack_shared(
-    source: TensorSource, plans: Sequence[PackedPlan], folder: Path, *, with_bytes: bool
-) -> dict[str, PackedWeight]:
-    """Return the packed weights by key, in the mapped file below `folder`, made on first use.
+class SharedWeights:
+    """The packed weights of one file, which all nodes of a machine map."""
 
-    Raises `CheckpointError` when the file cannot be written, or is wrong again after it was made
-    anew.
-    """
-    described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
-    sizes = {key: packed_bytes(one) for key, one in described.items()}
-    plans_json = [asdict(plan) for plan in plans]
-    identity = [
-        _code_digest(), source.identity(), source.stamps(), plans_json, list(described.items())
-    ]  # fmt: skip
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    home = folder / key[:32]
+    def __init__(self, source: TensorSource, plans: Sequence[PackedPlan], folder: Path) -> None:
+        """Name the file, which is below `folder`; it reads and writes nothing else."""
+        self._source, self._plans = source, plans
+        self._described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
+        self._sizes = {key: packed_bytes(one) for key, one in self._described.items()}
+        plans_json = [asdict(plan) for plan in plans]
+        described = list(self._described.items())
+        identity = [_code_digest(), source.identity(), source.stamps(), plans_json, described]
+        self._key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        self._home = folder / self._key[:32]
+        self._path = self._home / _FILE_NAME
 
-    def build(building: Path) -> None:
-        _write(building / _FILE_NAME, key, source, plans, sizes)
+    def write(self) -> None:
+        """Make the file unless it exists; `CheckpointError` when it cannot be written."""
+        build_once(self._home, self._build)
 
-    build_once(home, build)
-    data, problem = _mapped(home / _FILE_NAME, key, sum(sizes.values()))
-    if problem:
-        _logger.warning("%s: %s: it is made anew", home / _FILE_NAME, problem)
-        rebuild(home, build, lambda: not _mapped(home / _FILE_NAME, key, sum(sizes.values()))[1])
-        data, problem = _mapped(home / _FILE_NAME, key, sum(sizes.values()))
-    if data is None:
-        raise CheckpointError(f"{home / _FILE_NAME}: {problem}, after it was made anew")
-    weights, start = {}, 0
-    for plan in plans:
-        end = start + sizes[plan.key]
-        weights[plan.key] = packed_view(
-            described[plan.key], data[start:end], with_bytes=with_bytes, is_fine=plan.is_fine
-        )
-        start = end
-    return weights
+    def map(self, *, with_bytes: bool) -> dict[str, PackedWeight]:
+        """Return the packed weights by key, in the mapped file, made on first use.
+
+        Raises `CheckpointError` as `write` does, and when it is wrong again after it was made anew.
+        """
+        self.write()
+        data, problem = self._mapped()
+        if problem:
+            _logger.warning("%s: %s: it is made anew", self._path, problem)
+            rebuild(self._home, self._build, lambda: not self._mapped()[1])
+            data, problem = self._mapped()
+        if data is None:
+            raise CheckpointError(f"{self._path}: {problem}, after it was made anew")
+        weights, start = {}, 0
+        for plan in self._plans:
+            end, described = start + self._sizes[plan.key], self._described[plan.key]
+            weights[plan.key] = packed_view(
+                described, data[start:end], with_bytes=with_bytes, is_fine=plan.is_fine
+            )
+            start = end
+        return weights
+
+    def _build(self, building: Path) -> None:
+        _write(building / _FILE_NAME, self._key, self._source, self._plans, self._sizes)
+
+    def _mapped(self) -> tuple[np.ndarray | None, str]:
+        return _mapped(self._path, self._key, sum(self._sizes.values()))
 
 
 def _write(

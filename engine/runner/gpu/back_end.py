@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
@@ -129,7 +130,7 @@ class GpuBackEnd:
                 return f"{name} is {getattr(spec, name)}: the GPU kernels take multiples of 16"
         return ""
 
-    def prepare(self, num_threads: int) -> None:
+    def prepare(self, num_threads: int, files: ModelFiles, packed_folder: Path | None) -> None:
         set_num_threads(num_threads)  # for draws on the host
 
     def meter(self) -> GpuMeter:

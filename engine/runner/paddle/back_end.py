@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
@@ -47,7 +48,7 @@ class PaddleBackEnd:
     def why_not(self, files: ModelFiles) -> str:
         return ""
 
-    def prepare(self, num_threads: int) -> None:
+    def prepare(self, num_threads: int, files: ModelFiles, packed_folder: Path | None) -> None:
         import_paddle()
         set_num_threads(num_threads)
         paddle.set_device("gpu" if has_gpu() else "cpu")

@@ -83,7 +83,8 @@ def load_model_runner(
     signal handlers.
 
     Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
-    unsupported, and `ConfigError` when a setting does not fit the model or the machine.
+    unsupported, before kernels are compiled, when weights cannot be written below `packed_folder`,
+    and `ConfigError` when a setting does not fit the model or the machine.
     """
     folder = Path(model.model)
     spec, eos_token_ids, checkpoint = checked_checkpoint(model)
@@ -98,7 +99,7 @@ def load_model_runner(
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
     files = ModelFiles(spec, _quantised(checkpoint, spec, model.quantization), eos_token_ids, mtp)
     back_end = choose_back_end(model, engine, files)
-    back_end.prepare(engine.num_threads)
+    back_end.prepare(engine.num_threads, files, packed_folder)
     on_imported()
     # Imported late: a wrong path, file or setting is reported before kernels are compiled.
     from engine.runner.start.assemble import NodeShare, assemble_runner

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import CheckpointError
 from engine.runner.cpu import packed_weights
-from engine.runner.cpu.packed_weights import decoder_plans, pack_privately, pack_shared
+from engine.runner.cpu.packed_weights import SharedWeights, decoder_plans, pack_privately
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.kernels.products.packed import PackedWeight
@@ -39,7 +39,7 @@ def source_in(folder: Path, *, seed: int = 0, quantization: str = "Q4_1") -> Ten
 
 def shared(source: TensorSource, folder: Path) -> dict[str, PackedWeight]:
     spec = read_decoder_spec(folder.parent / "model")
-    return pack_shared(source, decoder_plans(spec), folder, with_bytes=False)
+    return SharedWeights(source, decoder_plans(spec), folder).map(with_bytes=False)
 
 
 def packed_file(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, InternalError
+from common.errors import CheckpointError, ConfigError, InternalError
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence, SequencesFailed
 from engine.core.step.step_batch import batch_of
@@ -72,6 +72,18 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
         ConfigError, match=r"wanted pip install '\.\[cpu\]', or '\.\[paddle-gpu\]' with Paddle"
     ):
         load(folder, attention_backend="paddle")
+
+
+def test_weights_that_cannot_be_packed_are_told_before_kernels_are_compiled(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling takes a minute or more where the cache is empty, as it is where it is full."""
+    compile_all = "engine.runner.cpu.common_kernels.compile_common_kernels"
+    monkeypatch.setattr(compile_all, lambda: pytest.fail("kernels are compiled first"))
+    (tmp_path / "full").touch()
+    model, engine = ModelConfig(model=str(folder)), EngineConfig(attention_backend="numba")
+    with pytest.raises(CheckpointError, match=r"cannot be written: Not a directory"):
+        load_model_runner(model, engine, packed_folder=tmp_path / "full" / "packed")
 
 
 def test_kv_of_one_back_end_is_not_taken_for_that_of_another(folder: Path) -> None:
