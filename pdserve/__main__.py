@@ -5,12 +5,14 @@ Ctrl-C ends them without a trace from their start on, and so does an output that
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
 from pathlib import Path
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
+_ASCII = codecs.lookup("ascii")
 
 
 def main() -> int:
@@ -45,7 +47,8 @@ def _take_own_modules() -> None:
 def open_standard_streams() -> None:
     """Open those that are closed; what is opened later would take their numbers, and be printed to.
 
-    A character that the output cannot show does not end a command.
+    A character that the output cannot show does not end a command. An input in ASCII is read as
+    UTF-8, which has the same characters and all others.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -55,11 +58,15 @@ def open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding) == _ASCII:
+        sys.stdin.reconfigure(encoding="utf-8")
 
 
 def _is_output_lost() -> bool:
-    """Return whether standard output keeps what it cannot write."""
+    """Return whether standard output takes no more: what it keeps, or else a line."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.write_through:
+            sys.stdout.write("\n")  # PYTHONUNBUFFERED
         sys.stdout.flush()
     except OSError:
         return True

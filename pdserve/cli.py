@@ -77,6 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PdserveError as error:
         print(f"pdserve: {without_passwords(str(error))}", file=sys.stderr)
         return EXIT_FAILED
+    except MemoryError as error:
+        from pdserve.roles.process_limits import out_of_memory
+
+        print(f"pdserve: {out_of_memory(error)}", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -11,4 +11,5 @@ make_tracing  traces, where they are on
 otel          traces by the OpenTelemetry SDK
 shutdown      how a role is told to end: in order, or at once
 file_limit    the limit of open files, raised for connections
+process_limits  limits of threads and memory, told in words
 """

@@ -16,6 +16,7 @@ from common.settings.config import Config
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.roles.certificate_watch import CertificateWatch
 from pdserve.roles.make_tracing import make_tracing
+from pdserve.roles.process_limits import require_threads, warn_of_little_address_space
 from pdserve.roles.shutdown import Shutdown
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
@@ -30,6 +31,8 @@ def run_role(config: Config) -> int:
     set_up_logs(server.log_level, server.log_format, role=config.role.value, node_id=server.node_id)
     # One more series for each counter and histogram, which no dashboard reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    require_threads()
+    warn_of_little_address_space()
     return uvloop.run(_run(config))
 
 

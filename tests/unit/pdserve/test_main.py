@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from pdserve.__main__ import main
+from pdserve.__main__ import main, open_standard_streams
 from tests.support.cluster.processes import SOURCES
 
 _RUN = """
@@ -62,11 +63,13 @@ def test_a_closed_stream_is_an_empty_one(closed: str, tmp_path: Path) -> None:
     assert ended.stderr == ("" if "2>&-" in closed else "said\n")
 
 
-def test_an_output_that_is_full_is_said(tmp_path: Path) -> None:
-    ended = _ended(tmp_path, "> /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_said(tmp_path: Path, unbuffered: str) -> None:
+    ended = _ended(tmp_path, "> /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert ended.returncode == 1
+    said = "" if unbuffered else "said\n"  # which comes behind what cannot be written
     assert ended.stderr == (
-        "said\npdserve: the output cannot be written: No space left on device\n"
+        f"{said}pdserve: the output cannot be written: No space left on device\n"
     )
 
 
@@ -81,6 +84,21 @@ def test_a_pipe_without_a_reader_ends_a_command_without_a_word(tmp_path: Path) -
 def test_a_character_that_the_output_cannot_show_is_replaced(tmp_path: Path) -> None:
     ended = _ended(tmp_path, PYTHONIOENCODING="ascii")
     assert ended.stdout == "caf?\n", ended.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "ANSI_X3.4-1968", "utf-8"])
+def test_an_input_in_ascii_is_read_as_utf_8(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    typed = io.TextIOWrapper(io.BytesIO("Grüße\n".encode()), encoding, "surrogateescape")
+    monkeypatch.setattr(sys, "stdin", typed)
+    open_standard_streams()
+    assert sys.stdin.read() == "Grüße\n"
+
+
+def test_an_input_in_another_encoding_is_read_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = io.TextIOWrapper(io.BytesIO("Grüße\n".encode("latin-1")), "latin-1")
+    monkeypatch.setattr(sys, "stdin", typed)
+    open_standard_streams()
+    assert sys.stdin.read() == "Grüße\n"
 
 
 def test_modules_of_equal_names_elsewhere_are_not_taken(tmp_path: Path) -> None:
