@@ -29,7 +29,7 @@ OLD, NEW_OWNER = 7, 0xAB
 NUM_SLOTS = 16
 TRIED_EVERY_S = 5.0
 """Mooncake uses a device no more after 32 reads in a row that could not begin, and after some that
-failed it begins none for 30 s."""
+failed it begins none for `MC_RDMA_RAIL_PAUSE_SECONDS`."""
 MINE = (12, 13, 14, 15)
 """The slots for receiving."""
 

@@ -9,6 +9,10 @@
   up the key that the address has then, and tries again. TCP mode has no keys, so it is refused.
 - A batch may be queried once: the answer frees it, and a second query would end the process.
 - It does not notice a peer's death before `MC_TRANSFER_TIMEOUT`.
+- It gives a device up until the process ends, after 32 failures in a row without a success: of
+  completions for which it blames the device, as those of reads that land late, behind a fence, and
+  of batches to a peer that it pauses, as it does after five such failures. Here its pause is
+  shorter than the lanes' cool-downs: what is tried after one of these is not refused and counted.
 - It answers handshakes one after the other. A peer that is stopped within its handshake delays
   those of all others by 5 s. Writes that fail in that time are repeated over ZMQ.
 
@@ -33,6 +37,7 @@ DEVICES_FOLDER = Path("/sys/class/infiniband")
 ENVIRONMENT = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
     "MC_LOG_LEVEL": "WARNING",
+    "MC_RDMA_RAIL_PAUSE_SECONDS": "10",
     "MC_TRANSFER_TIMEOUT": "10",
 }
 WORKERS = "MC_WORKERS_PER_CTX"

@@ -13,6 +13,7 @@ import pytest
 
 from kv_transfer.lanes.rdma import mooncake_engine
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
+from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S
 
 
 class Library:
@@ -63,6 +64,7 @@ def test_an_engine_that_got_rdma(library: type[Library], caplog: pytest.LogCaptu
     assert inner.arguments == ("10.0.0.7", "P2PHANDSHAKE", "rdma", "mlx5_1")
     assert engine.name == "10.0.0.7:4321"
     assert os.environ["MC_TRANSFER_TIMEOUT"] == "10"
+    assert float(os.environ["MC_RDMA_RAIL_PAUSE_SECONDS"]) <= COOL_DOWN_S / 2
     assert os.environ["MC_LOG_LEVEL"] == "INFO", "an operator's setting holds"
     assert "every address" in caplog.text
     inner.close()
