@@ -186,8 +186,11 @@ class GpuBackEnd:
             programs=_PROGRAMS_EACH * multiprocessors,
             few_programs=multiprocessors,
             tile_keys=cache.layout.block_size,
-            chunk_rows=chunk_rows(files.spec.head_dim, has_scales=cache.pool.has_scales),
-        )
+            chunk_rows=chunk_rows(
+                files.spec.head_dim, cache.layout.block_size, card.device.properties.shared_bytes,
+                has_scales=cache.pool.has_scales,
+            ),
+        )  # fmt: skip
         needed = KernelList()
         make_kernel: MakeKernel = needed.kernel
 

@@ -26,6 +26,9 @@ LEAST_CAPABILITY = 80
 LEAST_CUDA = 12000
 """The first version of CUDA whose drivers have all calls of this file and of `tensor_map`: 12.0."""
 
+PROGRAMMATIC_GRAPHS_CUDA = 12030
+"""The first version whose graphs have programmatic launches: 12.3."""
+
 _LIBRARY = "libcuda.so.1"
 _ATTRIBUTES = {
     "multiprocessors": 16,
@@ -101,14 +104,19 @@ def load_driver() -> Driver:
     status = driver.status("cuInit", 0)
     if status:
         raise ConfigError(f"the NVIDIA driver finds no usable card: cuInit returns {status}")
-    version = c_int()
-    driver("cuDriverGetVersion", byref(version))
-    if version.value < LEAST_CUDA:
+    found = _cuda_of(driver)
+    if found < LEAST_CUDA:
         raise ConfigError(
-            f"the NVIDIA driver is too old, of CUDA {_version(version.value)}: wanted "
+            f"the NVIDIA driver is too old, of CUDA {_version(found)}: wanted "
             f"{_version(LEAST_CUDA)} or later"
         )
     return driver
+
+
+def _cuda_of(driver: Driver) -> int:
+    version = c_int()
+    driver("cuDriverGetVersion", byref(version))
+    return version.value
 
 
 def _version(number: int) -> str:
@@ -129,13 +137,17 @@ def capability_of(driver: Driver, ordinal: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0."""
+    """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0.
+
+    `cuda` is the driver's version, 12080 for CUDA 12.8.
+    """
 
     name: str
     capability: int
     num_multiprocessors: int
     shared_bytes: int
     memory_bytes: int
+    cuda: int = PROGRAMMATIC_GRAPHS_CUDA
 
 
 class Memory:
@@ -202,6 +214,7 @@ class Device:
             num_multiprocessors=found["multiprocessors"],
             shared_bytes=found["shared_bytes"],
             memory_bytes=self.memory()[1],
+            cuda=_cuda_of(self.call),
         )
 
     def memory(self) -> tuple[int, int]:
