@@ -38,7 +38,7 @@ _HANDLES = {
 }  # fmt: skip
 _POINTED = {
     "int": 4, "CUdevice": 4, "float": 4, "cuuint32_t": 4, "CUmemAllocationProp": 32,
-    "CUmemAccessDesc": 12, "CUtensorMap": 128, "CUlaunchConfig": 56,
+    "CUmemAccessDesc": 12, "CUtensorMap": 128, "CUlaunchConfig": 56, "char *": 8,
 } | dict.fromkeys(_WIDE | _HANDLES, 8)  # fmt: skip
 _WITHOUT_CONTEXT = re.compile(r"cu(Init|Driver|Device|CtxSetCurrent|GetErrorString)")
 _NOT_IN_A_RECORDING = re.compile(
@@ -176,6 +176,9 @@ class StrictLibrary:
 
     def _cu_driver_get_version(self, out: Any) -> None:
         out._obj.value = self.cuda
+
+    def _cu_get_error_string(self, status: int, out: Any) -> None:
+        out._obj.value = {_NO_MEMORY: b"out of memory"}.get(status, b"an error")
 
     def _cu_device_get_count(self, out: Any) -> None:
         out._obj.value = 1

@@ -22,6 +22,7 @@ from tests.gpu_kernels.strict_library import (  # isort: skip
 import numpy as np
 import pytest
 
+from common.errors import ConfigError
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.step.step_batch import batch_of
 from engine.runner.gpu import card
@@ -77,6 +78,23 @@ def test_a_node_loads_on_one_thread_and_steps_and_copies_on_others(
             pass
     elsewhere(runner.cache.close)
     assert {"cuGraphLaunch", "cuStreamWaitEvent", "cuMemUnmap"} <= library.called
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"kv_cache_memory": 1 << 33}, "a KV cache of 8192 MiB does not fit"),
+        ({}, "the model with the buffers of its steps does not fit"),
+    ],
+)
+def test_a_card_that_others_have_filled(
+    library: StrictLibrary, one_layer: Path, settings: dict[str, Any], what: str
+) -> None:
+    """As a desktop does, or another program: the plan knows a card's size alone."""
+    library.free_bytes = (2 << 20) + 1000
+    with pytest.raises(ConfigError, match=f"{what}.* has . MiB left of 81920") as raised:
+        on_card(one_layer, **settings)
+    assert "out of memory" in str(raised.value)
 
 
 def test_a_driver_whose_graphs_have_no_programmatic_launches(

@@ -165,7 +165,14 @@ class GpuBackEnd:
         return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes)
 
     def load(self, model: ModelToLoad) -> LoadedDecoder:
-        """Send the weights to the card and record the graphs; `packed_folder` is not used."""
+        """Send the weights to the card and record the graphs; `packed_folder` is not used.
+
+        Raises `ConfigError` where they do not fit.
+        """
+        with self.card.device.room_for("the model with the buffers of its steps"):
+            return self._load(model)
+
+    def _load(self, model: ModelToLoad) -> LoadedDecoder:
         from engine.runner.gpu.cache.pool import GpuCache
         from engine.runner.gpu.card import KernelList
         from engine.runner.gpu.decoder import GpuDecoder

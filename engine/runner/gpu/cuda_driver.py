@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -48,12 +49,17 @@ _DEFAULT_STREAM = 0
 _MOST_URGENT = -100
 """The driver takes its most urgent priority for it."""
 _HOST_PORTABLE_MAPPED = 3
+_OUT_OF_MEMORY = 2
 _NOT_READY = 600
 
 
 class GpuError(DeviceLost):
     """A call of the driver failed. An error inside a kernel ends the context: no call succeeds
     afterwards."""
+
+
+class OutOfMemory(GpuError):
+    """The card has not as much memory left. What it has is as it was."""
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -81,7 +87,8 @@ class Driver:
         """Call `name`; raise `GpuError` unless it returns success."""
         status = getattr(self._library, name)(*arguments)
         if status:
-            raise GpuError(f"{name}: {self._error_name(status)}")
+            kind = OutOfMemory if status == _OUT_OF_MEMORY else GpuError
+            raise kind(f"{name}: {self._error_name(status)}")
 
     def status(self, name: str, *arguments: Any) -> int:
         """Call `name` and return its status."""
@@ -222,6 +229,19 @@ class Device:
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
+
+    @contextmanager
+    def room_for(self, what: str) -> Iterator[None]:
+        """Raise `ConfigError` where the card has no memory left: for a start, not for steps."""
+        try:
+            yield
+        except OutOfMemory as error:
+            free, total = self.memory()
+            raise ConfigError(
+                f"{what} does not fit: {self.properties.name} has {free >> 20} MiB left of "
+                f"{total >> 20}; wanted a smaller memory_fraction or kv_cache_memory, fewer tokens "
+                f"in max_num_batched_tokens, or a smaller model ({error})"
+            ) from error
 
     def allocate(self, num_bytes: int) -> Memory:
         """Return device memory, aligned to 256 bytes and not initialised."""
