@@ -54,11 +54,12 @@ def measure_step_costs(
 ) -> StepCosts:
     """Return the least of a few measurements each, made to rise with the number of rows.
 
-    Up to 64 rows are sequences of one token each; more are sequences that verify drafts, up to the
-    `widest` step. All write the same KV to the same slots of the first blocks, which must not hold
-    cached KV. `has_proposals`: also measure the cost of a proposed draft. It takes at most three
-    seconds; slow models are measured less often, and then only what is necessary. Without drafts
-    the widest step that the time allows is measured, twice if it can be, and one narrow step.
+    Up to 64 rows are sequences of one token each, or of more where fewer sequences run at a time;
+    more rows are sequences that verify drafts, up to the `widest` step. All write the same KV to
+    the same slots of the first blocks, which must not hold cached KV. `has_proposals`: also measure
+    the cost of a proposed draft. It takes at most three seconds; slow models are measured less
+    often, and then only what is necessary. Without drafts the widest step that the time allows is
+    measured, twice if it can be, and one narrow step.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
     if not has_proposals and widest.tokens_per_seq == 1:
@@ -81,12 +82,13 @@ class _Measuring:
         clock: Callable[[], float],
     ) -> None:
         self._execute, self._clock, self._limits = execute, clock, limits
-        self._tokens_per_seq = widest.tokens_per_seq
+        self._num_seqs, self._tokens_per_seq = widest.num_seqs, widest.tokens_per_seq
         self._most_rows = min(limits.max_tokens, widest.num_seqs * widest.tokens_per_seq)
         self._has_proposals = has_proposals
         longest = min(limits.max_len, limits.num_blocks * limits.block_size)
-        most_tokens = max(widest.tokens_per_seq, _DRAFTS)
+        most_tokens = max(widest.tokens_per_seq, _DRAFTS, min(self._tokens_of(_WIDE[-1]), longest))
         self._start = max(0, min(_POSITION, longest - most_tokens))
+        self._most_single_rows = min(limits.max_tokens, longest * widest.num_seqs)
         self._num_proposals = min(_DRAFTS, longest)
         num_blocks = blocks_for(self._start + most_tokens, limits.block_size)
         self._blocks = range(min(num_blocks, limits.num_blocks))
@@ -96,20 +98,20 @@ class _Measuring:
 
     def widest_alone(self) -> None:
         """Measure the widest step that is expected to be affordable, and then a narrow one."""
-        most = self._limits.max_tokens
+        most = self._most_single_rows
         first = min(_FIRST, most)
-        first_s = self._measure(first, 1)
+        first_s = self._measure_rows(first)
         left_s = _BUDGET_S - self._spent_s()
         # In proportion to the rows: one of a wide step costs no more than one of a narrow step.
         fit = [rows for rows in _WIDE if rows <= most and first_s * rows / first <= left_s]
         if not fit:
             self._keep(first, first_s)
             return
-        self._keep(fit[-1], self._measure(fit[-1], 1))
+        self._keep(fit[-1], self._measure_rows(fit[-1]))
         if self._spent_s() + self._best[fit[-1]] <= _BUDGET_S:
-            self._keep(fit[-1], self._measure(fit[-1], 1))
+            self._keep(fit[-1], self._measure_rows(fit[-1]))
         if self._spent_s() + first_s <= _BUDGET_S:
-            self._keep(first, self._measure(first, 1))
+            self._keep(first, self._measure_rows(first))
 
     def narrow(self) -> None:
         """Measure few rows several times, and a drafting step beside them."""
@@ -118,7 +120,7 @@ class _Measuring:
             # Measured next to the single row that it is compared with, so that a busy moment
             # affects both.
             if self._has_proposals and self._spent_s() < budget_s:
-                spent_s = self._measure(1, 1, self._num_proposals)
+                spent_s = self._measure([1], self._num_proposals)
                 self._best_proposing_s = min(self._best_proposing_s, spent_s)
             self.rows(_NARROW, budget_s)
             if repeat % 2 == 0:
@@ -127,8 +129,8 @@ class _Measuring:
     def rows(self, sizes: Sequence[int], budget_s: float) -> None:
         """Measure these numbers of rows, as long as the budget lasts."""
         for num_rows in sizes:
-            if num_rows <= self._limits.max_tokens and self._spent_s() < budget_s:
-                self._keep(num_rows, self._measure(num_rows, 1))
+            if num_rows <= self._most_single_rows and self._spent_s() < budget_s:
+                self._keep(num_rows, self._measure_rows(num_rows))
 
     def verified_drafts(self) -> None:
         """Measure wider and wider steps, each as long as twice the one before fits the budget."""
@@ -140,7 +142,7 @@ class _Measuring:
             expected_s = self._best[widest] * num_seqs * size / widest
             if num_seqs * size <= widest or self._spent_s() + expected_s > _BUDGET_S:
                 return
-            self._keep(num_seqs * size, self._measure(num_seqs, size))
+            self._keep(num_seqs * size, self._measure([size] * num_seqs))
             num_rows *= 2
 
     def costs(self) -> StepCosts:
@@ -158,11 +160,26 @@ class _Measuring:
     def _keep(self, num_rows: int, spent_s: float) -> None:
         self._best[num_rows] = min(spent_s, self._best.get(num_rows, float("inf")))
 
-    def _measure(self, num_seqs: int, num_tokens: int, num_proposals: int = 0) -> float:
+    def _tokens_of(self, num_rows: int) -> int:
+        """Return the tokens of each sequence of a step of so many rows; the last may have fewer."""
+        return -(-num_rows // self._num_seqs)
+
+    def _measure_rows(self, num_rows: int) -> float:
+        """Measure a step of so many rows: no runner has room for more sequences than may run."""
+        each = self._tokens_of(num_rows)
+        rest = num_rows % each
+        return self._measure([each] * (num_rows // each) + [rest] * (rest > 0))
+
+    def _measure(self, sizes: Sequence[int], num_proposals: int = 0) -> float:
+        """Measure a step of sequences of so many tokens, of which drafts are as many as may be."""
         before_s = self._clock()
-        one = ScheduledSequence(
-            0, [0] * num_tokens, self._start, self._blocks, _GREEDY, num_drafts=num_tokens - 1,
-            num_proposals=num_proposals,
-        )  # fmt: skip
-        self._execute(batch_of([one] * num_seqs))
+        sequences = {
+            size: ScheduledSequence(
+                0, [0] * size, self._start, self._blocks, _GREEDY,
+                num_drafts=size - 1 if size <= self._tokens_per_seq else 0,
+                num_proposals=num_proposals,
+            )
+            for size in set(sizes)
+        }  # fmt: skip
+        self._execute(batch_of([sequences[size] for size in sizes]))
         return self._clock() - before_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,12 @@ from engine.runner.gpu.cuda_driver import Device, DeviceProperties, Memory, load
 from engine.runner.gpu.launcher import Kernel, KernelSpec
 
 Bound = Callable[[int], None]
+
+SHARED_BYTES = {
+    80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10,
+    120: 99 << 10,
+}  # fmt: skip
+"""Shared memory that a program may have, by compute capability."""
 
 
 def _key(spec: KernelSpec) -> str:
@@ -107,7 +114,7 @@ class NoDevice:
     def __init__(self, capability: int) -> None:
         self._pinned: list[np.ndarray] = []
         self.properties = DeviceProperties(
-            "none", capability, 132, (163 if capability < 90 else 227) << 10, 80 << 30
+            "none", capability, 132, SHARED_BYTES[capability], 80 << 30
         )
 
     def allocate(self, num_bytes: int) -> Memory:
@@ -120,6 +127,9 @@ class NoDevice:
 
     def event(self) -> Any:
         return _NoEvent()
+
+    def room_for(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def upload(self, to: int, data: bytes) -> None:
         pass

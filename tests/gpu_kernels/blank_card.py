@@ -19,7 +19,7 @@ from engine.runner.gpu.cuda_driver import GpuError, Memory
 from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu.measuring import Bound, NoDevice, SpecRecorder
 
-_BYTE = b"\x3c"
+BYTE = 0x3C
 """No 0 in any type."""
 TOKEN = 7
 """Every token that is drawn; as half of a float64 it is above 0."""
@@ -71,7 +71,7 @@ class BlankDevice(NoDevice):
     def upload_array(self, to: int, values: np.ndarray) -> None: ...
 
     def download(self, source: int, num_bytes: int) -> bytearray:
-        return bytearray(_BYTE * num_bytes)
+        return bytearray([BYTE]) * num_bytes
 
     def memory(self) -> tuple[int, int]:
         return 70 << 30, 80 << 30

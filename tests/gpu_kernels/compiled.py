@@ -26,7 +26,7 @@ from engine.runner.gpu.launches import AttentionShape, PieceList, chunk_rows
 from engine.runner.gpu.weights import Form
 from tests.gpu.measuring import SpecRecorder
 from tests.gpu.stages.draws import draws
-from tests.gpu.stages.model import Findings, Model
+from tests.gpu.stages.model import BLOCK, Findings, Model
 from tests.gpu.stages.products import products
 from tests.gpu.stages.sharing import ipc
 from tests.gpu.stages.steps import prefill, step
@@ -48,11 +48,17 @@ def shipped(capability: int) -> list[KernelSpec]:
     return recorder.specs
 
 
+def shape_of(recorder: SpecRecorder, head_dim: int, *, has_scales: bool) -> AttentionShape:
+    """Return attention as a node on such a card divides it."""
+    shared = recorder.device.properties.shared_bytes
+    return AttentionShape(chunk_rows=chunk_rows(head_dim, BLOCK, shared, has_scales=has_scales))
+
+
 def _launch_over_bytes(recorder: SpecRecorder) -> None:
     """Launch what reads and writes a cache in int8."""
     model = Model.of(recorder)
     model.pool = replace(model.pool, has_scales=True)
-    make = model.launches(recorder, AttentionShape(chunk_rows=chunk_rows(128, has_scales=True)))
+    make = model.launches(recorder, shape_of(recorder, 128, has_scales=True))
     pieces = PieceList(0, 0, 0, 0, 0)
     for count in (1, 32):
         make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
@@ -65,8 +71,7 @@ def _launch_of_heads(recorder: SpecRecorder) -> None:
     model = Model.of(recorder)
     for head_dim, has_scales in product((128, 256), (False, True)):
         model.pool = replace(model.pool, has_scales=has_scales)
-        rows = chunk_rows(head_dim, has_scales=has_scales)
-        make = model.launches(recorder, AttentionShape(chunk_rows=rows))
+        make = model.launches(recorder, shape_of(recorder, head_dim, has_scales=has_scales))
         make.spec = replace(make.spec, head_dim=head_dim)
         make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
         most = max(filter(make.can_attend, (4, 8, 16)))

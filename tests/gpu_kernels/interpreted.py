@@ -15,6 +15,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -256,6 +257,9 @@ class InterpretedDevice:
 
     def use(self) -> None:
         pass
+
+    def room_for(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def allocate_pinned(self, num_bytes: int) -> Memory:
         memory = self.allocate(num_bytes)

@@ -166,7 +166,14 @@ class GpuBackEnd:
         return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes)
 
     def load(self, model: ModelToLoad) -> LoadedDecoder:
-        """Send the weights to the card and record the graphs; `packed_folder` is not used."""
+        """Send the weights to the card and record the graphs; `packed_folder` is not used.
+
+        Raises `ConfigError` where they do not fit.
+        """
+        with self.card.device.room_for("the model with the buffers of its steps"):
+            return self._load(model)
+
+    def _load(self, model: ModelToLoad) -> LoadedDecoder:
         from engine.runner.gpu.cache.pool import GpuCache
         from engine.runner.gpu.card import KernelList
         from engine.runner.gpu.decoder import GpuDecoder
@@ -187,8 +194,11 @@ class GpuBackEnd:
             programs=_PROGRAMS_EACH * multiprocessors,
             few_programs=multiprocessors,
             tile_keys=cache.layout.block_size,
-            chunk_rows=chunk_rows(files.spec.head_dim, has_scales=cache.pool.has_scales),
-        )
+            chunk_rows=chunk_rows(
+                files.spec.head_dim, cache.layout.block_size, card.device.properties.shared_bytes,
+                has_scales=cache.pool.has_scales,
+            ),
+        )  # fmt: skip
         needed = KernelList()
         make_kernel: MakeKernel = needed.kernel
 

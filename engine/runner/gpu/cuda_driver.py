@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ LEAST_CAPABILITY = 80
 
 LEAST_CUDA = 12000
 """The first version of CUDA whose drivers have all calls of this file and of `tensor_map`: 12.0."""
+
+PROGRAMMATIC_GRAPHS_CUDA = 12030
+"""The first version whose graphs have programmatic launches: 12.3."""
 
 _LIBRARY = "libcuda.so.1"
 _ATTRIBUTES = {
@@ -45,12 +49,17 @@ _DEFAULT_STREAM = 0
 _MOST_URGENT = -100
 """The driver takes its most urgent priority for it."""
 _HOST_PORTABLE_MAPPED = 3
+_OUT_OF_MEMORY = 2
 _NOT_READY = 600
 
 
 class GpuError(DeviceLost):
     """A call of the driver failed. An error inside a kernel ends the context: no call succeeds
     afterwards."""
+
+
+class OutOfMemory(GpuError):
+    """The card has not as much memory left. What it has is as it was."""
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -78,7 +87,8 @@ class Driver:
         """Call `name`; raise `GpuError` unless it returns success."""
         status = getattr(self._library, name)(*arguments)
         if status:
-            raise GpuError(f"{name}: {self._error_name(status)}")
+            kind = OutOfMemory if status == _OUT_OF_MEMORY else GpuError
+            raise kind(f"{name}: {self._error_name(status)}")
 
     def status(self, name: str, *arguments: Any) -> int:
         """Call `name` and return its status."""
@@ -101,14 +111,19 @@ def load_driver() -> Driver:
     status = driver.status("cuInit", 0)
     if status:
         raise ConfigError(f"the NVIDIA driver finds no usable card: cuInit returns {status}")
-    version = c_int()
-    driver("cuDriverGetVersion", byref(version))
-    if version.value < LEAST_CUDA:
+    found = _cuda_of(driver)
+    if found < LEAST_CUDA:
         raise ConfigError(
-            f"the NVIDIA driver is too old, of CUDA {_version(version.value)}: wanted "
+            f"the NVIDIA driver is too old, of CUDA {_version(found)}: wanted "
             f"{_version(LEAST_CUDA)} or later"
         )
     return driver
+
+
+def _cuda_of(driver: Driver) -> int:
+    version = c_int()
+    driver("cuDriverGetVersion", byref(version))
+    return version.value
 
 
 def _version(number: int) -> str:
@@ -129,13 +144,17 @@ def capability_of(driver: Driver, ordinal: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0."""
+    """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0.
+
+    `cuda` is the driver's version, 12080 for CUDA 12.8.
+    """
 
     name: str
     capability: int
     num_multiprocessors: int
     shared_bytes: int
     memory_bytes: int
+    cuda: int = PROGRAMMATIC_GRAPHS_CUDA
 
 
 class Memory:
@@ -202,6 +221,7 @@ class Device:
             num_multiprocessors=found["multiprocessors"],
             shared_bytes=found["shared_bytes"],
             memory_bytes=self.memory()[1],
+            cuda=_cuda_of(self.call),
         )
 
     def memory(self) -> tuple[int, int]:
@@ -209,6 +229,19 @@ class Device:
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
+
+    @contextmanager
+    def room_for(self, what: str) -> Iterator[None]:
+        """Raise `ConfigError` where the card has no memory left: for a start, not for steps."""
+        try:
+            yield
+        except OutOfMemory as error:
+            free, total = self.memory()
+            raise ConfigError(
+                f"{what} does not fit: {self.properties.name} has {free >> 20} MiB left of "
+                f"{total >> 20}; wanted a smaller memory_fraction or kv_cache_memory, fewer tokens "
+                f"in max_num_batched_tokens, or a smaller model ({error})"
+            ) from error
 
     def allocate(self, num_bytes: int) -> Memory:
         """Return device memory, aligned to 256 bytes and not initialised."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engine.runner.gpu.cuda_driver import DeviceProperties
+from engine.runner.gpu.cuda_driver import PROGRAMMATIC_GRAPHS_CUDA, DeviceProperties
 from engine.runner.gpu.kernels import attention, draw, products, ranged_products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
@@ -27,7 +27,9 @@ Bound = Callable[[int], None]
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
 _CHUNK_NUMBERS = 128 * 128
-"""Numbers of a chunk's tile of queries: with more of them registers would spill."""
+"""Numbers of a chunk's tile of queries, at most: with more of them registers would spill."""
+_OTHER_SHARED = 4096
+"""Bytes of shared memory beside the tiles of attention, at most."""
 _PIECE_ROWS = 64
 """Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
 byte each. A larger one takes more registers, or more shared memory, than a card has."""
@@ -141,8 +143,10 @@ class Launches:
     ) -> None:
         self.spec, self.shape, self.pool, self.weights = spec, shape, pool, weights
         self._make_kernel, self._card = make_kernel, card
-        # Cards before compute capability 9.0 start a kernel when its predecessor has ended.
-        self._is_programmatic = is_programmatic and card.capability >= 90
+        # Cards before compute capability 9.0 start a kernel when its predecessor has ended, and
+        # older drivers record no other launches.
+        is_known = card.capability >= 90 and card.cuda >= PROGRAMMATIC_GRAPHS_CUDA
+        self._is_programmatic = is_programmatic and is_known
         self._choose_product, self._choose_gate_up = choose_product, choose_gate_up
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
         self._scale = LOG2_E / spec.head_dim**0.5
@@ -441,7 +445,14 @@ class Launches:
         return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
 
 
-def chunk_rows(head_dim: int, *, has_scales: bool) -> int:
-    """Return the rows of a chunk's tile; over keys of a byte each there are two halves of sums."""
-    width = max(head_dim, 128) * (2 if has_scales else 1)
-    return _CHUNK_NUMBERS // width
+def chunk_rows(head_dim: int, block_size: int, shared_bytes: int, *, has_scales: bool) -> int:
+    """Return the rows of a chunk's tile, on a card with so much shared memory for a program.
+
+    Over keys of a byte each there are two halves of sums. Their number does not enter the bits, but
+    that of keys does: a block's are always added together.
+    """
+    rows = _CHUNK_NUMBERS // (max(head_dim, 128) * (2 if has_scales else 1))
+    cached_bytes = 2 * block_size * head_dim * (1 if has_scales else 2)
+    while 2 * rows * (head_dim + block_size) + cached_bytes > shared_bytes - _OTHER_SHARED:
+        rows //= 2  # queries and weights lie beside a block's keys and values
+    return rows

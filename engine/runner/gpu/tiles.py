@@ -47,10 +47,12 @@ _WIDE_OUTPUTS = 8192
 """Least outputs whose tiles of 64 are enough programs for a card, at any number of rows."""
 
 _MANY_ROWS = 1024
-_FIRST_WITH_COPY_ENGINE = 90
+_READS_SHARED_MEMORY = range(90, 110)
+"""Compute capabilities whose matrix instructions read operands from shared memory, `wgmma` and
+`tcgen05`; all others have `mma.sync` alone, those of 12.0 too."""
 _MOST_RESULTS_A_WARP = 2048
 _MOST_RANGED_A_WARP = 512
-_MOST_STAGES_BEFORE = 4
+_MOST_STAGES_IN_REGISTERS = 4
 _OTHER_SHARED = 4096
 _RANGES = {16: 1, 8: 4, 4: 8}
 """Ranges by bits of a weight: the fewer there are, the more chains keep memory busy."""
@@ -156,10 +158,10 @@ def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
 def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> Tile:
     """Return the tile as this card can compute it; `width` is 2 for a gate and an up sum.
 
-    Cards before compute capability 9.0 have no copy engine for tiles, and their matrix
-    instructions keep both operands in registers; a tile takes as many stages as fit.
+    Where matrix instructions keep both operands in registers, a program has fewer results, and
+    its threads read the tiles. A tile takes as many stages as fit.
     """
-    if card.capability < _FIRST_WITH_COPY_ENGINE:
+    if card.capability not in _READS_SHARED_MEMORY:
         most = _MOST_RESULTS_A_WARP * tile.num_warps // width
         if weights.form is not Form.BF16:
             # Of three sums: a group, a range and the result.
@@ -168,7 +170,7 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
             tile = replace(tile, depth=STRIP_INPUTS)
         while tile.rows * tile.outputs > most:
             tile = replace(tile, outputs=tile.outputs // 2)
-        tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
+        tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_IN_REGISTERS))
     room = card.shared_bytes - _OTHER_SHARED
     if weights.form is Form.BF16:
         while 2 * _stage_bytes(tile, width, weights.form) > room and tile.depth > _LEAST_DEPTH:

@@ -18,7 +18,7 @@ from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.gpu.cache.copies import CardSide
 from engine.runner.gpu.cache.layer_ends import LayerEnds, QueuedLayers, UntoldLayers
 from engine.runner.gpu.cache.pinned import PinnedBuffers
-from engine.runner.gpu.cuda_driver import Device, GpuError, Memory
+from engine.runner.gpu.cuda_driver import Device, GpuError, Memory, OutOfMemory
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
 from engine.runner.gpu.shareable import allocate_shareable
@@ -72,12 +72,18 @@ class GpuCache:
         raise InternalError("the KV cache is on a card: it has no host view")
 
     def _allocate(self, num_bytes: int) -> Memory:
-        """Return memory of the card, such as other processes can map where the driver has it."""
-        try:
-            return allocate_shareable(self._device, num_bytes)
-        except GpuError as error:
-            _logger.warning("other processes cannot map the KV cache: %s", error)
-            return self._device.allocate(num_bytes)
+        """Return memory of the card, such as other processes can map where the driver has it.
+
+        Raises `ConfigError` where that much is not left.
+        """
+        with self._device.room_for(f"a KV cache of {num_bytes >> 20} MiB"):
+            try:
+                return allocate_shareable(self._device, num_bytes)
+            except OutOfMemory:
+                raise
+            except GpuError as error:
+                _logger.warning("other processes cannot map the KV cache: %s", error)
+                return self._device.allocate(num_bytes)
 
     def _whole(self) -> Memory:
         assert self._memory is not None

@@ -12,7 +12,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.step_costs import DecodeShape, measure_step_costs
 
 LIMITS = BatchLimits(max_tokens=512, max_len=512, num_blocks=20, block_size=16, vocab_size=97)
-ALONE = DecodeShape()
+ALONE = DecodeShape(64)
 
 
 class Machine:
@@ -135,3 +135,20 @@ def test_no_step_is_outside_the_limits() -> None:
     assert costs.rows == (1, 2, 3)
     assert all(list(one.block_table) == [0, 1] for batch in machine.batches for one in batch)
     assert {one.num_proposals for batch in machine.batches for one in batch} == {0, 2}
+
+
+@pytest.mark.parametrize("has_proposals", [True, False])
+@pytest.mark.parametrize(("num_seqs", "per_seq"), [(1, 1), (4, 1), (32, 1), (4, 4), (6, 3)])
+def test_no_step_has_more_sequences_than_may_run(
+    num_seqs: int, per_seq: int, has_proposals: bool
+) -> None:
+    """A card has room for no more; rows are the tokens of longer sequences, and drafts first."""
+    machine = Machine(0.0001, 0.001)
+    costs = machine.measure(LIMITS, DecodeShape(num_seqs, per_seq), has_proposals=has_proposals)
+    assert max(len(batch) for batch in machine.batches) == num_seqs
+    assert costs.rows[-1] == 64
+    sequences = [one for batch in machine.batches for one in batch]
+    for one in sequences:
+        count = len(one.token_ids)
+        assert one.num_drafts == (count - 1 if count <= per_seq else 0)
+        assert one.start + count <= len(one.block_table) * LIMITS.block_size
