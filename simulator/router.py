@@ -273,7 +273,7 @@ class SimulatedRouter:
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):
-                    self._end(choice, error.code)
+                    self._fail(choice, error)
 
     def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
         flow = choice.flow
@@ -330,6 +330,9 @@ class SimulatedRouter:
     def _note(self, choice: _Choice, what: str) -> None:
         if choice.served.story is not None:
             choice.served.story.append((self._timeline.now_s(), what))
+
+    def _fail(self, choice: _Choice, error: PdserveError) -> None:
+        self._end(choice, error.code)
 
     def _end(self, choice: _Choice, outcome: str) -> None:
         self._note(choice, f"ended: {outcome}, {choice.served.num_tokens} tokens")

@@ -162,7 +162,7 @@ def lines_of(history: History) -> list[str]:
             -1.0,
             f"nodes: {shape.num_prefill} prefill, {shape.num_decode} decode, "
             f"{shape.num_mixed} mixed, of {shape.num_blocks} blocks and {shape.max_num_seqs} "
-            f"seats; {shape.num_routers} routers",
+            f"seats; at most {shape.max_queued} wait on one; {shape.num_routers} routers",
         )
     ]
     for asked in history.requests:

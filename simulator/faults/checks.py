@@ -97,11 +97,13 @@ def check_end(
     has_failed_steps: bool,
     has_drains: bool,
     is_served: bool,
+    may_refuse: frozenset[str],
 ) -> None:
     """Check how one request ended; `right` is its answer in an undisturbed run.
 
     What is not broken fails nothing, whatever roles nodes have. A node that leaves may end an
     attempt, and the request goes on elsewhere; `is_served`: some node decodes whatever others do.
+    Nodes that queue little `may_refuse` a request; that each has done so is checked by its router.
     Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome
@@ -119,7 +121,7 @@ def check_end(
     known = WITHOUT_FAULTS if is_served or not has_drains else WITHOUT_NODES
     if has_faults:
         known = BY_STEPS if has_failed_steps else BY_FAULTS
-    if outcome not in known:
+    if outcome not in known | may_refuse:
         raise Violation(f"{asked.name} ended by {outcome}")
 
 

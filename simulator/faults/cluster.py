@@ -17,6 +17,7 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
+from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.hosts import Paths, ProcessClock
@@ -271,6 +272,7 @@ class FaultyCluster:
         changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
         staying = set(node_names(self.history.shape)) - changed
         is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
+        may_refuse = refusals_of(self.history.shape)
         for request in self._requests:
             asked, answered = request.asked, request.answered
             checks.check_end(
@@ -279,6 +281,7 @@ class FaultyCluster:
                 has_failed_steps=self._first_failing_s <= answered.ended_at_s,
                 has_drains=self._first_drain_s <= answered.ended_at_s,
                 is_served=is_served,
+                may_refuse=may_refuse,
             )
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)

@@ -6,12 +6,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from simulator.faults.demand.drawing import under_load
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
 from simulator.faults.kv.wires import INLINE_LANE
 from simulator.faults.shape import (
     CARD_LANES,
     HOST_LANES,
+    MOST_QUEUED,
     ROUTER,
     Shape,
     node_names,
@@ -71,6 +73,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     requests = _in_sessions(sessions, requests)
     if shape.keeps_prefixes:
         requests = [_that_comes_back(more, one) for one in requests]
+    shape, requests = under_load(random.Random(f"load of {seed}"), shape, requests)
     faults: list[Fault] = []
     if breaking:
         faults = [
@@ -222,6 +225,8 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         is_warmed=more.random() < 0.4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),
+        max_queued=MOST_QUEUED,
+        sheds=False,
         local_prefill_threshold=rng.choice((0, 0, 4, 8)),
         has_priorities=more.random() < 0.5,
         preemption_policy=more.choice(("last_in_first_out", "shortest_output", "priority")),

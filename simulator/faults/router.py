@@ -27,7 +27,6 @@ from router.core.known.member_effects import (
     NodeTrusted,
     StreamLost,
 )
-from router.core.known.node_view import NodeView
 from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 from router.core.membership import Membership
 from router.core.placement import ChosenNodes
@@ -37,13 +36,15 @@ from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
+from simulator.faults.demand.choices import check_choice
+from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
-from simulator.router import SimulatedRouter, _Choice, keys_of
+from simulator.router import _Choice, keys_of
 from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
@@ -67,7 +68,7 @@ def _metrics() -> RouterMetrics:
     return RouterMetrics(CollectorRegistry())
 
 
-class FaultyRouter(SimulatedRouter):
+class FaultyRouter(WatchedRouter):
     """Follows the nodes that the store lists; `nodes` are all lives of all nodes."""
 
     def __init__(
@@ -435,16 +436,3 @@ class SessionBooks:
         self._placed[query.session] = nodes, now_s
         if num_known != len(self._placed):
             raise InternalError(f"{num_known} sessions are known: {len(self._placed)} are not over")
-
-
-def check_choice(nodes: Iterable[NodeView], wanted: Choose, chosen: ChosenNodes) -> None:
-    """Check that chosen nodes can take a request: they are there, stay, and have not refused it.
-
-    One that holds a reservation is not chosen anew. Raises `InternalError`.
-    """
-    able = {one.incarnation for one in nodes if not one.load.is_draining} - wanted.excluded
-    for node in filter(None, (chosen.decode, chosen.prefill)):
-        if node not in able and node != wanted.decode:
-            raise InternalError(f"{node} is chosen, which is gone, leaves or has refused it")
-    if chosen.decode is not None and chosen.decode == chosen.prefill:
-        raise InternalError(f"{chosen.decode} is chosen to send to itself")

@@ -21,6 +21,8 @@ ROUTER = "router"
 MOST_ROUTERS = 4
 MOST_NODES = 16
 MOST_BLOCKS = 4096
+MOST_QUEUED = 256
+"""Requests that wait on a node; so many never come."""
 NUM_DRAFTS = 3
 LANES = ("zmq", "rdma", "rdma_read", "ipc", "shm")
 CARD_LANES = ("rdma_read", "ipc")
@@ -40,6 +42,7 @@ class Shape:
     transfers write, as a cache on a card and its mirror, and copies are made beside the steps. With
     `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
     steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
+    At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
     """
 
     num_routers: int
@@ -57,6 +60,8 @@ class Shape:
     is_warmed: bool
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_queued: int
+    sheds: bool
     local_prefill_threshold: int
     has_priorities: bool
     preemption_policy: str
@@ -108,6 +113,7 @@ def config_of(shape: Shape, role: Role) -> Config:
             preemption_mode=shape.preemption_mode,
             reservation_policy=shape.reservation_policy,
             retract_decode_steps=4,
+            shed=shape.sheds,
         ),
         speculation=SpeculationConfig(
             speculative_method=shape.speculative_method,
@@ -117,6 +123,7 @@ def config_of(shape: Shape, role: Role) -> Config:
             local_prefill_threshold=shape.local_prefill_threshold,
             lease_s=shape.kv_lease_s,
             warm_from=AUTO if shape.is_warmed else "",
+            max_queued_requests=shape.max_queued,
         ),
         placement=PlacementConfig(
             placement_policy=shape.placement_policy, node_lease_s=shape.lease_s

@@ -21,6 +21,7 @@ from node.control.output_streams import MOST_OFFERS
 from node.flow.messages import (
     Answer,
     AskBlocks,
+    CallRefused,
     CheckCopies,
     Effect,
     OfferBlocks,
@@ -33,6 +34,7 @@ from node.life.make_scheduler import make_scheduler
 from node.life.possible_roles import NODE_ROLES, refused_roles
 from node.life.request_path import WARM_WISH_S
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
+from simulator.faults.demand.waiting import check_refusal, check_waiting
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.end import KVEnd
 from simulator.faults.kv.wires import KVWires
@@ -153,7 +155,7 @@ class FaultyNode(SimulatedNode):
             needs_staging=shape.is_staged,
             hand_over=HandOver(scheduler.prefix_transfers),
         )
-        self.clock = clock
+        self.shape, self.clock = shape, clock
         self.memory = KVMemory(
             shape.num_blocks, shape.num_host_blocks, shape.block_size, is_staged=shape.is_staged
         )
@@ -212,6 +214,12 @@ class FaultyNode(SimulatedNode):
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         """Answer a call; the stream of one that is forgotten has ended."""
+        if isinstance(answer, CallRefused):
+            error, num_waiting = answer.error, len(self.scheduler.waiting)
+            check_refusal(self.shape, error, is_empty=self.is_empty(), num_waiting=num_waiting)
+        self._answer(reply_to, answer)
+
+    def _answer(self, reply_to: int, answer: Answer) -> None:
         for router, link in self.streams.items():
             if link.end_call(reply_to):
                 self._for(router).answers.append((reply_to, answer))
@@ -281,7 +289,7 @@ class FaultyNode(SimulatedNode):
     def _say(self, said: NodeSaid) -> None:
         """Answer calls that were not even read."""
         for reply_to, answer in said.answers:
-            self.resolve(reply_to, answer)
+            self._answer(reply_to, answer)
         self._flush()
 
     def _flush(self) -> None:
@@ -303,6 +311,7 @@ class FaultyNode(SimulatedNode):
         counted = len(scheduler.waiting), scheduler.pool.num_available, scheduler.host_pool.num_free
         if not self._is_still or counted != self._checked:
             self._checked = counted
+            check_waiting(self.shape, self.flow.attempts.all())
             self._on_turn(self)
 
 

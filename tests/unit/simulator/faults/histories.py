@@ -7,7 +7,7 @@ from dataclasses import replace
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BREAKING, FaultKind
 from simulator.faults.search import ALL, history_of
-from simulator.faults.shape import ROUTER, Shape
+from simulator.faults.shape import MOST_QUEUED, ROUTER, Shape
 
 
 def plain(history: History) -> History:
@@ -35,6 +35,8 @@ def plain_shape(shape: Shape) -> Shape:
         has_priorities=False,
         preemption_policy="last_in_first_out",
         kv_lease_s=30.0,
+        max_queued=MOST_QUEUED,
+        sheds=False,
     )
 
 

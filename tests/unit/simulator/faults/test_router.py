@@ -17,11 +17,11 @@ from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
+from simulator.faults.demand.choices import check_choice
 from simulator.faults.router import (
     MOST_UNANSWERED_TICKS,
     SessionBooks,
     Unanswered,
-    check_choice,
     check_counted,
 )
 from tests.support.nodes.node_views import node, prefill
