@@ -172,6 +172,8 @@ class Candidates:
     def why_none(self, error: PdserveError) -> PdserveError:
         """Return what the client is told; `error` is why no node could be chosen."""
         if not isinstance(error, Overloaded):  # it is too long
+            if self.failure is None and self._last_refusal:  # a node that had no room holds it
+                return self.overloaded(str(error), WAIT_S)
             if self.failure is None:
                 return error
             return NodeLost(f"{self.failure}, and no node that is left holds it: {error}")
