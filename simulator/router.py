@@ -150,9 +150,14 @@ class SimulatedRouter:
         return self._membership.nodes()
 
     def ask(
-        self, request: GenerationRequest, served: ServedRequest, session: SessionId = b""
+        self,
+        request: GenerationRequest,
+        served: ServedRequest,
+        session: SessionId = b"",
+        *,
+        is_cut_to_fit: bool = False,
     ) -> None:
-        """Take a request of a client."""
+        """Take a request of a client; `is_cut_to_fit` as `router.core.generation` has it."""
         name, prompt = request.id.choice_id, request.prompt_blocks
         flow = RequestFlow(
             name,
@@ -160,6 +165,7 @@ class SimulatedRouter:
             request.sampling,
             deadline_at_s=self._timeline.now_s() + request.deadline_s,
             priority=request.priority,
+            is_cut_to_fit=is_cut_to_fit,
         )
         query = query_of(prompt, request.sampling, request.cache_salt, session)
         choice = self._choices[name] = _Choice(flow, query, served)
@@ -279,6 +285,7 @@ class SimulatedRouter:
         flow = choice.flow
         try:
             nodes, now_s = self._membership.nodes(), self._timeline.now_s()
+            choice.query.max_tokens = flow.max_tokens
             chosen, _ = self._chooser.choose(nodes, choice.query, effect, now_s)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)

@@ -23,7 +23,7 @@ from simulator.faults.drawing import Wishes
 from simulator.faults.history import MOST_REQUESTS, History, read_history, to_json
 from simulator.faults.kinds import FaultKind
 from simulator.faults.search import WrongHistory, quiet, shortened, wrong_histories
-from simulator.faults.shape import MOST_NODES
+from simulator.faults.shape import MOST_NODES, Shape
 
 MOST_HISTORIES = 1_000_000_000
 PROGRESS_S = 5.0
@@ -161,7 +161,7 @@ def lines_of(history: History) -> list[str]:
         (
             -1.0,
             f"nodes: {shape.num_prefill} prefill, {shape.num_decode} decode, "
-            f"{shape.num_mixed} mixed, of {shape.num_blocks} blocks and {shape.max_num_seqs} "
+            f"{shape.num_mixed} mixed, of {_pools(shape)} blocks and {shape.max_num_seqs} "
             f"seats; at most {shape.max_queued} wait on one; {shape.num_routers} routers",
         )
     ]
@@ -182,6 +182,10 @@ def lines_of(history: History) -> list[str]:
         what = f"{fault.kind.value} of {fault.target}{between}{how}{span}"
         lines.append((fault.at_s, f"{fault.at_s:8.4f} s  {what}"))
     return [line for _, line in sorted(lines)]
+
+
+def _pools(shape: Shape) -> str:
+    return ", ".join(map(str, shape.pools)) or str(shape.num_blocks)
 
 
 def _number(

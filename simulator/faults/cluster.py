@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from common.errors import InvalidRequest
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
@@ -17,6 +18,7 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
+from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long
 from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
 from simulator.faults.history import AskedRequest, Fault, History
@@ -28,7 +30,7 @@ from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
 from simulator.faults.router import Answered, FaultyRouter
-from simulator.faults.shape import node_names, router_names
+from simulator.faults.shape import node_names, router_names, shape_of
 from simulator.faults.streams import RESET, NodeLink
 from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
@@ -127,7 +129,7 @@ class FaultyCluster:
         role = Role(name.rpartition("-")[0])
         node = FaultyNode(
             me,
-            self.history.shape,
+            shape_of(self.history.shape, name),
             role,
             ProcessClock(self.timeline),
             self.wires,
@@ -231,7 +233,10 @@ class FaultyCluster:
             self._lose(request)
             return
         session = asked.session.encode()
-        ask = partial(router.ask_for, _generation_request(request), request.answered, session)
+        ask = partial(
+            *(router.ask_for, _generation_request(request), request.answered, session),
+            is_cut_to_fit=asked.is_cut,
+        )
         router.clock.run(ask)
         if asked.leaves_at_s is not None:
             leave = partial(self._leave, router, request)
@@ -272,9 +277,14 @@ class FaultyCluster:
         changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
         staying = set(node_names(self.history.shape)) - changed
         is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
-        may_refuse = refusals_of(self.history.shape)
+        shape = self.history.shape
+        refusals = refusals_of(shape)
+        is_still = not changed and self._first_broken_s == float("inf")
         for request in self._requests:
             asked, answered = request.asked, request.answered
+            may_refuse = refusals
+            if may_be_too_long(shape, asked, is_still=is_still):
+                may_refuse |= {InvalidRequest.code}
             checks.check_end(
                 *(asked, answered, request.right),
                 has_faults=self._first_broken_s <= answered.ended_at_s,
@@ -282,11 +292,11 @@ class FaultyCluster:
                 has_drains=self._first_drain_s <= answered.ended_at_s,
                 is_served=is_served,
                 may_refuse=may_refuse,
+                fewest_tokens=fewest_tokens(shape, asked, is_still=is_still),
             )
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)
         self._check_roles()
-        shape = self.history.shape
         texts = {(*one.prompt, *one.right) for one in self._requests}
         fingerprint = layout_of(shape.block_size).fingerprint
         right = checks.right_blocks(sorted(texts), shape.block_size, fingerprint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.nodes import Role
 from common.settings.config import (
@@ -42,6 +42,7 @@ class Shape:
     transfers write, as a cache on a card and its mirror, and copies are made beside the steps. With
     `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
     steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
+    Nodes have `num_blocks`, or in the order of their names those of `pools`.
     At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
     """
 
@@ -51,6 +52,7 @@ class Shape:
     num_decode: int
     num_mixed: int
     num_blocks: int
+    pools: tuple[int, ...]
     num_host_blocks: int
     num_disk_blocks: int
     block_size: int
@@ -87,6 +89,19 @@ def node_names(shape: Shape) -> list[str]:
     """Return the names of the nodes, those that prefill first."""
     counts = {"prefill": shape.num_prefill, "decode": shape.num_decode, "mixed": shape.num_mixed}
     return [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
+
+
+def shape_of(shape: Shape, name: str) -> Shape:
+    """Return the shape as one node has it: all are alike but for the sizes of their pools."""
+    if not shape.pools:
+        return shape
+    num_blocks = shape.pools[node_names(shape).index(name)]
+    return replace(shape, num_blocks=num_blocks, pools=())
+
+
+def longest_of(shape: Shape, name: str) -> int:
+    """Return how many tokens of one sequence a node holds, its drafts beside."""
+    return (shape_of(shape, name).num_blocks - 1) * shape.block_size
 
 
 def router_names(shape: Shape) -> list[str]:
@@ -141,6 +156,12 @@ def problems_of(shape: Shape) -> list[str]:
         wrong.append(f"{shape.num_routers} routers: wanted 1 to {MOST_ROUTERS}")
     if not 2 <= shape.num_blocks <= MOST_BLOCKS or not 0 <= shape.num_host_blocks <= MOST_BLOCKS:
         wrong.append(f"wanted 2 to {MOST_BLOCKS} blocks, and no more on the host")
+    if shape.pools and len(shape.pools) != sum(counts):
+        wrong.append(
+            f"{len(shape.pools)} pools: wanted none, or one for each of {sum(counts)} nodes"
+        )
+    if not all(2 <= num_blocks <= MOST_BLOCKS for num_blocks in shape.pools):
+        wrong.append(f"pools: wanted 2 to {MOST_BLOCKS} blocks in each")
     if min(shape.message_s, shape.kv_message_s, shape.step_s) <= 0:
         wrong.append("message_s, kv_message_s and step_s: wanted more than 0")
     if shape.lane not in LANES:

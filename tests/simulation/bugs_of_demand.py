@@ -43,4 +43,25 @@ LOAD = [
     ),
 ]
 
-DEMAND = [*LOAD]
+POOLS = [
+    Bug(
+        "a request is asked of nodes that are too small for it",
+        "router.core.placement",
+        "    fitting = [node for node in staying if query.fits(node.record)]\n",
+        "    fitting = list(staying)\n",
+    ),
+    Bug(
+        "a request that only full nodes hold is refused as too long",
+        "router.core.candidates",
+        "            if self.failure is None and self._last_refusal:",
+        "            if self.failure is not None and self._last_refusal:",
+    ),
+    Bug(
+        "an answer is cut to one token less than nodes hold",
+        "router.core.flow_actions",
+        "        num_left, main = longest - len(self._prompt.token_ids), self._main.ledger\n",
+        "        num_left, main = longest - len(self._prompt.token_ids) - 1, self._main.ledger\n",
+    ),
+]
+
+DEMAND = [*LOAD, *POOLS]

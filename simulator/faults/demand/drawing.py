@@ -1,12 +1,12 @@
-"""What requests want of nodes, drawn from numbers of its own: what else is drawn stays the same."""
+"""What requests want of nodes, drawn from numbers of its own: all else in a history stays."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from simulator.faults.history import AskedRequest
-from simulator.faults.shape import Shape
+from simulator.faults.history import AskedRequest, History
+from simulator.faults.shape import Shape, node_names
 
 LOADED = 0.35
 """The share of the clusters whose queues are short."""
@@ -14,9 +14,23 @@ _QUEUES = (1, 1, 2, 3, 6)
 _SLOW_STEPS_S = (0.03, 0.1, 0.3)
 """With these a queue lasts for seconds, after which a node knows how fast it is."""
 _SOON_S = (1.0, 2.0, 4.0, 8.0, 60.0)
+UNEVEN = 0.3
+"""The share of the clusters whose nodes have pools of different sizes."""
+_POOLS = (3, 5, 8, 10, 13, 16, 24, 40)
+CUT = 0.4
+"""The share of the requests in these whose answer ends where the longest node ends it."""
+_CUT_TOKENS = (9, 24, 40, 80)
 
 
-def under_load(
+def with_demands(history: History) -> History:
+    """Return the history with short queues, other pools and so on, each in some histories."""
+    seed, shape, requests = history.seed, history.shape, list(history.requests)
+    shape, requests = _under_load(random.Random(f"load of {seed}"), shape, requests)
+    shape, requests = _on_uneven_pools(random.Random(f"pools of {seed}"), shape, requests)
+    return replace(history, shape=shape, requests=tuple(requests))
+
+
+def _under_load(
     rng: random.Random, shape: Shape, requests: list[AskedRequest]
 ) -> tuple[Shape, list[AskedRequest]]:
     """Return a cluster that may have short queues, and its requests.
@@ -36,3 +50,22 @@ def under_load(
     slow_s = max(shape.step_s, rng.choice(_SLOW_STEPS_S))
     shape = replace(shape, step_s=slow_s, max_queued=rng.choice((shape.max_queued, 6, 12)))
     return shape, [replace(one, deadline_s=rng.choice(_SOON_S)) for one in requests]
+
+
+def _on_uneven_pools(
+    rng: random.Random, shape: Shape, requests: list[AskedRequest]
+) -> tuple[Shape, list[AskedRequest]]:
+    """Return a cluster whose nodes may have pools of different sizes, and its requests.
+
+    Some fit only a few nodes, or none, and of some the answer goes on as far as a node holds it.
+    """
+    if rng.random() >= UNEVEN:
+        return shape, requests
+    shape = replace(shape, pools=tuple(rng.choice(_POOLS) for _ in node_names(shape)))
+    return shape, [_cut_to_fit(rng, one) for one in requests]
+
+
+def _cut_to_fit(rng: random.Random, asked: AskedRequest) -> AskedRequest:
+    if rng.random() >= CUT:
+        return asked
+    return replace(asked, is_cut=True, max_tokens=rng.choice(_CUT_TOKENS))

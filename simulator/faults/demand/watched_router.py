@@ -9,6 +9,7 @@ from common.ids import Incarnation
 from common.nodes import Role
 from node.flow.messages import Answer, CallRefused
 from router.core.effects import SendReserve
+from simulator.faults.demand.lengths import check_too_long
 from simulator.faults.demand.refusals import Refusals
 from simulator.router import SimulatedRouter, _Choice
 from simulator.timeline import Timeline
@@ -36,12 +37,16 @@ class WatchedRouter(SimulatedRouter):
 
     def _fail(self, choice: _Choice, error: PdserveError) -> None:
         candidates, name = choice.flow._candidates, choice.flow.attempt.choice_id
+        flow, query = choice.flow, choice.query
+        staying = [one.record for one in self._membership.nodes() if not one.load.is_draining]
+        num_wanted = flow.num_output_tokens + 1 if flow._is_cut_to_fit else query.max_tokens
+        is_one_token = query.max_tokens == 1
+        num_wanted += len(query.prompt_token_ids)
+        check_too_long(name, error, num_wanted, staying, is_one_token=is_one_token)
         able = {
-            view.incarnation
-            for view in self._membership.nodes()
-            if view.record.role is not Role.PREFILL
-            and not view.load.is_draining
-            and choice.query.fits(view.record)
+            record.incarnation
+            for record in staying
+            if record.role is not Role.PREFILL and query.fits(record)
         }
         able -= candidates._failed | candidates._unfit
         is_over_losses = candidates.has_lost_too_many
