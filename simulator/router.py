@@ -166,6 +166,7 @@ class SimulatedRouter:
             deadline_at_s=self._timeline.now_s() + request.deadline_s,
             priority=request.priority,
             is_cut_to_fit=is_cut_to_fit,
+            cache_salt=request.cache_salt,
         )
         query = query_of(prompt, request.sampling, request.cache_salt, session)
         choice = self._choices[name] = _Choice(flow, query, served)

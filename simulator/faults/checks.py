@@ -191,12 +191,13 @@ def check_files(
 
 
 def right_blocks(
-    texts: Iterable[tuple[int, ...]], block_size: int, fingerprint: str
+    texts: Iterable[tuple[str, tuple[int, ...]]], block_size: int, fingerprint: str
 ) -> dict[BlockHash, Numbers]:
-    """Return what every full block of these texts holds in each layer, by its hash."""
+    """Return what every full block of these texts, each with its salt, holds in each layer, by its
+    hash."""
     found: dict[BlockHash, Numbers] = {}
-    for text in texts:
-        names = hash_full_blocks(text, block_size, fingerprint)
+    for salt, text in texts:
+        names = hash_full_blocks(text, block_size, fingerprint, salt)
         if all(name in found for name in names):
             continue
         values = values_of(states_of(text))

@@ -18,7 +18,8 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
-from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long
+from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long, tokens_wanted
+from simulator.faults.demand.salts import Salted, Salts
 from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
 from simulator.faults.history import AskedRequest, Fault, History
@@ -30,7 +31,7 @@ from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
 from simulator.faults.router import Answered, FaultyRouter
-from simulator.faults.shape import node_names, router_names, shape_of
+from simulator.faults.shape import longest_of, node_names, router_names, shape_of
 from simulator.faults.streams import RESET, NodeLink
 from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
@@ -76,6 +77,8 @@ class FaultyCluster:
         self._lease_tokens = count(1)
         self._router_epochs = count(1)
         self._requests = [_request(asked) for asked in history.requests]
+        self._fingerprint = layout_of(shape.block_size).fingerprint
+        self._salts = Salts(map(_salted, self._requests), shape.block_size, self._fingerprint)
         self._num_open = len(self._requests)
         self._ended_at_s = 0.0
         self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
@@ -137,7 +140,7 @@ class FaultyCluster:
             self._store,
             self.disk,
             name=name,
-            on_turn=checks.check_node,
+            on_turn=self._check_node,
         )
         self.lives[me] = self.nodes[name] = node
         node.life.keep_lease()
@@ -233,10 +236,8 @@ class FaultyCluster:
             self._lose(request)
             return
         session = asked.session.encode()
-        ask = partial(
-            *(router.ask_for, _generation_request(request), request.answered, session),
-            is_cut_to_fit=asked.is_cut,
-        )
+        wanted, is_cut = _generation_request(request), asked.is_cut
+        ask = partial(router.ask_for, wanted, request.answered, session, is_cut_to_fit=is_cut)
         router.clock.run(ask)
         if asked.leaves_at_s is not None:
             leave = partial(self._leave, router, request)
@@ -273,6 +274,10 @@ class FaultyCluster:
     def _why_busy(self) -> str:
         return checks.why_busy(self.nodes.values(), self.routers.values())
 
+    def _check_node(self, node: FaultyNode) -> None:
+        checks.check_node(node)
+        self._salts.check(node.flow.attempts.all(), node.scheduler.pool.prefix_cache)
+
     def _check_end(self) -> None:
         changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
         staying = set(node_names(self.history.shape)) - changed
@@ -297,11 +302,10 @@ class FaultyCluster:
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)
         self._check_roles()
-        texts = {(*one.prompt, *one.right) for one in self._requests}
-        fingerprint = layout_of(shape.block_size).fingerprint
-        right = checks.right_blocks(sorted(texts), shape.block_size, fingerprint)
+        texts = {(one.asked.salt, (*one.prompt, *one.right)) for one in self._requests}
+        right = checks.right_blocks(sorted(texts), shape.block_size, self._fingerprint)
         for node in self.nodes.values():
-            checks.check_node(node)
+            self._check_node(node)
             checks.check_cache(node, right)
         checks.check_files(self.disk.files(), right)
 
@@ -320,7 +324,12 @@ class FaultyCluster:
         enough_s = max(ENOUGH_S, ENOUGH_STEPS * self.history.shape.step_s)
         has_time = asked.at_s + asked.deadline_s > began_s + enough_s
         is_late = outcome.startswith("deadline")
-        can_decode = any(node.role is not Role.PREFILL for node in self.nodes.values())
+        num_wanted = tokens_wanted(asked, len(request.answered.tokens))
+        can_decode = any(
+            node.role is not Role.PREFILL
+            and longest_of(self.history.shape, name) >= num_wanted
+            for name, node in self.nodes.items()
+        )
         if is_late and has_time and can_decode:
             raise Violation(f"{asked.name} waited until its deadline, and nothing was in its way")
 
@@ -338,6 +347,10 @@ def _request(asked: AskedRequest) -> _Request:
     return _Request(asked, prompt, right, Answered(client, asked.at_s))
 
 
+def _salted(request: _Request) -> Salted:
+    return Salted(request.asked.name, request.asked.salt, (*request.prompt, *request.right))
+
+
 def _generation_request(request: _Request) -> GenerationRequest:
     asked = request.asked
     return GenerationRequest(
@@ -351,6 +364,7 @@ def _generation_request(request: _Request) -> GenerationRequest:
         ),
         deadline_s=asked.deadline_s,
         priority=asked.priority,
+        cache_salt=asked.salt,
     )
 
 

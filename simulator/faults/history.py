@@ -19,7 +19,7 @@ from simulator.faults.shape import (
     router_names,
 )
 
-FORMAT = 7
+FORMAT = 8
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 
 
@@ -44,6 +44,7 @@ class AskedRequest:
 
     It goes to `router`, and is of a `session` unless that is empty. Its client leaves at
     `leaves_at_s`; None: it stays. With `is_cut` its answer may end where its node holds no more.
+    It shares KV with requests of the same `salt` alone.
     """
 
     at_s: float
@@ -59,6 +60,7 @@ class AskedRequest:
     session: str = ""
     leaves_at_s: float | None = None
     is_cut: bool = False
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

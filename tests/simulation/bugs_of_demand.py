@@ -64,4 +64,25 @@ POOLS = [
     ),
 ]
 
-DEMAND = [*LOAD, *POOLS]
+SALTS = [
+    Bug(
+        "prompts are found whatever their salts are",
+        "engine.core.sequences.prefix_index",
+        "            root, prompt = self._root(sequence.request.cache_salt), ",
+        '            root, prompt = self._root(""), ',
+    ),
+    Bug(
+        "a node is not told the salt of a request",
+        "router.core.flow_actions",
+        "            cache_salt=self._cache_salt,\n",
+        "",
+    ),
+    Bug(
+        "a node is not told the salt of an answer that goes on",
+        "router.core.flow_actions",
+        "            cache_salt=self._cache_salt,\n",
+        '            cache_salt="" if attempt.ledger.emitted else self._cache_salt,\n',
+    ),
+]
+
+DEMAND = [*LOAD, *POOLS, *SALTS]

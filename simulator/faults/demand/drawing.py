@@ -20,6 +20,9 @@ _POOLS = (3, 5, 8, 10, 13, 16, 24, 40)
 CUT = 0.4
 """The share of the requests in these whose answer ends where the longest node ends it."""
 _CUT_TOKENS = (9, 24, 40, 80)
+SALTED = 0.4
+"""The share of the histories whose requests have salts."""
+_SALTS = ("", "s", "s", "t")
 
 
 def with_demands(history: History) -> History:
@@ -27,6 +30,7 @@ def with_demands(history: History) -> History:
     seed, shape, requests = history.seed, history.shape, list(history.requests)
     shape, requests = _under_load(random.Random(f"load of {seed}"), shape, requests)
     shape, requests = _on_uneven_pools(random.Random(f"pools of {seed}"), shape, requests)
+    requests = _with_salts(random.Random(f"salts of {seed}"), requests)
     return replace(history, shape=shape, requests=tuple(requests))
 
 
@@ -69,3 +73,10 @@ def _cut_to_fit(rng: random.Random, asked: AskedRequest) -> AskedRequest:
     if rng.random() >= CUT:
         return asked
     return replace(asked, is_cut=True, max_tokens=rng.choice(_CUT_TOKENS))
+
+
+def _with_salts(rng: random.Random, requests: list[AskedRequest]) -> list[AskedRequest]:
+    """Return the requests, of which those with different salts share no KV, in some histories."""
+    if rng.random() >= SALTED:
+        return requests
+    return [replace(one, salt=rng.choice(_SALTS)) for one in requests]

@@ -8,9 +8,9 @@ from simulator.faults.history import AskedRequest
 from simulator.faults.shape import Shape, longest_of, node_names
 
 
-def tokens_wanted(asked: AskedRequest) -> int:
-    """Return how many tokens a node must hold that can take the request."""
-    return asked.num_prompt + (1 if asked.is_cut else asked.max_tokens)
+def tokens_wanted(asked: AskedRequest, num_answered: int = 0) -> int:
+    """Return how many tokens a node must hold that can take the request, or go on with it."""
+    return asked.num_prompt + (num_answered + 1 if asked.is_cut else asked.max_tokens)
 
 
 def lengths_of(shape: Shape, asked: AskedRequest) -> list[int]:

@@ -339,6 +339,7 @@ class Nature:
             max_num_seqs=config.engine.max_num_seqs,
             max_model_len=facts.max_model_len,
             sends_blocks=True,
+            has_token_rules=True,
             num_host_blocks=facts.num_host_blocks,
             roles=tuple(one for one in NODE_ROLES if one not in self.refused),
         )

@@ -82,6 +82,7 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     pools = {len(shape.pools) for shape in shapes}
     assert pools == {0, 1, 2, 3, 4}
     assert {one.is_cut for one in asked} == {False, True}
+    assert {one.salt for one in asked} == {"", "s", "t"}
 
 
 def test_a_connection_that_broke_may_break_again_soon_after() -> None:
@@ -120,7 +121,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 99}, "format 7"),
+        ({"format": 99}, "format 8"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),
