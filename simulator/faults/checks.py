@@ -17,6 +17,7 @@ from simulator.faults.contents import (
     states_of,
     values_of,
 )
+from simulator.faults.demand.grammars import is_refused
 from simulator.faults.history import AskedRequest
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.router import Answered, FaultyRouter
@@ -111,6 +112,8 @@ def check_end(
     tokens, outcome = tuple(answered.tokens), answered.outcome
     if answered.failure and not (has_faults or has_drains):
         raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
+    if tokens and is_refused(asked.grammar):
+        raise Violation(f"{asked.name} was answered {tokens} under a grammar that is refused")
     if tokens != right[: len(tokens)]:
         raise Violation(f"{asked.name} was answered {tokens}: right is {right}")
     if outcome in FINISHED:

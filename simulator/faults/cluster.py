@@ -18,6 +18,7 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
+from simulator.faults.demand.grammars import grammar_of, refusals_of_grammar
 from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long, tokens_wanted
 from simulator.faults.demand.salts import Salted, Salts
 from simulator.faults.demand.waiting import refusals_of
@@ -290,6 +291,7 @@ class FaultyCluster:
             may_refuse = refusals
             if may_be_too_long(shape, asked, is_still=is_still):
                 may_refuse |= {InvalidRequest.code}
+            may_refuse |= refusals_of_grammar(asked.grammar)
             checks.check_end(
                 *(asked, answered, request.right),
                 has_faults=self._first_broken_s <= answered.ended_at_s,
@@ -326,8 +328,7 @@ class FaultyCluster:
         is_late = outcome.startswith("deadline")
         num_wanted = tokens_wanted(asked, len(request.answered.tokens))
         can_decode = any(
-            node.role is not Role.PREFILL
-            and longest_of(self.history.shape, name) >= num_wanted
+            node.role is not Role.PREFILL and longest_of(self.history.shape, name) >= num_wanted
             for name, node in self.nodes.items()
         )
         if is_late and has_time and can_decode:
@@ -341,7 +342,8 @@ def _first(faults: Sequence[Fault], kinds: Sequence[FaultKind]) -> float:
 def _request(asked: AskedRequest) -> _Request:
     own = int(asked.name.lstrip("r") or 0) if asked.name.lstrip("r").isdigit() else 0
     prompt = prompt_of(asked.group, asked.num_shared, asked.num_prompt, own)
-    right = right_answer(prompt, asked.seed, asked.max_tokens)
+    has_grammar = bool(asked.grammar)
+    right = right_answer(prompt, asked.seed, asked.max_tokens, has_grammar=has_grammar)
     trace = TraceRequest(asked.at_s, asked.num_prompt, len(right))
     client = ClientRequest(trace, own, asked.max_tokens, asked.priority)
     return _Request(asked, prompt, right, Answered(client, asked.at_s))
@@ -360,7 +362,8 @@ def _generation_request(request: _Request) -> GenerationRequest:
             max_tokens=asked.max_tokens,
             seed=asked.seed,
             stop_token_ids=(STOP_TOKEN_ID,),
-            ignore_eos=True,
+            ignore_eos=not asked.grammar,
+            grammar=grammar_of(asked.grammar),
         ),
         deadline_s=asked.deadline_s,
         priority=asked.priority,

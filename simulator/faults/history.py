@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from simulator.faults.kinds import CHANGES, STORE, WAYS, FaultKind
+from simulator.faults.kinds import CHANGES, GRAMMARS, STORE, WAYS, FaultKind
 from simulator.faults.shape import (
     MOST_BLOCKS,
     ROUTER,
@@ -19,7 +19,7 @@ from simulator.faults.shape import (
     router_names,
 )
 
-FORMAT = 8
+FORMAT = 9
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 
 
@@ -44,7 +44,8 @@ class AskedRequest:
 
     It goes to `router`, and is of a `session` unless that is empty. Its client leaves at
     `leaves_at_s`; None: it stays. With `is_cut` its answer may end where its node holds no more.
-    It shares KV with requests of the same `salt` alone.
+    It shares KV with requests of the same `salt` alone. Its answer follows the `grammar` of that
+    name, unless it is empty.
     """
 
     at_s: float
@@ -61,6 +62,7 @@ class AskedRequest:
     leaves_at_s: float | None = None
     is_cut: bool = False
     salt: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,5 +199,9 @@ def _check(history: History) -> None:
                 raise ValueError(f"nothing is called {name!r}: wanted one of {', '.join(names)}")
         if fault.kind in CHANGES and (fault.target in routers or fault.other not in routers):
             raise ValueError(f"a {fault.kind.value}: wanted a node, and in other a router")
+    for asked in history.requests:
+        if asked.grammar and asked.grammar not in GRAMMARS:
+            known = ", ".join(GRAMMARS)
+            raise ValueError(f"{asked.name}: grammar is {asked.grammar!r}: wanted one of {known}")
     if len({one.name for one in history.requests}) < len(history.requests):
         raise ValueError("two requests have one name")

@@ -85,4 +85,25 @@ SALTS = [
     ),
 ]
 
-DEMAND = [*LOAD, *POOLS, *SALTS]
+GRAMMARS = [
+    Bug(
+        "a request goes on whose grammar cannot be followed",
+        "node.flow.node_flow",
+        "        error = message.error or self.reservations",
+        "        error = self.reservations",
+    ),
+    Bug(
+        "a request whose grammar is compiled is not queued",
+        "node.flow.node_flow",
+        "        self._queue.on_compiled(attempt)\n",
+        "        pass\n",
+    ),
+    Bug(
+        "a request ends where one node has no room for its grammar",
+        "router.core.request_flow",
+        "        if isinstance(error, (Draining, Overloaded, PoolExhausted)):\n",
+        "        if isinstance(error, (Draining, PoolExhausted)):\n",
+    ),
+]
+
+DEMAND = [*LOAD, *POOLS, *SALTS, *GRAMMARS]

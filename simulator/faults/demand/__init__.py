@@ -5,6 +5,7 @@ watched_router  the simulator's router, which looks into requests that end for w
 choices         whether chosen nodes can take a request: pure
 refusals        which nodes refused a request, and whether it may end for that: pure
 lengths         how long requests may be, and answers that are cut: pure
+grammars        how long a node compiles a grammar, and what comes of it: pure
 salts           whose KV a request may use: pure
 unanswered      requests that wait for a suspected node beside an idle one: pure
 waiting         what a node may refuse, and how many requests may wait there: pure

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from simulator.faults.history import AskedRequest, History
+from simulator.faults.kinds import GRAMMARS
 from simulator.faults.shape import Shape, node_names
 
 LOADED = 0.35
@@ -23,6 +24,9 @@ _CUT_TOKENS = (9, 24, 40, 80)
 SALTED = 0.4
 """The share of the histories whose requests have salts."""
 _SALTS = ("", "s", "s", "t")
+UNDER_GRAMMARS = 0.3
+"""The share of the histories in which half of the requests have grammars."""
+_GRAMMARS = (*[""] * 5, *GRAMMARS)
 
 
 def with_demands(history: History) -> History:
@@ -31,6 +35,8 @@ def with_demands(history: History) -> History:
     shape, requests = _under_load(random.Random(f"load of {seed}"), shape, requests)
     shape, requests = _on_uneven_pools(random.Random(f"pools of {seed}"), shape, requests)
     requests = _with_salts(random.Random(f"salts of {seed}"), requests)
+    grammars = random.Random(f"grammars of {seed}")
+    shape, requests = _under_grammars(grammars, shape, requests)
     return replace(history, shape=shape, requests=tuple(requests))
 
 
@@ -80,3 +86,13 @@ def _with_salts(rng: random.Random, requests: list[AskedRequest]) -> list[AskedR
     if rng.random() >= SALTED:
         return requests
     return [replace(one, salt=rng.choice(_SALTS)) for one in requests]
+
+
+def _under_grammars(
+    rng: random.Random, shape: Shape, requests: list[AskedRequest]
+) -> tuple[Shape, list[AskedRequest]]:
+    """Return the cluster and its requests, half of which may have grammars; it may draft these."""
+    if rng.random() >= UNDER_GRAMMARS:
+        return shape, requests
+    shape = replace(shape, speculative_method=rng.choice((shape.speculative_method, "grammar")))
+    return shape, [replace(one, grammar=rng.choice(_GRAMMARS)) for one in requests]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.errors import InternalError, InvalidRequest, PdserveError
 from common.nodes import NodeRecord, Role
+from simulator.faults.demand.grammars import WRONG
 from simulator.faults.history import AskedRequest
 from simulator.faults.shape import Shape, longest_of, node_names
 
@@ -54,7 +55,7 @@ def check_too_long(
 
     `able` are the nodes that stay. Raises `InternalError`.
     """
-    if not isinstance(error, InvalidRequest):
+    if not isinstance(error, InvalidRequest) or str(error) == WRONG:
         return
     for record in able:
         decodes = record.role is not Role.PREFILL or is_one_token

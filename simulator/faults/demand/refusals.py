@@ -43,6 +43,12 @@ class Refusals:
         if not is_prompt:
             asked.refused[node] = error
 
+    def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
+        """Take that a node has no room after all, which it said when it had taken the request."""
+        asked = self._asked[choice_id]
+        asked.retry_after_s.add(1.0)
+        asked.refused[node] = PdserveError("too late to queue it")
+
     def on_end(
         self,
         choice_id: str,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from common.errors import DeadlineUnreachable, InternalError, Overloaded, PdserveError
 from engine.core.sequences.status import SequenceStatus
 from node.flow.attempts.attempt_table import NodeAttempt
+from simulator.faults.demand.grammars import NO_ROOM
 from simulator.faults.shape import MOST_QUEUED, Shape
 
 MOST_RETRY_S = 60.0
@@ -24,7 +25,7 @@ def check_refusal(shape: Shape, error: PdserveError, *, is_empty: bool, num_wait
     if isinstance(error, DeadlineUnreachable):
         if not shape.sheds or not num_waiting:
             raise InternalError(f"a node sheds a request, and {num_waiting} wait there: {error}")
-    elif is_empty:
+    elif is_empty and str(error) != NO_ROOM:
         raise InternalError(f"a node refuses a request, and has nothing to do: {error}")
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.errors import PdserveError
+from common.errors import Overloaded, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
+from common.request import RequestOutput
 from node.flow.messages import Answer, CallRefused
 from router.core.effects import SendReserve
 from simulator.faults.demand.lengths import check_too_long
 from simulator.faults.demand.refusals import Refusals
 from simulator.router import SimulatedRouter, _Choice
+from simulator.served import TokenTimes
 from simulator.timeline import Timeline
 
 
@@ -29,6 +31,11 @@ class WatchedRouter(SimulatedRouter):
             is_prompt, name = node == flow.prefill, attempt.choice_id
             self._refusals.on_refusal(name, node, answer.error, is_prompt=is_prompt)
         super()._on_answer(node, reply_to, answer)
+
+    def _on_output(self, node: Incarnation, output: RequestOutput, times: TokenTimes) -> None:
+        if output.details.error_code == Overloaded.code:
+            self._refusals.on_late_refusal(output.id.choice_id, node)
+        super()._on_output(node, output, times)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
         name = effect.request.id.choice_id

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
+from common.grammar import Grammar
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.nodes import NodeRecord, Role
@@ -23,10 +24,13 @@ from node.flow.messages import (
     AskBlocks,
     CallRefused,
     CheckCopies,
+    Compiled,
     Effect,
+    Message,
     OfferBlocks,
     RefusePull,
     SendOutput,
+    Submit,
 )
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
@@ -34,6 +38,7 @@ from node.life.make_scheduler import make_scheduler
 from node.life.possible_roles import NODE_ROLES, refused_roles
 from node.life.request_path import WARM_WISH_S
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
+from simulator.faults.demand.grammars import Compilations
 from simulator.faults.demand.waiting import check_refusal, check_waiting
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.end import KVEnd
@@ -153,9 +158,11 @@ class FaultyNode(SimulatedNode):
             pull_cost=_moved_kv_cost(),
             disk_cost=None if index is None else _moved_kv_cost(),
             needs_staging=shape.is_staged,
+            has_grammars=True,
             hand_over=HandOver(scheduler.prefix_transfers),
         )
         self.shape, self.clock = shape, clock
+        self._compilations = Compilations()
         self.memory = KVMemory(
             shape.num_blocks, shape.num_host_blocks, shape.block_size, is_staged=shape.is_staged
         )
@@ -197,6 +204,16 @@ class FaultyNode(SimulatedNode):
     def role(self) -> Role:
         """The role that the node has now."""
         return self.life.role
+
+    def put(self, message: Message) -> None:
+        """Take a message. A grammar is compiled beside the steps, and its request waits for it."""
+        grammar = message.request.sampling.grammar if isinstance(message, Submit) else None
+        span_s = self._compilations.begin(grammar)
+        if not isinstance(message, Submit) or grammar is None or span_s is None:
+            super().put(message)
+            return
+        super().put(replace(message, is_compiling=True))
+        self.clock.after(span_s, partial(self._on_compiled, message, grammar))
 
     def turn(self) -> bool:
         """Run one turn of the loop; return whether it changed something."""
@@ -276,6 +293,10 @@ class FaultyNode(SimulatedNode):
 
     # Inside.
 
+    def _on_compiled(self, message: Submit, grammar: Grammar) -> None:
+        error = self._compilations.end(grammar)
+        self.put(Compiled(message.request.id, message.reply_to, error))
+
     def _start_is_over(self) -> None:
         self.warm_from = ""
 
@@ -340,6 +361,7 @@ class Nature:
             max_model_len=facts.max_model_len,
             sends_blocks=True,
             has_token_rules=True,
+            has_grammars=True,
             num_host_blocks=facts.num_host_blocks,
             roles=tuple(one for one in NODE_ROLES if one not in self.refused),
         )

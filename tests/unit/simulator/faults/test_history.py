@@ -13,7 +13,7 @@ import pytest
 from common.errors import ConfigError
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import History, read_history, to_json
-from simulator.faults.kinds import BREAKING, FaultKind
+from simulator.faults.kinds import BREAKING, GRAMMARS, FaultKind
 from simulator.faults.shape import MOST_QUEUED, problems_of
 
 WISHES = Wishes(kinds=tuple(FaultKind), num_requests=20)
@@ -82,6 +82,7 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     pools = {len(shape.pools) for shape in shapes}
     assert pools == {0, 1, 2, 3, 4}
     assert {one.is_cut for one in asked} == {False, True}
+    assert {one.grammar for one in asked} == {"", *GRAMMARS}
     assert {one.salt for one in asked} == {"", "s", "t"}
 
 
@@ -121,7 +122,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 99}, "format 8"),
+        ({"format": 99}, "format 9"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),
