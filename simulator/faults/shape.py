@@ -43,6 +43,7 @@ class Shape:
     `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
     steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
     Nodes have `num_blocks`, or in the order of their names those of `pools`.
+    From `reserved_blocks` on are settings of scheduling, under shorter names of the same meaning.
     At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
     """
 
@@ -78,6 +79,15 @@ class Shape:
     message_s: float
     kv_message_s: float
     step_s: float
+    reserved_blocks: int = 16
+    requeues_at_tail: bool = False
+    retract_decode_steps: int = 4
+    min_progress_tokens: int = 16
+    priority_pass_limit: int = 16
+    skip_ahead_window: int = 4
+    skip_ahead_limit: int = 16
+    long_prefill_tokens: int = 128
+    chunk_granularity: int = 1
 
 
 def is_on_device(shape: Shape) -> bool:
@@ -127,7 +137,15 @@ def config_of(shape: Shape, role: Role) -> Config:
             preemption_policy=shape.preemption_policy,
             preemption_mode=shape.preemption_mode,
             reservation_policy=shape.reservation_policy,
-            retract_decode_steps=4,
+            reserve_output_block_num_for_decode_when_schedule_new_prefill=shape.reserved_blocks,
+            requeue="tail" if shape.requeues_at_tail else "arrival",
+            retract_decode_steps=shape.retract_decode_steps,
+            min_progress_tokens=shape.min_progress_tokens,
+            priority_pass_limit=shape.priority_pass_limit,
+            skip_ahead_window=shape.skip_ahead_window,
+            skip_ahead_limit=shape.skip_ahead_limit,
+            long_prefill_token_threshold=shape.long_prefill_tokens,
+            chunk_granularity=shape.chunk_granularity,
             shed=shape.sheds,
         ),
         speculation=SpeculationConfig(

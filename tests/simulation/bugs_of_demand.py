@@ -75,7 +75,7 @@ SALTS = [
         "a node is not told the salt of a request",
         "router.core.flow_actions",
         "            cache_salt=self._cache_salt,\n",
-        "",
+        '            cache_salt="",\n',
     ),
     Bug(
         "a node is not told the salt of an answer that goes on",
@@ -106,4 +106,19 @@ GRAMMARS = [
     ),
 ]
 
-DEMAND = [*LOAD, *POOLS, *SALTS, *GRAMMARS]
+SCHEDULING = [
+    Bug(
+        "what running sequences may need is kept back where none runs",
+        "engine.core.planning.admission_plan",
+        "        if not self.seated:\n            return None\n        reserved",
+        "        reserved",
+    ),
+    Bug(
+        "a request is passed once more than others may pass it",
+        "engine.core.planning.admission_plan",
+        "        return bypassed >= self.budget.policy.config.skip_ahead_limit\n",
+        "        return bypassed > self.budget.policy.config.skip_ahead_limit\n",
+    ),
+]
+
+DEMAND = [*LOAD, *POOLS, *SALTS, *GRAMMARS, *SCHEDULING]

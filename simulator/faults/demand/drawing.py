@@ -26,6 +26,8 @@ SALTED = 0.4
 _SALTS = ("", "s", "s", "t")
 UNDER_GRAMMARS = 0.3
 """The share of the histories in which half of the requests have grammars."""
+OTHERWISE = 0.4
+"""The share of the clusters that schedule by other settings than most do."""
 _GRAMMARS = (*[""] * 5, *GRAMMARS)
 
 
@@ -37,6 +39,7 @@ def with_demands(history: History) -> History:
     requests = _with_salts(random.Random(f"salts of {seed}"), requests)
     grammars = random.Random(f"grammars of {seed}")
     shape, requests = _under_grammars(grammars, shape, requests)
+    shape = _scheduled_otherwise(random.Random(f"scheduling of {seed}"), shape)
     return replace(history, shape=shape, requests=tuple(requests))
 
 
@@ -96,3 +99,23 @@ def _under_grammars(
         return shape, requests
     shape = replace(shape, speculative_method=rng.choice((shape.speculative_method, "grammar")))
     return shape, [replace(one, grammar=rng.choice(_GRAMMARS)) for one in requests]
+
+
+def _scheduled_otherwise(rng: random.Random, shape: Shape) -> Shape:
+    """Return the cluster, which may reserve, pass, preempt and cut chunks otherwise."""
+    if rng.random() >= OTHERWISE:
+        return shape
+    policies = ("none", "fixed_blocks", "fixed_blocks", "token_ratio", "global_ratio", "learned")
+    return replace(
+        shape,
+        reservation_policy=rng.choice(policies),
+        reserved_blocks=rng.choice((0, 1, 3, 16)),
+        requeues_at_tail=rng.random() < 0.5,
+        retract_decode_steps=rng.choice((0, 1, 20)),
+        min_progress_tokens=rng.choice((0, 1, 4, 16)),
+        priority_pass_limit=rng.choice((1, 16)),
+        skip_ahead_window=rng.choice((0, 1, 8)),
+        skip_ahead_limit=rng.choice((0, 1, 16)),
+        long_prefill_tokens=rng.choice((0, 4, 128)),
+        chunk_granularity=rng.choice((1, 2, 4)),
+    )

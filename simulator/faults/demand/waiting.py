@@ -30,11 +30,16 @@ def check_refusal(shape: Shape, error: PdserveError, *, is_empty: bool, num_wait
 
 
 def check_waiting(shape: Shape, attempts: Iterable[NodeAttempt]) -> None:
-    """Check that no more requests wait to begin than a node queues. Raises `InternalError`."""
-    if shape.max_queued == MOST_QUEUED:
-        return
-    waiting = SequenceStatus.WAITING
-    num = sum(1 for one in attempts if not one.is_over and one.sequence.status is waiting)
+    """Check that no more requests wait to begin than a node queues, and none was passed too often.
+
+    Raises `InternalError`.
+    """
+    waiting = [one.sequence for one in attempts if one.sequence.status is SequenceStatus.WAITING]
+    for sequence in waiting:
+        if sequence.num_bypassed > shape.skip_ahead_limit:
+            says = f"was passed by {sequence.num_bypassed}, and {shape.skip_ahead_limit} may"
+            raise InternalError(f"{sequence.request.id} {says}")
+    num = len(waiting)
     if num > shape.max_queued:
         raise InternalError(f"{num} requests wait on a node that queues {shape.max_queued}")
 

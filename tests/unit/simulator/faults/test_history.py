@@ -79,6 +79,7 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     assert {1, 2, 3, 6, 12, MOST_QUEUED} == {shape.max_queued for shape in shapes}
     assert len({shape.sheds for shape in shapes if shape.max_queued < MOST_QUEUED}) == 2
     assert not any(shape.sheds for shape in shapes if shape.max_queued == MOST_QUEUED)
+    assert len({shape.reservation_policy for shape in shapes}) == 5
     pools = {len(shape.pools) for shape in shapes}
     assert pools == {0, 1, 2, 3, 4}
     assert {one.is_cut for one in asked} == {False, True}
@@ -122,7 +123,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 99}, "format 9"),
+        ({"format": 99}, "format 10"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),
