@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulator.faults.kinds import FaultKind
 from tests.simulation.bugs_to_plant import Bug
 
 LOAD = [
@@ -22,6 +23,7 @@ LOAD = [
         "router.core.request_flow",
         "            self._candidates.forgive_refusals()\n",
         "            pass\n",
+        (FaultKind.FREEZE,),
     ),
     Bug(
         "requests that wait for a pull do not count as waiting",
