@@ -7,6 +7,7 @@ refusals        which nodes refused a request, and whether it may end for that: 
 lengths         how long requests may be, and answers that are cut: pure
 grammars        how long a node compiles a grammar, and what comes of it: pure
 salts           whose KV a request may use: pure
+simpler         a history with one demand less, for one that is shortened: pure
 unanswered      requests that wait for a suspected node beside an idle one: pure
 waiting         what a node may refuse, and how many requests may wait there: pure
 """
