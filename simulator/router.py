@@ -150,9 +150,14 @@ class SimulatedRouter:
         return self._membership.nodes()
 
     def ask(
-        self, request: GenerationRequest, served: ServedRequest, session: SessionId = b""
+        self,
+        request: GenerationRequest,
+        served: ServedRequest,
+        session: SessionId = b"",
+        *,
+        is_cut_to_fit: bool = False,
     ) -> None:
-        """Take a request of a client."""
+        """Take a request of a client; `is_cut_to_fit` as `router.core.generation` has it."""
         name, prompt = request.id.choice_id, request.prompt_blocks
         flow = RequestFlow(
             name,
@@ -160,6 +165,8 @@ class SimulatedRouter:
             request.sampling,
             deadline_at_s=self._timeline.now_s() + request.deadline_s,
             priority=request.priority,
+            is_cut_to_fit=is_cut_to_fit,
+            cache_salt=request.cache_salt,
         )
         query = query_of(prompt, request.sampling, request.cache_salt, session)
         choice = self._choices[name] = _Choice(flow, query, served)
@@ -273,12 +280,13 @@ class SimulatedRouter:
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):
-                    self._end(choice, error.code)
+                    self._fail(choice, error)
 
     def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
         flow = choice.flow
         try:
             nodes, now_s = self._membership.nodes(), self._timeline.now_s()
+            choice.query.max_tokens = flow.max_tokens
             chosen, _ = self._chooser.choose(nodes, choice.query, effect, now_s)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
@@ -330,6 +338,9 @@ class SimulatedRouter:
     def _note(self, choice: _Choice, what: str) -> None:
         if choice.served.story is not None:
             choice.served.story.append((self._timeline.now_s(), what))
+
+    def _fail(self, choice: _Choice, error: PdserveError) -> None:
+        self._end(choice, error.code)
 
     def _end(self, choice: _Choice, outcome: str) -> None:
         self._note(choice, f"ended: {outcome}, {choice.served.num_tokens} tokens")

@@ -11,7 +11,7 @@ def current_load(
 ) -> NodeLoad:
     """Return the load of a node as of now.
 
-    Requests that wait for a grammar or a disk, `num_held`, are not queued yet.
+    Requests that wait for a grammar, a pull or a disk, `num_held`, are not queued yet.
     """
     counted, blocks = scheduler.counters, scheduler.pool.counts()
     return NodeLoad(

@@ -20,10 +20,16 @@ from pdserve.configuration.option_values import count_from_text
 from pdserve.simulating.replay_command import run_replay
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes
-from simulator.faults.history import MOST_REQUESTS, History, read_history, to_json
+from simulator.faults.history import (
+    MOST_REQUESTS,
+    AskedRequest,
+    History,
+    read_history,
+    to_json,
+)
 from simulator.faults.kinds import FaultKind
 from simulator.faults.search import WrongHistory, quiet, shortened, wrong_histories
-from simulator.faults.shape import MOST_NODES
+from simulator.faults.shape import MOST_NODES, Shape
 
 MOST_HISTORIES = 1_000_000_000
 PROGRESS_S = 5.0
@@ -161,8 +167,8 @@ def lines_of(history: History) -> list[str]:
         (
             -1.0,
             f"nodes: {shape.num_prefill} prefill, {shape.num_decode} decode, "
-            f"{shape.num_mixed} mixed, of {shape.num_blocks} blocks and {shape.max_num_seqs} "
-            f"seats; {shape.num_routers} routers",
+            f"{shape.num_mixed} mixed, of {_pools(shape)} blocks and {shape.max_num_seqs} "
+            f"seats; at most {shape.max_queued} wait on one; {shape.num_routers} routers",
         )
     ]
     for asked in history.requests:
@@ -172,7 +178,7 @@ def lines_of(history: History) -> list[str]:
                 asked.at_s,
                 f"{asked.at_s:8.4f} s  {asked.name} to {asked.router}: {asked.num_prompt} tokens, "
                 f"at most {asked.max_tokens} more, priority {asked.priority}, within "
-                f"{asked.deadline_s:g} s{leaves}",
+                f"{asked.deadline_s:g} s{_demands(asked)}{leaves}",
             )
         )
     for fault in history.faults:
@@ -182,6 +188,17 @@ def lines_of(history: History) -> list[str]:
         what = f"{fault.kind.value} of {fault.target}{between}{how}{span}"
         lines.append((fault.at_s, f"{fault.at_s:8.4f} s  {what}"))
     return [line for _, line in sorted(lines)]
+
+
+def _demands(asked: AskedRequest) -> str:
+    cut = ", cut to what its node holds" if asked.is_cut else ""
+    salt = f", salt {asked.salt}" if asked.salt else ""
+    grammar = f", grammar {asked.grammar}" if asked.grammar else ""
+    return f"{cut}{salt}{grammar}"
+
+
+def _pools(shape: Shape) -> str:
+    return ", ".join(map(str, shape.pools)) or str(shape.num_blocks)
 
 
 def _number(

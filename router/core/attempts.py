@@ -63,6 +63,8 @@ class Attempt:
         """What the decode node that granted the ticket has cached of the prompt."""
         self.reason = ""
         self.has_asked = False
+        self.may_wait = False
+        """Whether the decode node was asked to queue it."""
         self.asks_suspects = False
         """Whether suspected nodes may be asked: no other one is left."""
         self._has_started = False
@@ -95,7 +97,7 @@ class Attempt:
     ) -> Effect:
         """Ask a decode node; `planned_prefill` None: it computes the prompt itself."""
         assert self.planned_prefill is None, "its leg would be counted for ever"
-        self.state, self.has_asked = State.RESERVING, True
+        self.state, self.has_asked, self.may_wait = State.RESERVING, True, may_wait
         self.decode, self.planned_prefill = decode, planned_prefill
         self._has_prompt = planned_prefill is None
         return SendReserve(decode, request, planned_prefill, may_wait, self._source)

@@ -1,8 +1,9 @@
 """Which nodes a request may still ask, and whether it waits where there is none. No I/O, no clock.
 
 A node that refused or failed an attempt is not asked again before it is forgiven: by the next token
-of the answer (every node), when it is heard again after a loss (that node), or when the request has
-waited for a node (every node). A node whose pool is too small for the answer is never forgiven.
+of the answer (every node), when it is heard again after a loss (that node), when the request has
+waited for a node (every node), or has waited for the first word of a suspected one (those that
+refused). A node whose pool is too small for the answer is never forgiven.
 
 Failures count until the next token. A request that loses `MAX_DEATHS` nodes without a token in
 between may be what ends them: no other node is asked until one of these is heard again, or has
@@ -76,7 +77,7 @@ class Candidates:
     # Events.
 
     def on_refusal(self, node: Incarnation, error: PdserveError, *, can_queue: bool) -> None:
-        """Exclude the node; `can_queue`: one that is full could queue the request."""
+        """Exclude the node; `can_queue`: it was not asked to queue the request, which it could."""
         # A queue does not help a request for which a queue is too long.
         is_shed = isinstance(error, DeadlineUnreachable)
         self._is_shed |= is_shed
@@ -84,7 +85,7 @@ class Candidates:
         self._last_refusal = f"{node} said last: {error}"
         if isinstance(error, Overloaded):
             self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
-            if can_queue and not is_shed and not self.may_queue:
+            if can_queue and not is_shed:
                 self._full.add(node)
 
     def on_failure(self, node: Incarnation, error: PdserveError, num_emitted: int) -> None:
@@ -131,11 +132,22 @@ class Candidates:
         if self._is_too_long and not was_too_long:
             self._num_waits = 0
 
+    def forgive_refusals(self) -> None:
+        """Forgive the nodes that had no room: they may have some by now."""
+        self._refused.clear()
+        self._full.clear()
+        self.may_queue = False
+
     # Questions, when no node is left.
 
+    @property
+    def has_refusals(self) -> bool:
+        """Whether a node is not asked because it has refused the request."""
+        return bool(self._refused)
+
     def asks_to_queue(self) -> bool:
-        """Forgive the full nodes, once: now one of them may queue the request. False: there is
-        none."""
+        """Forgive the full nodes that were not asked to queue the request: now one of them may.
+        False: there is none."""
         if not self._full:
             return False
         self.may_queue = True
@@ -160,6 +172,8 @@ class Candidates:
     def why_none(self, error: PdserveError) -> PdserveError:
         """Return what the client is told; `error` is why no node could be chosen."""
         if not isinstance(error, Overloaded):  # it is too long
+            if self.failure is None and self._last_refusal:  # a node that had no room holds it
+                return self.overloaded(str(error), WAIT_S)
             if self.failure is None:
                 return error
             return NodeLost(f"{self.failure}, and no node that is left holds it: {error}")
@@ -177,7 +191,5 @@ class Candidates:
         return kind(message, retry_after_s=retry_after_s)
 
     def _forgive_all(self) -> None:
-        self._refused.clear()
         self._failed.clear()
-        self._full.clear()
-        self.may_queue = False
+        self.forgive_refusals()

@@ -105,6 +105,13 @@ class FlowActions:
         elif self._attempts.second is None and self._attempts.is_held_up(self._main):
             self._choose(self._attempts.begin_second())
 
+    def _wait_beside(self) -> None:
+        """Have those that refused asked again after a while, where the request waits for the first
+        word of a suspected node: they may have room long before that is heard or lost."""
+        attempts = self._attempts
+        if attempts.second is None and attempts.is_unanswered and self._candidates.has_refusals:
+            self._out.append(Wait(WAIT_S))
+
     def _is_cut(self, attempt: Attempt, longest: int) -> bool:
         """Cut an attempt to what the longest node holds, if that leaves another token; one of two
         to no less than the other one has. The next attempt begins with the whole length again."""
@@ -152,7 +159,7 @@ class FlowActions:
         self._send_reserve(self._main, decode, None, now_s)
 
     def _on_refusal(self, attempt: Attempt, node: Incarnation, error: PdserveError) -> None:
-        can_queue = node == attempt.decode
+        can_queue = node == attempt.decode and not attempt.may_wait
         # A prefill node of an earlier version does not continue answers.
         is_unable = node == attempt.prefill and attempt.ledger.num_before > 0
         self._out.append(attempt.close_leg(node))
@@ -219,6 +226,7 @@ class FlowActions:
     def _drop(self, attempt: Attempt) -> None:
         """End one of two attempts; the other one goes on alone."""
         self._out += self._attempts.drop(attempt)
+        self._wait_beside()
 
     def _fail(self, error: PdserveError) -> None:
         self._end(Fail(error))

@@ -374,18 +374,20 @@ def _all_tried(num_decoders: int) -> str:
 
 def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     """Return the prefill nodes that may take this request, possibly none."""
-    return [
-        node
-        for node in nodes
-        if node.record.role is Role.PREFILL
-        and not (node.load.is_draining or node.is_suspected)
+    return [node for node in nodes if not node.is_suspected and _is_staying_prefiller(node, query)]
+
+
+def _is_staying_prefiller(node: NodeView, query: Query) -> bool:
+    return (
+        node.record.role is Role.PREFILL
+        and not node.load.is_draining
         and query.fits(node.record)
         and query.is_followed_by(node.record)
-    ]
+    )
 
 
 def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
-    """Return the nodes that may decode this request, at least one."""
+    """Return the nodes that may decode this request, at least one. Raises as `Placer.choose`."""
     heard = [node for node in nodes if node.record.role in _DECODE_ROLES]
     staying = [node for node in heard if not node.load.is_draining]
     if not staying:
@@ -396,6 +398,10 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
         raise Overloaded(f"no decode or mixed node {_wanted(query)}")
     fitting = [node for node in staying if query.fits(node.record)]
     if not fitting:
+        if query.max_tokens == 1 and any(_is_staying_prefiller(node, query) for node in nodes):
+            raise Overloaded(
+                "only prefill nodes hold the request, and none of them can take it now"
+            )
         longest = max(node.record.max_model_len for node in staying)
         raise TooLong(
             f"{len(query.prompt_token_ids)} prompt tokens and max_tokens {query.max_tokens} make "

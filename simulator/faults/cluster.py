@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from common.errors import InvalidRequest
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
@@ -17,6 +18,10 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
+from simulator.faults.demand.grammars import grammar_of, refusals_of_grammar
+from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long, tokens_wanted
+from simulator.faults.demand.salts import Salted, Salts
+from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.hosts import Paths, ProcessClock
@@ -27,7 +32,7 @@ from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
 from simulator.faults.router import Answered, FaultyRouter
-from simulator.faults.shape import node_names, router_names
+from simulator.faults.shape import longest_of, node_names, router_names, shape_of
 from simulator.faults.streams import RESET, NodeLink
 from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
@@ -73,6 +78,8 @@ class FaultyCluster:
         self._lease_tokens = count(1)
         self._router_epochs = count(1)
         self._requests = [_request(asked) for asked in history.requests]
+        self._fingerprint = layout_of(shape.block_size).fingerprint
+        self._salts = Salts(map(_salted, self._requests), shape.block_size, self._fingerprint)
         self._num_open = len(self._requests)
         self._ended_at_s = 0.0
         self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
@@ -126,7 +133,7 @@ class FaultyCluster:
         role = Role(name.rpartition("-")[0])
         node = FaultyNode(
             me,
-            self.history.shape,
+            shape_of(self.history.shape, name),
             role,
             ProcessClock(self.timeline),
             self.wires,
@@ -134,7 +141,7 @@ class FaultyCluster:
             self._store,
             self.disk,
             name=name,
-            on_turn=checks.check_node,
+            on_turn=self._check_node,
         )
         self.lives[me] = self.nodes[name] = node
         node.life.keep_lease()
@@ -230,7 +237,8 @@ class FaultyCluster:
             self._lose(request)
             return
         session = asked.session.encode()
-        ask = partial(router.ask_for, _generation_request(request), request.answered, session)
+        wanted, is_cut = _generation_request(request), asked.is_cut
+        ask = partial(router.ask_for, wanted, request.answered, session, is_cut_to_fit=is_cut)
         router.clock.run(ask)
         if asked.leaves_at_s is not None:
             leave = partial(self._leave, router, request)
@@ -267,28 +275,39 @@ class FaultyCluster:
     def _why_busy(self) -> str:
         return checks.why_busy(self.nodes.values(), self.routers.values())
 
+    def _check_node(self, node: FaultyNode) -> None:
+        checks.check_node(node)
+        self._salts.check(node.flow.attempts.all(), node.scheduler.pool.prefix_cache)
+
     def _check_end(self) -> None:
         changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
         staying = set(node_names(self.history.shape)) - changed
         is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
+        shape = self.history.shape
+        refusals = refusals_of(shape)
+        is_still = not changed and self._first_broken_s == float("inf")
         for request in self._requests:
             asked, answered = request.asked, request.answered
+            may_refuse = refusals
+            if may_be_too_long(shape, asked, is_still=is_still):
+                may_refuse |= {InvalidRequest.code}
+            may_refuse |= refusals_of_grammar(asked.grammar)
             checks.check_end(
                 *(asked, answered, request.right),
                 has_faults=self._first_broken_s <= answered.ended_at_s,
                 has_failed_steps=self._first_failing_s <= answered.ended_at_s,
                 has_drains=self._first_drain_s <= answered.ended_at_s,
                 is_served=is_served,
+                may_refuse=may_refuse,
+                fewest_tokens=fewest_tokens(shape, asked, is_still=is_still),
             )
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)
         self._check_roles()
-        shape = self.history.shape
-        texts = {(*one.prompt, *one.right) for one in self._requests}
-        fingerprint = layout_of(shape.block_size).fingerprint
-        right = checks.right_blocks(sorted(texts), shape.block_size, fingerprint)
+        texts = {(one.asked.salt, (*one.prompt, *one.right)) for one in self._requests}
+        right = checks.right_blocks(sorted(texts), shape.block_size, self._fingerprint)
         for node in self.nodes.values():
-            checks.check_node(node)
+            self._check_node(node)
             checks.check_cache(node, right)
         checks.check_files(self.disk.files(), right)
 
@@ -307,7 +326,11 @@ class FaultyCluster:
         enough_s = max(ENOUGH_S, ENOUGH_STEPS * self.history.shape.step_s)
         has_time = asked.at_s + asked.deadline_s > began_s + enough_s
         is_late = outcome.startswith("deadline")
-        can_decode = any(node.role is not Role.PREFILL for node in self.nodes.values())
+        num_wanted = tokens_wanted(asked, len(request.answered.tokens))
+        can_decode = any(
+            node.role is not Role.PREFILL and longest_of(self.history.shape, name) >= num_wanted
+            for name, node in self.nodes.items()
+        )
         if is_late and has_time and can_decode:
             raise Violation(f"{asked.name} waited until its deadline, and nothing was in its way")
 
@@ -319,10 +342,15 @@ def _first(faults: Sequence[Fault], kinds: Sequence[FaultKind]) -> float:
 def _request(asked: AskedRequest) -> _Request:
     own = int(asked.name.lstrip("r") or 0) if asked.name.lstrip("r").isdigit() else 0
     prompt = prompt_of(asked.group, asked.num_shared, asked.num_prompt, own)
-    right = right_answer(prompt, asked.seed, asked.max_tokens)
+    has_grammar = bool(asked.grammar)
+    right = right_answer(prompt, asked.seed, asked.max_tokens, has_grammar=has_grammar)
     trace = TraceRequest(asked.at_s, asked.num_prompt, len(right))
     client = ClientRequest(trace, own, asked.max_tokens, asked.priority)
     return _Request(asked, prompt, right, Answered(client, asked.at_s))
+
+
+def _salted(request: _Request) -> Salted:
+    return Salted(request.asked.name, request.asked.salt, (*request.prompt, *request.right))
 
 
 def _generation_request(request: _Request) -> GenerationRequest:
@@ -334,10 +362,12 @@ def _generation_request(request: _Request) -> GenerationRequest:
             max_tokens=asked.max_tokens,
             seed=asked.seed,
             stop_token_ids=(STOP_TOKEN_ID,),
-            ignore_eos=True,
+            ignore_eos=not asked.grammar,
+            grammar=grammar_of(asked.grammar),
         ),
         deadline_s=asked.deadline_s,
         priority=asked.priority,
+        cache_salt=asked.salt,
     )
 
 

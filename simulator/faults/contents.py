@@ -54,6 +54,28 @@ def token_of(total: int, seed: int, num_known: int) -> int:
     return number // 16 % VOCAB_SIZE
 
 
+def forced_token(index: int) -> int | None:
+    """Return the only token that a grammar allows as token `index` of an answer; None: any is."""
+    return 2 + index * 5 % 61 if index % 5 in (1, 3, 4) else None
+
+
+def drawn_token(total: int, seed: int, num_known: int, grammar_from: int | None) -> int:
+    """Return what is drawn as `token_of`, under a grammar where the answer begins at that place."""
+    forced = None if grammar_from is None else forced_token(num_known - grammar_from)
+    return token_of(total, seed, num_known) if forced is None else forced
+
+
+def forced_after(num_known: int, grammar_from: int | None) -> tuple[int, ...]:
+    """Return the tokens that must follow `num_known` ones."""
+    forced: list[int] = []
+    while grammar_from is not None:
+        token_id = forced_token(num_known + len(forced) - grammar_from)
+        if token_id is None:
+            break
+        forced.append(token_id)
+    return tuple(forced)
+
+
 def total_of(states: Sequence[int]) -> int:
     """Return what the slots of these states add up to, in all layers."""
     return (NUM_LAYERS * sum(states) + len(states) * _LAYER_SUM) & _MASK
@@ -73,14 +95,16 @@ def values_of(states: Sequence[int]) -> Numbers:
     return [tuple([(state + offset) & _MASK for state in states]) for offset in _OFFSETS]
 
 
-def right_answer(prompt: Sequence[int], seed: int, max_tokens: int) -> tuple[int, ...]:
+def right_answer(
+    prompt: Sequence[int], seed: int, max_tokens: int, *, has_grammar: bool = False
+) -> tuple[int, ...]:
     """Return the answer of an undisturbed run, its stop token included."""
     states = states_of(prompt)
     state = states[-1]
     total, num_known = total_of(states), len(prompt)
     answer: list[int] = []
     while len(answer) < max_tokens:
-        token_id = token_of(total, seed, num_known)
+        token_id = drawn_token(total, seed, num_known, len(prompt) if has_grammar else None)
         answer.append(token_id)
         if token_id == STOP_TOKEN_ID:
             break

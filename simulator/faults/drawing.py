@@ -6,12 +6,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from simulator.faults.demand.drawing import with_demands
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
 from simulator.faults.kv.wires import INLINE_LANE
 from simulator.faults.shape import (
     CARD_LANES,
     HOST_LANES,
+    MOST_QUEUED,
     ROUTER,
     Shape,
     node_names,
@@ -40,12 +42,16 @@ _SESSIONS = ("", "a", "a", "b", "c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the histories are to have. `num_prefill` and `num_decode` None: drawn too."""
+    """What the histories are to have. `num_prefill` and `num_decode` None: drawn too.
+
+    Without `has_demands` all nodes take whatever they are asked.
+    """
 
     kinds: tuple[FaultKind, ...]
     num_requests: int
     num_prefill: int | None = None
     num_decode: int | None = None
+    has_demands: bool = True
 
 
 def draw_history(seed: int, wishes: Wishes) -> History:
@@ -90,12 +96,13 @@ def draw_history(seed: int, wishes: Wishes) -> History:
             _change(more, changing, names, routers, around_s)
             for around_s in _times(more, requests, more.randint(0 if breaking else 1, MOST_CHANGES))
         ]
-    return History(
+    history = History(
         seed=seed,
         shape=shape,
         requests=tuple(sorted(requests, key=lambda one: one.at_s)),
         faults=tuple(sorted(faults, key=lambda one: one.at_s)),
     )
+    return with_demands(history) if wishes.has_demands else history
 
 
 def _times(rng: random.Random, requests: Sequence[AskedRequest], count: int) -> Iterator[float]:
@@ -213,6 +220,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         num_decode=0 if is_mixed else num_decode,
         num_mixed=num_mixed,
         num_blocks=num_blocks,
+        pools=(),
         num_host_blocks=num_host_blocks,
         num_disk_blocks=num_disk_blocks,
         block_size=4,
@@ -222,6 +230,8 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         is_warmed=more.random() < 0.4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),
+        max_queued=MOST_QUEUED,
+        sheds=False,
         local_prefill_threshold=rng.choice((0, 0, 4, 8)),
         has_priorities=more.random() < 0.5,
         preemption_policy=more.choice(("last_in_first_out", "shortest_output", "priority")),

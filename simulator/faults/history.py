@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from simulator.faults.kinds import CHANGES, STORE, WAYS, FaultKind
-from simulator.faults.shape import ROUTER, Shape, node_names, problems_of, router_names
+from simulator.faults.kinds import CHANGES, GRAMMARS, STORE, WAYS, FaultKind
+from simulator.faults.shape import (
+    MOST_BLOCKS,
+    ROUTER,
+    Shape,
+    node_names,
+    problems_of,
+    router_names,
+)
 
-FORMAT = 5
+FORMAT = 10
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 
 
@@ -36,7 +43,9 @@ class AskedRequest:
     """One request. Requests of one `group` begin with the same `num_shared` tokens.
 
     It goes to `router`, and is of a `session` unless that is empty. Its client leaves at
-    `leaves_at_s`; None: it stays.
+    `leaves_at_s`; None: it stays. With `is_cut` its answer may end where its node holds no more.
+    It shares KV with requests of the same `salt` alone. Its answer follows the `grammar` of that
+    name, unless it is empty.
     """
 
     at_s: float
@@ -51,6 +60,9 @@ class AskedRequest:
     priority: int = 0
     session: str = ""
     leaves_at_s: float | None = None
+    is_cut: bool = False
+    salt: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +123,7 @@ def _history(found: object) -> History:
         raise ValueError(f"{len(requests)} requests: wanted at most {MOST_REQUESTS}")
     history = History(
         seed=found["seed"],
-        shape=Shape(**_fields_of(Shape, found["shape"], "shape")),
+        shape=_shape(found["shape"]),
         requests=tuple(
             AskedRequest(**_fields_of(AskedRequest, one, f"request {i}"))
             for i, one in enumerate(requests)
@@ -120,6 +132,11 @@ def _history(found: object) -> History:
     )
     _check(history)
     return history
+
+
+def _shape(found: object) -> Shape:
+    values = _fields_of(Shape, found, "shape")
+    return Shape(**{**values, "pools": tuple(values["pools"])})
 
 
 def _fault(found: object, where: str) -> Fault:
@@ -150,6 +167,8 @@ def _is_of(value: object, kind: str) -> bool:
         return "None" in kind
     if kind in ("str", "FaultKind"):
         return isinstance(value, str)
+    if kind == "tuple[int, ...]":
+        return isinstance(value, list) and all(_is_of(one, "int") for one in value)
     if kind == "bool":
         return isinstance(value, bool)
     if kind == "int":
@@ -163,7 +182,7 @@ def _check(history: History) -> None:
     problems = dict.fromkeys(problems_of(shape))  # each once, though it holds for every role
     if problems:
         raise ValueError("; ".join(problems))
-    most_tokens = (shape.num_blocks - 1) * shape.block_size
+    most_tokens = MOST_BLOCKS * shape.block_size
     for asked in history.requests:
         if not 1 <= asked.num_prompt <= most_tokens - asked.max_tokens or asked.max_tokens < 1:
             raise ValueError(f"{asked.name}: wanted 2 to {most_tokens} tokens, 1 or more of each")
@@ -180,5 +199,9 @@ def _check(history: History) -> None:
                 raise ValueError(f"nothing is called {name!r}: wanted one of {', '.join(names)}")
         if fault.kind in CHANGES and (fault.target in routers or fault.other not in routers):
             raise ValueError(f"a {fault.kind.value}: wanted a node, and in other a router")
+    for asked in history.requests:
+        if asked.grammar and asked.grammar not in GRAMMARS:
+            known = ", ".join(GRAMMARS)
+            raise ValueError(f"{asked.name}: grammar is {asked.grammar!r}: wanted one of {known}")
     if len({one.name for one in history.requests}) < len(history.requests):
         raise ValueError("two requests have one name")

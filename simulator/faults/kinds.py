@@ -65,3 +65,5 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
 BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
 """What ends connections."""
 BETWEEN_TWO = (FaultKind.PARTITION, *BREAKS)
+GRAMMARS = ("quick", "slow", "slower", "late", "refused")
+"""The grammars of requests: how long a node compiles one, or why it does not follow it."""

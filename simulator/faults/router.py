@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -11,7 +11,7 @@ from itertools import count
 from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, NodeLost
-from common.ids import AttemptId, Incarnation
+from common.ids import Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
@@ -27,7 +27,6 @@ from router.core.known.member_effects import (
     NodeTrusted,
     StreamLost,
 )
-from router.core.known.node_view import NodeView
 from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 from router.core.membership import Membership
 from router.core.placement import ChosenNodes
@@ -37,18 +36,20 @@ from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
+from simulator.faults.demand.choices import check_choice
+from simulator.faults.demand.unanswered import Unanswered
+from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
-from simulator.router import SimulatedRouter, _Choice, keys_of
+from simulator.router import _Choice, keys_of
 from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
-MOST_UNANSWERED_TICKS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +68,7 @@ def _metrics() -> RouterMetrics:
     return RouterMetrics(CollectorRegistry())
 
 
-class FaultyRouter(SimulatedRouter):
+class FaultyRouter(WatchedRouter):
     """Follows the nodes that the store lists; `nodes` are all lives of all nodes."""
 
     def __init__(
@@ -142,9 +143,16 @@ class FaultyRouter(SimulatedRouter):
 
     # Events of the cluster.
 
-    def ask_for(self, request: GenerationRequest, answered: Answered, session: SessionId) -> None:
+    def ask_for(
+        self,
+        request: GenerationRequest,
+        answered: Answered,
+        session: SessionId,
+        *,
+        is_cut_to_fit: bool,
+    ) -> None:
         """Take a request of a client, and its deadline."""
-        self.ask(request, answered, session)
+        self.ask(request, answered, session, is_cut_to_fit=is_cut_to_fit)
         choice = self._choices.get(request.id.choice_id)
         if choice is not None:
             self.clock.after(request.deadline_s, partial(self._on_deadline, choice))
@@ -229,15 +237,15 @@ class FaultyRouter(SimulatedRouter):
         self._unanswered.check(self._membership.suspects, flows, self._idle_nodes)
         self.clock.after(TICK_S, self._tick)
 
-    def _idle_nodes(self) -> set[Incarnation]:
-        """Return the nodes that would decode a request at once."""
+    def _idle_nodes(self) -> dict[Incarnation, int]:
+        """Return the nodes that would decode a request at once, and how long it may be."""
         able = (
-            view.incarnation
+            (view.incarnation, view.record.max_model_len)
             for view in self._membership.nodes()
             if view.record.role is not Role.PREFILL
             and not (view.is_suspected or view.load.is_draining)
         )
-        return {node for node in able if self._is_idle(self._nodes[node])}
+        return {node: most for node, most in able if self._is_idle(self._nodes[node])}
 
     def _is_idle(self, node: FaultyNode) -> bool:
         me, there = self.me.node_id, node.me.node_id
@@ -378,37 +386,6 @@ def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[
             raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
 
 
-class Unanswered:
-    """Requests that wait for the first word of a suspected node while others are idle."""
-
-    def __init__(self) -> None:
-        self._num_ticks: Counter[AttemptId] = Counter()
-        """How many ticks each has had no other attempt, by its last one."""
-
-    def check(
-        self,
-        suspects: Collection[Incarnation],
-        flows: Sequence[RequestFlow],
-        idle: Callable[[], set[Incarnation]],
-    ) -> None:
-        """Count a tick. Raises `InternalError` for a request that an idle node is not asked for."""
-        alone = [
-            flow
-            for flow in flows
-            if flow._attempts.second is None and any(map(flow._main.waits_for, suspects))
-        ]
-        nodes = idle() if alone else set()
-        held = [
-            flow.attempt
-            for flow in alone
-            if nodes - flow._candidates._failed and not flow._candidates.has_lost_too_many
-        ]
-        self._num_ticks = Counter({one: self._num_ticks[one] + 1 for one in held})
-        for attempt, num_ticks in self._num_ticks.items():
-            if num_ticks > MOST_UNANSWERED_TICKS:
-                raise InternalError(f"{attempt} waits for a suspected node, and others are idle")
-
-
 class SessionBooks:
     """Where the requests of sessions were placed, as long as sessions are known."""
 
@@ -435,16 +412,3 @@ class SessionBooks:
         self._placed[query.session] = nodes, now_s
         if num_known != len(self._placed):
             raise InternalError(f"{num_known} sessions are known: {len(self._placed)} are not over")
-
-
-def check_choice(nodes: Iterable[NodeView], wanted: Choose, chosen: ChosenNodes) -> None:
-    """Check that chosen nodes can take a request: they are there, stay, and have not refused it.
-
-    One that holds a reservation is not chosen anew. Raises `InternalError`.
-    """
-    able = {one.incarnation for one in nodes if not one.load.is_draining} - wanted.excluded
-    for node in filter(None, (chosen.decode, chosen.prefill)):
-        if node not in able and node != wanted.decode:
-            raise InternalError(f"{node} is chosen, which is gone, leaves or has refused it")
-    if chosen.decode is not None and chosen.decode == chosen.prefill:
-        raise InternalError(f"{chosen.decode} is chosen to send to itself")

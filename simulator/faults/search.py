@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from simulator.faults.cluster import run_history
+from simulator.faults.demand.simpler import simpler_demands
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import Fault, History
 from simulator.faults.kinds import HARMLESS, FaultKind
@@ -89,7 +90,7 @@ def shortened(
     """Return the shortest history found in which the same kind of thing is wrong, and what.
 
     Parts are left out in halves, quarters and so on (delta debugging), then the spans of faults and
-    the requests' lives are made simple.
+    the requests' lives are made simple, and what they demand.
     """
     search = _Search(history, wrong, run, most_runs)
     search.leave_out()
@@ -134,6 +135,10 @@ class _Search:
 
     def simplify(self) -> None:
         """Try simpler values of what is left."""
+        for simpler_demand in simpler_demands():
+            shorter = simpler_demand(self.history)
+            if shorter != self.history:
+                self._takes(shorter)
         for index, asked in enumerate(self.history.requests):
             requests = list(self.history.requests)
             requests[index] = replace(asked, leaves_at_s=None, num_shared=0)

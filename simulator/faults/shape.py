@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.nodes import Role
 from common.settings.config import (
@@ -21,6 +21,8 @@ ROUTER = "router"
 MOST_ROUTERS = 4
 MOST_NODES = 16
 MOST_BLOCKS = 4096
+MOST_QUEUED = 256
+"""Requests that wait on a node; so many never come."""
 NUM_DRAFTS = 3
 LANES = ("zmq", "rdma", "rdma_read", "ipc", "shm")
 CARD_LANES = ("rdma_read", "ipc")
@@ -40,6 +42,9 @@ class Shape:
     transfers write, as a cache on a card and its mirror, and copies are made beside the steps. With
     `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
     steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
+    Nodes have `num_blocks`, or in the order of their names those of `pools`.
+    From `reserved_blocks` on are settings of scheduling, under shorter names of the same meaning.
+    At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
     """
 
     num_routers: int
@@ -48,6 +53,7 @@ class Shape:
     num_decode: int
     num_mixed: int
     num_blocks: int
+    pools: tuple[int, ...]
     num_host_blocks: int
     num_disk_blocks: int
     block_size: int
@@ -57,6 +63,8 @@ class Shape:
     is_warmed: bool
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_queued: int
+    sheds: bool
     local_prefill_threshold: int
     has_priorities: bool
     preemption_policy: str
@@ -71,6 +79,15 @@ class Shape:
     message_s: float
     kv_message_s: float
     step_s: float
+    reserved_blocks: int = 16
+    requeues_at_tail: bool = False
+    retract_decode_steps: int = 4
+    min_progress_tokens: int = 16
+    priority_pass_limit: int = 16
+    skip_ahead_window: int = 4
+    skip_ahead_limit: int = 16
+    long_prefill_tokens: int = 128
+    chunk_granularity: int = 1
 
 
 def is_on_device(shape: Shape) -> bool:
@@ -82,6 +99,19 @@ def node_names(shape: Shape) -> list[str]:
     """Return the names of the nodes, those that prefill first."""
     counts = {"prefill": shape.num_prefill, "decode": shape.num_decode, "mixed": shape.num_mixed}
     return [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
+
+
+def shape_of(shape: Shape, name: str) -> Shape:
+    """Return the shape as one node has it: all are alike but for the sizes of their pools."""
+    if not shape.pools:
+        return shape
+    num_blocks = shape.pools[node_names(shape).index(name)]
+    return replace(shape, num_blocks=num_blocks, pools=())
+
+
+def longest_of(shape: Shape, name: str) -> int:
+    """Return how many tokens of one sequence a node holds, its drafts beside."""
+    return (shape_of(shape, name).num_blocks - 1) * shape.block_size
 
 
 def router_names(shape: Shape) -> list[str]:
@@ -107,7 +137,16 @@ def config_of(shape: Shape, role: Role) -> Config:
             preemption_policy=shape.preemption_policy,
             preemption_mode=shape.preemption_mode,
             reservation_policy=shape.reservation_policy,
-            retract_decode_steps=4,
+            reserve_output_block_num_for_decode_when_schedule_new_prefill=shape.reserved_blocks,
+            requeue="tail" if shape.requeues_at_tail else "arrival",
+            retract_decode_steps=shape.retract_decode_steps,
+            min_progress_tokens=shape.min_progress_tokens,
+            priority_pass_limit=shape.priority_pass_limit,
+            skip_ahead_window=shape.skip_ahead_window,
+            skip_ahead_limit=shape.skip_ahead_limit,
+            long_prefill_token_threshold=shape.long_prefill_tokens,
+            chunk_granularity=shape.chunk_granularity,
+            shed=shape.sheds,
         ),
         speculation=SpeculationConfig(
             speculative_method=shape.speculative_method,
@@ -117,6 +156,7 @@ def config_of(shape: Shape, role: Role) -> Config:
             local_prefill_threshold=shape.local_prefill_threshold,
             lease_s=shape.kv_lease_s,
             warm_from=AUTO if shape.is_warmed else "",
+            max_queued_requests=shape.max_queued,
         ),
         placement=PlacementConfig(
             placement_policy=shape.placement_policy, node_lease_s=shape.lease_s
@@ -134,6 +174,12 @@ def problems_of(shape: Shape) -> list[str]:
         wrong.append(f"{shape.num_routers} routers: wanted 1 to {MOST_ROUTERS}")
     if not 2 <= shape.num_blocks <= MOST_BLOCKS or not 0 <= shape.num_host_blocks <= MOST_BLOCKS:
         wrong.append(f"wanted 2 to {MOST_BLOCKS} blocks, and no more on the host")
+    if shape.pools and len(shape.pools) != sum(counts):
+        wrong.append(
+            f"{len(shape.pools)} pools: wanted none, or one for each of {sum(counts)} nodes"
+        )
+    if not all(2 <= num_blocks <= MOST_BLOCKS for num_blocks in shape.pools):
+        wrong.append(f"pools: wanted 2 to {MOST_BLOCKS} blocks in each")
     if min(shape.message_s, shape.kv_message_s, shape.step_s) <= 0:
         wrong.append("message_s, kv_message_s and step_s: wanted more than 0")
     if shape.lane not in LANES:

@@ -19,8 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from tests.simulation.bugs_to_plant import BUGS, Bug
+from tests.simulation.bugs_of_demand import DEMAND
+from tests.simulation.bugs_to_plant import BUGS as OTHERS
+from tests.simulation.bugs_to_plant import Bug
 
+BUGS = [*OTHERS, *DEMAND]
 MOST_HISTORIES = 3000
 ROOT = Path(__file__).parents[2]
 

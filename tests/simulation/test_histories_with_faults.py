@@ -10,8 +10,7 @@ import pytest
 
 from simulator.faults.cluster import FaultyCluster
 from simulator.faults.search import ALL, history_of, quiet, wrong_histories
-from tests.simulation.bugs_to_plant import BUGS
-from tests.simulation.planted_bugs import ROOT, histories_until_found
+from tests.simulation.planted_bugs import BUGS, ROOT, histories_until_found
 from tests.support.examples import everyday
 
 NUM_HISTORIES = everyday(4, of=400)

@@ -16,6 +16,7 @@ from node.flow.pause import FIRST_PAUSE_S
 from node.flow.pulls import pull_cost
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
+from tests.simulation.three_nodes import Three, pulls
 from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
@@ -162,6 +163,26 @@ def test_a_prompt_that_waits_for_both_is_computed_when_neither_comes(tmp_path: P
     assert world.pulls() == {"failed": 1}
     world.q.disk.is_stuck = False
     world.settle()
+    world.check_closed()
+
+
+def test_prompts_that_wait_for_a_pull_fill_the_queue() -> None:
+    world = Three(of_q=NodeSize(num_blocks=48, max_queued=2))
+    world.the_first()
+    first = world.the_next(1, name="one")
+    world.step_until_asked()
+    second = world.the_next(2, name="two")
+    third = world.the_next(3, name="three")
+    held = world.on_the_way()[0]
+    world.lose(held)
+    world.settle()
+    assert world.q.flow.snapshot().load.num_waiting == 2
+    assert third.error is not None
+    assert third.error.code == "overloaded"
+    world.to_nodes.append((PREFILL, held))
+    assert_finished(world, first, second)
+    assert pulls(world.q) == {"landed": 1}
+    assert world.q.flow.snapshot().load.num_waiting == 0
     world.check_closed()
 
 

@@ -17,12 +17,14 @@ class AttemptQueue:
     def __init__(self, scheduler: Scheduler, disk_cost: PullCost | None) -> None:
         self._scheduler = scheduler
         self.disk = PrefixDisk(scheduler, disk_cost, self.add_if_ready)
+        self._held: set[AttemptId] = set()
+        """Attempts that the scheduler does not know yet."""
         self._compiling: dict[AttemptId, Submit] = {}
-        """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        """Those of them whose grammar is being compiled."""
 
     def __len__(self) -> int:
-        """Return how many attempts wait for a grammar or a disk."""
-        return len(self._compiling) + len(self.disk)
+        """Return how many attempts wait for a grammar, a pull or a disk."""
+        return len(self._held)
 
     def put(self, attempt: NodeAttempt, message: Submit) -> None:
         """Pass a sequence to the scheduler, but not before its grammar is compiled.
@@ -36,7 +38,10 @@ class AttemptQueue:
     def add_if_ready(self, attempt: NodeAttempt) -> None:
         """Pass a sequence to the scheduler, unless it waits for a grammar, a pull or a disk."""
         is_held = attempt.id in self._compiling or attempt.id in self.disk
-        if not attempt.waits_for_pull and not is_held:
+        if attempt.waits_for_pull or is_held:
+            self._held.add(attempt.id)
+        else:
+            self._held.discard(attempt.id)
             self._scheduler.add(attempt.sequence)
 
     def waiting_for(self, compiled: Compiled) -> Submit | None:
@@ -54,9 +59,10 @@ class AttemptQueue:
 
     def finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
-        is_held = self.disk.forget(attempt.id) or attempt.waits_for_pull
-        is_held |= self._compiling.pop(attempt.id, None) is not None
-        if is_held:
+        self.disk.forget(attempt.id)
+        self._compiling.pop(attempt.id, None)
+        if attempt.id in self._held:
+            self._held.remove(attempt.id)
             attempt.sequence.move_to(SequenceStatus.FINISHED)
         else:
             self._scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)

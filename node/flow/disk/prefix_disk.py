@@ -75,10 +75,6 @@ class PrefixDisk:
         self._is_looking = False
         self._look_at_s = 0.0
 
-    def __len__(self) -> int:
-        """Return how many attempts wait."""
-        return sum(isinstance(waiter, AttemptId) for waiter in self._waiting)
-
     def __contains__(self, waiter: Waiter) -> bool:
         return waiter in self._waiting
 

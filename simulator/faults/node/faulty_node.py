@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
+from common.grammar import Grammar
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.nodes import NodeRecord, Role
@@ -21,11 +22,15 @@ from node.control.output_streams import MOST_OFFERS
 from node.flow.messages import (
     Answer,
     AskBlocks,
+    CallRefused,
     CheckCopies,
+    Compiled,
     Effect,
+    Message,
     OfferBlocks,
     RefusePull,
     SendOutput,
+    Submit,
 )
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
@@ -33,6 +38,8 @@ from node.life.make_scheduler import make_scheduler
 from node.life.possible_roles import NODE_ROLES, refused_roles
 from node.life.request_path import WARM_WISH_S
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
+from simulator.faults.demand.grammars import Compilations
+from simulator.faults.demand.waiting import check_refusal, check_waiting
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.end import KVEnd
 from simulator.faults.kv.wires import KVWires
@@ -151,9 +158,11 @@ class FaultyNode(SimulatedNode):
             pull_cost=_moved_kv_cost(),
             disk_cost=None if index is None else _moved_kv_cost(),
             needs_staging=shape.is_staged,
+            has_grammars=True,
             hand_over=HandOver(scheduler.prefix_transfers),
         )
-        self.clock = clock
+        self.shape, self.clock = shape, clock
+        self._compilations = Compilations()
         self.memory = KVMemory(
             shape.num_blocks, shape.num_host_blocks, shape.block_size, is_staged=shape.is_staged
         )
@@ -196,6 +205,16 @@ class FaultyNode(SimulatedNode):
         """The role that the node has now."""
         return self.life.role
 
+    def put(self, message: Message) -> None:
+        """Take a message. A grammar is compiled beside the steps, and its request waits for it."""
+        grammar = message.request.sampling.grammar if isinstance(message, Submit) else None
+        span_s = self._compilations.begin(grammar)
+        if not isinstance(message, Submit) or grammar is None or span_s is None:
+            super().put(message)
+            return
+        super().put(replace(message, is_compiling=True))
+        self.clock.after(span_s, partial(self._on_compiled, message, grammar))
+
     def turn(self) -> bool:
         """Run one turn of the loop; return whether it changed something."""
         has_messages = self.inbox.has_messages
@@ -212,6 +231,12 @@ class FaultyNode(SimulatedNode):
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         """Answer a call; the stream of one that is forgotten has ended."""
+        if isinstance(answer, CallRefused):
+            error, num_waiting = answer.error, len(self.scheduler.waiting)
+            check_refusal(self.shape, error, is_empty=self.is_empty(), num_waiting=num_waiting)
+        self._answer(reply_to, answer)
+
+    def _answer(self, reply_to: int, answer: Answer) -> None:
         for router, link in self.streams.items():
             if link.end_call(reply_to):
                 self._for(router).answers.append((reply_to, answer))
@@ -268,6 +293,10 @@ class FaultyNode(SimulatedNode):
 
     # Inside.
 
+    def _on_compiled(self, message: Submit, grammar: Grammar) -> None:
+        error = self._compilations.end(grammar)
+        self.put(Compiled(message.request.id, message.reply_to, error))
+
     def _start_is_over(self) -> None:
         self.warm_from = ""
 
@@ -281,7 +310,7 @@ class FaultyNode(SimulatedNode):
     def _say(self, said: NodeSaid) -> None:
         """Answer calls that were not even read."""
         for reply_to, answer in said.answers:
-            self.resolve(reply_to, answer)
+            self._answer(reply_to, answer)
         self._flush()
 
     def _flush(self) -> None:
@@ -303,6 +332,7 @@ class FaultyNode(SimulatedNode):
         counted = len(scheduler.waiting), scheduler.pool.num_available, scheduler.host_pool.num_free
         if not self._is_still or counted != self._checked:
             self._checked = counted
+            check_waiting(self.shape, self.flow.attempts.all())
             self._on_turn(self)
 
 
@@ -330,6 +360,8 @@ class Nature:
             max_num_seqs=config.engine.max_num_seqs,
             max_model_len=facts.max_model_len,
             sends_blocks=True,
+            has_token_rules=True,
+            has_grammars=True,
             num_host_blocks=facts.num_host_blocks,
             roles=tuple(one for one in NODE_ROLES if one not in self.refused),
         )

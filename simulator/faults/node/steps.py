@@ -1,8 +1,8 @@
 """Steps that take their time, write KV layer by layer, and draw from what they read.
 
 Where the step after is offered, it has begun when a step ends: it writes, whatever becomes of its
-sequences, and is checked when it is taken. The host draws one token of eight, of which the step
-that has begun cannot have known.
+sequences, and is checked when it is taken. The host draws one token of eight, and those under a
+grammar, of which the step that has begun cannot have known.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from engine.core.step.step_batch import StepBatch
 from simulator.faults.contents import (
     NUM_LAYERS,
     KVMemory,
+    drawn_token,
+    forced_after,
     next_state,
-    token_of,
     total_of,
 )
 from simulator.faults.hosts import ProcessClock
@@ -186,7 +187,7 @@ class ComputedExecution:
                 continue
             (token_id,) = result.token_ids
             begun: _Begun | None = self._begun(batch, entry.row, entry.end)
-            if token_id % DRAWN_BY_HOST == 0:
+            if token_id % DRAWN_BY_HOST == 0 or batch.seats.has_grammar.item(entry.row):
                 left_behind.append(index)
                 begun, token_id = None, token_id + 1
             self._after.append(begun)
@@ -242,14 +243,18 @@ class ComputedExecution:
         num_known = entry.end - entry.num_drafts
         seed: int = seats.sampling["seed"].item(entry.row)
         total = self._memory.total(_table(seats, entry.row), num_known)
-        drawn = [token_of(total, seed, num_known)]
+        begins: int | None = None
+        if seats.has_grammar.item(entry.row):
+            begins = seats.num_prompt.item(entry.row)
+        drawn = [drawn_token(total, seed, num_known, begins)]
         drafts: list[int] = seats.token_ids[entry.row, num_known : entry.end].tolist()
         for index, draft in enumerate(drafts):
             if drawn[-1] != draft:
                 break
             total = (total + total_of((states[len(states) - entry.num_drafts + index],))) & _MASK
-            drawn.append(token_of(total, seed, num_known + index + 1))
-        return DrawnTokens(tuple(drawn))
+            drawn.append(drawn_token(total, seed, num_known + index + 1, begins))
+        forced = forced_after(num_known + len(drawn), begins)
+        return DrawnTokens(tuple(drawn), forced_token_ids=forced)
 
 
 def _table(seats: Seats, row: int) -> list[int]:

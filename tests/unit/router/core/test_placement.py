@@ -200,6 +200,24 @@ def test_a_request_too_long_for_every_node_is_the_callers_fault() -> None:
     assert (wrong.value.param, wrong.value.longest) == ("max_tokens", 23)
 
 
+def test_one_token_that_only_a_prefill_node_holds_is_not_too_long() -> None:
+    short, long = node("d0", max_model_len=16), prefill("p0")
+    one = query(max_tokens=1)
+    assert names(choose([short, long], one)) == (None, "p0")
+    text = "only prefill nodes hold the request, and none of them can take it now"
+    for busy, excluded in (
+        (long, frozenset({long.incarnation})),
+        (replace(long, is_suspected=True), NOBODY),
+    ):
+        with pytest.raises(Overloaded, match=text):
+            choose([short, busy], one, excluded)
+    for too_short in (prefill("p0", max_model_len=16), prefill("p0", is_draining=True)):
+        with pytest.raises(TooLong):
+            choose([short, too_short], one)
+    with pytest.raises(TooLong):
+        choose([short, long])
+
+
 def test_another_prefill_node_for_a_reservation() -> None:
     placer = Placer("least_loaded")
     nodes = [node("d0"), prefill("p0"), prefill("p1"), prefill("p2", fingerprint="other")]

@@ -282,7 +282,7 @@ def test_a_node_that_refused_a_prompt_is_asked_where_it_decodes_from_then_on() -
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full"))[-1] == Choose(D0, frozenset({P0}))
     flow.on_choice(D0, None, "no prefill node is left", 10.0)
     flow.on_node_suspected(D0, True)
-    assert flow.on_no_choice(Overloaded("nobody")) == []
+    assert flow.on_no_choice(Overloaded("nobody")) == [Wait(WAIT_S)]
     assert flow.on_node_decodes(P0) == [Choose(None, frozenset({D0}))]
 
 
@@ -309,7 +309,7 @@ def test_a_full_node_queues_a_request_before_a_suspected_one_is_asked(is_heard: 
     effects = flow.on_reserve_reply(D1, FIRST, Overloaded("its queue is full"), 10.0)
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
     assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D1}))]
-    (reserve,) = flow.on_choice(D0, None, "nobody else is left", 10.0)
+    reserve = flow.on_choice(D0, None, "nobody else is left", 10.0)[0]
     assert isinstance(reserve, SendReserve)
     assert reserve.node == D0
 
@@ -372,3 +372,77 @@ def test_suspects_are_known_until_they_are_trusted_lost_or_forgotten() -> None:
     for now_s in (5.0, 10.0, 15.0, 20.0):
         membership.on_listing([], now_s)
     assert membership.suspects == {}
+
+
+def unanswered(is_heard: bool = False) -> RequestFlow:
+    """A new request that D1 refuses for want of room, and that waits for a suspected D0."""
+    flow = RequestFlow(
+        "req", PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8), deadline_at_s=600.0
+    )
+    flow.start({D0: is_heard})
+    flow.on_choice(D1, None, "why", 10.0)
+    flow.on_reserve_reply(D1, FIRST, Overloaded("full"), 10.0)
+    flow.on_no_choice(Overloaded("all tried"))
+    flow.on_choice(D1, None, "it queues", 10.0)
+    flow.on_reserve_reply(D1, FIRST, Overloaded("its queue is full"), 10.0)
+    flow.on_no_choice(Overloaded("all tried"))
+    return flow
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_while_a_suspected_node_does_not_answer_those_that_refused_are_asked_again(
+    is_heard: bool,
+) -> None:
+    flow = unanswered(is_heard)
+    assert flow.on_choice(D0, None, "nobody else is left", 10.0)[-1] == Wait(WAIT_S)
+    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, None, "why", 11.0)
+    effects = flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 11.0)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, None, "it queues", 11.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("its queue is full"), 11.0)
+    assert flow.on_no_choice(Overloaded("all tried")) == [Wait(WAIT_S)]
+    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, None, "why", 12.0)
+    flow.on_reserve_reply(D1, THIRD, LOCAL, 12.0)
+    effects = flow.on_output(D1, output(THIRD, 0, 10))
+    assert emitted(effects) == [10]
+    assert aborts(effects) == {(D0, FIRST)}
+
+
+def test_nodes_that_refused_are_not_asked_again_once_the_suspected_one_has_answered() -> None:
+    flow = unanswered()
+    flow.on_choice(D0, None, "nobody else is left", 10.0)
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 10.5)
+    assert flow.on_waited() == []
+
+
+def test_a_node_that_failed_an_attempt_is_not_asked_again_while_another_does_not_answer() -> None:
+    flow = reserving(prefill=None)
+    flow.on_call_failed(D0, FIRST, NodeLost("x"))
+    flow.on_choice(D1, None, "another one", 0.0)
+    flow.on_node_suspected(D1)
+    assert flow.on_no_choice(Overloaded("all tried")) == []
+    assert flow.on_waited() == []
+
+
+def test_a_node_that_refuses_late_is_asked_to_queue_what_others_were_asked_to_queue() -> None:
+    flow = reserving(prefill=None)  # D0 is asked for room
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, None, "it queues", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("its queue is full"), 0.0)
+    assert flow.on_no_choice(Overloaded("all tried")) == [Wait(WAIT_S)]
+    flow.on_node_trusted(D0)
+    effects = flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.5)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D1}))]
+    (reserve,) = flow.on_choice(D0, None, "it queues", 0.5)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.node, reserve.may_wait) == (D0, True)
+    effects = flow.on_reserve_reply(D0, FIRST, Overloaded("its queue is full"), 0.6)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert isinstance(failure(flow.on_no_choice(Overloaded("all tried"))), Overloaded)

@@ -442,3 +442,24 @@ def test_a_new_request_that_no_node_holds_is_told_so() -> None:
     flow = new_flow()
     wait_in_vain(flow, WAITS_OF_NEW)
     assert isinstance(failure(flow.on_no_choice(too_long(6))), InvalidRequest)
+
+
+def test_a_request_that_only_full_nodes_hold_is_not_too_long() -> None:
+    # One token, which a prefill node answers alone; all nodes that decode are shorter.
+    flow = new_flow(max_tokens=1)
+    flow.on_choice(None, P0, "one token: prefill alone", 0.0)
+    effects = flow.on_prefill_reply(P0, FIRST, Overloaded("full", retry_after_s=2.0))
+    assert effects[-1] == Choose(None, frozenset({P0}))
+    error = failure(flow.on_no_choice(too_long(3)))
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == 2.0
+    assert str(error) == "wanted at most 3; p0#1 said last: full"
+
+
+def test_a_request_that_a_node_refused_which_has_left_since_is_not_too_long() -> None:
+    flow = reserving(prefill=None)
+    flow.on_reserve_reply(D0, FIRST, Draining("it leaves"), 0.0)
+    for _ in range(WAITS_OF_NEW):
+        assert flow.on_no_choice(too_long(6)) == WAITING
+        assert flow.on_waited() == ANYBODY
+    assert isinstance(failure(flow.on_no_choice(too_long(6))), Overloaded)

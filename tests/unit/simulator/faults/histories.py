@@ -7,11 +7,14 @@ from dataclasses import replace
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BREAKING, FaultKind
 from simulator.faults.search import ALL, history_of
-from simulator.faults.shape import ROUTER, Shape
+from simulator.faults.shape import MOST_QUEUED, ROUTER, Shape
+
+WITHOUT_DEMANDS = replace(ALL, has_demands=False)
 
 
-def plain(history: History) -> History:
-    """Return a history with one router, on nodes with nothing but their pools, unchanged."""
+def plain_history(seed: int) -> History:
+    """Return a drawn history with one router, on nodes with nothing but their pools, unchanged."""
+    history = history_of(seed, WITHOUT_DEMANDS)
     return replace(
         history,
         shape=plain_shape(history.shape),
@@ -35,13 +38,16 @@ def plain_shape(shape: Shape) -> Shape:
         has_priorities=False,
         preemption_policy="last_in_first_out",
         kv_lease_s=30.0,
+        max_queued=MOST_QUEUED,
+        pools=(),
+        sheds=False,
     )
 
 
 def a_shape() -> Shape:
     """Return one prefill and two decode nodes with room for everything."""
     return replace(
-        plain_shape(history_of(1, ALL).shape),
+        plain_shape(history_of(1, WITHOUT_DEMANDS).shape),
         num_prefill=1,
         num_decode=2,
         num_mixed=0,

@@ -8,14 +8,19 @@ from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import Fault
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kinds import FaultKind
-from simulator.faults.search import ALL, history_of, quiet
+from simulator.faults.search import quiet
 from simulator.timeline import Timeline
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request, plain
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    plain_history,
+)
 
 
 def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> None:
     # It was opened twice, and the calls on the first one were never answered.
-    drawn = plain(history_of(127, ALL))
+    drawn = plain_history(127)
     shape = replace(drawn.shape, num_prefill=0, num_decode=0, num_mixed=1)
     breaks = [
         Fault(at_s=at_s, kind=FaultKind.REPEAT, target="router", other="mixed-0")
@@ -31,7 +36,7 @@ def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> No
 
 def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
     # The end of the landing was read with the next message, and the blocks were held until then.
-    drawn = plain(history_of(2036, ALL))
+    drawn = plain_history(2036)
     names = ("r2", "r16", "r15", "r13", "r0", "r1")
     asked = tuple(one for one in drawn.requests if one.name in names)
     freeze = Fault(at_s=0.1176, kind=FaultKind.FREEZE, target="prefill-0", span_s=7.0)
@@ -45,7 +50,7 @@ def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
 def test_what_waits_at_a_cut_path_does_not_arrive_before_a_break() -> None:
     # The node was to read it before the connection broke, for ever.
     with quiet():
-        FaultyCluster(plain(history_of(100059, ALL))).run()
+        FaultyCluster(plain_history(100059)).run()
 
 
 def test_a_node_that_leaves_refuses_the_kv_that_is_sent_to_it() -> None:

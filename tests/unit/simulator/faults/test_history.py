@@ -13,8 +13,8 @@ import pytest
 from common.errors import ConfigError
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import History, read_history, to_json
-from simulator.faults.kinds import BREAKING, FaultKind
-from simulator.faults.shape import problems_of
+from simulator.faults.kinds import BREAKING, GRAMMARS, FaultKind
+from simulator.faults.shape import MOST_QUEUED, problems_of
 
 WISHES = Wishes(kinds=tuple(FaultKind), num_requests=20)
 
@@ -76,6 +76,15 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     assert len({one.priority for one in asked}) > 2
     assert {one.session for one in asked} == {"", "a", "b", "c"}
     assert len({shape.session_ttl_s for shape in shapes}) == 3
+    assert {1, 2, 3, 6, 12, MOST_QUEUED} == {shape.max_queued for shape in shapes}
+    assert len({shape.sheds for shape in shapes if shape.max_queued < MOST_QUEUED}) == 2
+    assert not any(shape.sheds for shape in shapes if shape.max_queued == MOST_QUEUED)
+    assert len({shape.reservation_policy for shape in shapes}) == 5
+    pools = {len(shape.pools) for shape in shapes}
+    assert pools == {0, 1, 2, 3, 4}
+    assert {one.is_cut for one in asked} == {False, True}
+    assert {one.grammar for one in asked} == {"", *GRAMMARS}
+    assert {one.salt for one in asked} == {"", "s", "t"}
 
 
 def test_a_connection_that_broke_may_break_again_soon_after() -> None:
@@ -114,7 +123,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 7}, "format 5"),
+        ({"format": 99}, "format 10"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),

@@ -17,11 +17,10 @@ from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
+from simulator.faults.demand.choices import check_choice
+from simulator.faults.demand.unanswered import MOST_UNANSWERED_TICKS, Unanswered
 from simulator.faults.router import (
-    MOST_UNANSWERED_TICKS,
     SessionBooks,
-    Unanswered,
-    check_choice,
     check_counted,
 )
 from tests.support.nodes.node_views import node, prefill
@@ -93,10 +92,10 @@ def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment
     flow = RequestFlow("r", PromptBlocks((1,)), SamplingParams(max_tokens=8), deadline_at_s=60.0)
     flow.start()
     flow.on_choice(D, None, "", 0.0)
-    unanswered, idle = Unanswered(), {Incarnation("e", 1)}
+    unanswered, idle = Unanswered(), {Incarnation("e", 1): 9}
     for _ in range(MOST_UNANSWERED_TICKS):
         unanswered.check({D}, [flow], lambda: idle)
-    unanswered.check({D}, [flow], set)
+    unanswered.check({D}, [flow], lambda: {Incarnation("e", 1): 8})
     for _ in range(MOST_UNANSWERED_TICKS):
         unanswered.check({D}, [flow], lambda: idle)
     with pytest.raises(InternalError, match="r/1 waits for a suspected node, and others are idle"):

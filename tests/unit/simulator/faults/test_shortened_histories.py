@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import History
 from simulator.faults.kinds import FaultKind
@@ -28,6 +30,24 @@ def test_what_is_left_is_what_is_needed() -> None:
     assert short.faults[0].span_s == 0.0
     assert wrong == "Violation: r2 ended twice"
     assert runs < 150
+
+
+def test_demands_that_are_not_needed_are_left_out() -> None:
+    asked = tuple(
+        replace(one, salt="s", grammar="slow", is_cut=True) for one in HISTORY.requests[:3]
+    )
+    shape = replace(HISTORY.shape, pools=(9, 9, 9), max_queued=2, sheds=True, chunk_granularity=4)
+    history = replace(HISTORY, shape=shape, requests=asked)
+
+    def run(history: History) -> str:
+        is_wrong = history.shape.sheds and any(one.salt for one in history.requests)
+        return "Violation: r1 is shed" if is_wrong else ""
+
+    short, _ = shortened(history, run(history), run)
+    assert (short.shape.sheds, short.shape.max_queued, short.shape.pools) == (True, 256, ())
+    assert short.shape.chunk_granularity == 1
+    (left,) = short.requests
+    assert (left.salt, left.grammar, left.is_cut) == ("s", "", False)
 
 
 def test_another_thing_that_goes_wrong_is_not_taken_for_the_same() -> None:

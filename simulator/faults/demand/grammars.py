@@ -1,0 +1,75 @@
+"""Grammars of requests: how long a node compiles each, and what comes of it. Pure.
+
+They all force the same tokens: what counts is when a node knows a grammar, and which tokens follow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from common.errors import InvalidRequest, Overloaded, PdserveError
+from common.grammar import Grammar, GrammarKind
+
+NO_ROOM, WRONG = "no room for a grammar", "the grammar cannot be followed"
+"""What a node says of a grammar."""
+
+
+class Compiling(NamedTuple):
+    """How long a node compiles a grammar the first time, and what it says of it then."""
+
+    span_s: float
+    is_refused: bool = False
+    """It cannot be followed, on any node."""
+    is_late: bool = False
+    """The time of its trial is over; the next time it is compiled at once."""
+
+
+GRAMMARS = {
+    "quick": Compiling(0.0),
+    "slow": Compiling(0.2),
+    "slower": Compiling(3.0),
+    "late": Compiling(0.5, is_late=True),
+    "refused": Compiling(0.2, is_refused=True),
+}
+"""The name of a grammar is its text."""
+
+
+def grammar_of(name: str) -> Grammar | None:
+    """Return the grammar of this name; empty: there is none."""
+    return Grammar(GrammarKind.REGEX, name) if name else None
+
+
+class Compilations:
+    """What one node has compiled."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def begin(self, grammar: Grammar | None) -> float | None:
+        """Return how long a grammar is compiled; None: it is known, or there is none."""
+        if grammar is None or grammar.text in self._known or not GRAMMARS[grammar.text].span_s:
+            return None
+        return GRAMMARS[grammar.text].span_s
+
+    def end(self, grammar: Grammar) -> PdserveError | None:
+        """Take the end of a compilation; return what is wrong with the grammar."""
+        compiling, is_new = GRAMMARS[grammar.text], grammar.text not in self._known
+        if compiling.is_refused:
+            return InvalidRequest(WRONG)
+        self._known.add(grammar.text)
+        return Overloaded(NO_ROOM) if compiling.is_late and is_new else None
+
+
+def is_refused(name: str) -> bool:
+    """Return whether no node follows this grammar."""
+    return bool(name) and GRAMMARS[name].is_refused
+
+
+def refusals_of_grammar(name: str) -> frozenset[str]:
+    """Return how a request may end because of its grammar."""
+    refusals = set()
+    if is_refused(name):
+        refusals.add(InvalidRequest.code)
+    if name and GRAMMARS[name].is_late:
+        refusals.add(Overloaded.code)
+    return frozenset(refusals)

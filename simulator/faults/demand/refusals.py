@@ -1,0 +1,80 @@
+"""Which nodes refused a request, and whether it may end for that: the books of one router."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from common.errors import DeadlineUnreachable, InternalError, Overloaded, PdserveError
+from common.ids import Incarnation
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Of one request: the nodes that were asked to decode it, and what nodes said last."""
+
+    may_wait: dict[Incarnation, bool] = field(default_factory=dict)
+    """Whether the last time it was asked a node was to queue it."""
+    refused: dict[Incarnation, PdserveError] = field(default_factory=dict)
+    """What those said last that refused to decode it."""
+    retry_after_s: set[float] = field(default_factory=set)
+
+
+class Refusals:
+    """What nodes said to the requests of one router, until these end."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Asked] = defaultdict(_Asked)
+
+    def on_reserve(self, choice_id: str, node: Incarnation, *, may_wait: bool) -> None:
+        """Take that a node is asked to decode a request."""
+        asked = self._asked[choice_id]
+        asked.may_wait[node] = may_wait
+        asked.refused.pop(node, None)
+
+    def on_refusal(
+        self, choice_id: str, node: Incarnation, error: PdserveError, *, is_prompt: bool
+    ) -> None:
+        """Take that a node refuses a request, or with `is_prompt` to compute its prompt."""
+        asked = self._asked[choice_id]
+        if isinstance(error, Overloaded):
+            asked.retry_after_s.add(error.retry_after_s)
+        if not is_prompt:
+            asked.refused[node] = error
+
+    def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
+        """Take that a node has no room after all, which it said when it had taken the request."""
+        asked = self._asked[choice_id]
+        asked.retry_after_s.add(1.0)
+        asked.refused[node] = PdserveError("too late to queue it")
+
+    def on_end(
+        self,
+        choice_id: str,
+        error: PdserveError | None,
+        able: Collection[Incarnation],
+        *,
+        is_over_losses: bool,
+    ) -> None:
+        """Take the end of a request: for want of room only where each node has refused it.
+
+        `able` are the nodes that could decode it and have not failed; with `is_over_losses` it
+        may ask none of them any more. Raises `InternalError`.
+        """
+        asked = self._asked.pop(choice_id, _Asked())
+        if not isinstance(error, Overloaded):
+            return
+        soonest_s = min(asked.retry_after_s, default=1.0)
+        if error.retry_after_s != soonest_s:
+            says = f"to come again in {error.retry_after_s} s, and a node said {soonest_s} s"
+            raise InternalError(f"the client of {choice_id} is told {says}")
+        for node in () if is_over_losses else able:
+            refusal = asked.refused.get(node)
+            if refusal is None:
+                raise InternalError(f"{choice_id} ends by {error.code}, which {node} can take")
+            is_full = isinstance(refusal, Overloaded)
+            is_shed = isinstance(refusal, DeadlineUnreachable)
+            if is_full and not (is_shed or asked.may_wait.get(node)):
+                says = f"{choice_id} ends by {error.code}, and {node} was not asked to queue it"
+                raise InternalError(says)

@@ -1,0 +1,54 @@
+"""What a node may refuse, and how many requests may wait there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.errors import DeadlineUnreachable, InternalError, Overloaded, PdserveError
+from engine.core.sequences.status import SequenceStatus
+from node.flow.attempts.attempt_table import NodeAttempt
+from simulator.faults.demand.grammars import NO_ROOM
+from simulator.faults.shape import MOST_QUEUED, Shape
+
+MOST_RETRY_S = 60.0
+
+
+def check_refusal(shape: Shape, error: PdserveError, *, is_empty: bool, num_waiting: int) -> None:
+    """Check that a node refuses for want of room or time only while it has something to do.
+
+    Raises `InternalError`.
+    """
+    if not isinstance(error, Overloaded):
+        return
+    if not 0 < error.retry_after_s <= MOST_RETRY_S:
+        raise InternalError(f"a node says to come again in {error.retry_after_s} s")
+    if isinstance(error, DeadlineUnreachable):
+        if not shape.sheds or not num_waiting:
+            raise InternalError(f"a node sheds a request, and {num_waiting} wait there: {error}")
+    elif is_empty and str(error) != NO_ROOM:
+        raise InternalError(f"a node refuses a request, and has nothing to do: {error}")
+
+
+def check_waiting(shape: Shape, attempts: Iterable[NodeAttempt]) -> None:
+    """Check that no more requests wait to begin than a node queues, and none was passed too often.
+
+    Raises `InternalError`.
+    """
+    waiting = [one.sequence for one in attempts if one.sequence.status is SequenceStatus.WAITING]
+    for sequence in waiting:
+        if sequence.num_bypassed > shape.skip_ahead_limit:
+            says = f"was passed by {sequence.num_bypassed}, and {shape.skip_ahead_limit} may"
+            raise InternalError(f"{sequence.request.id} {says}")
+    num = len(waiting)
+    if num > shape.max_queued:
+        raise InternalError(f"{num} requests wait on a node that queues {shape.max_queued}")
+
+
+def refusals_of(shape: Shape) -> frozenset[str]:
+    """Return how a request may end because its nodes refuse it."""
+    refusals = set()
+    if shape.max_queued < MOST_QUEUED:
+        refusals.add(Overloaded.code)
+    if shape.sheds:
+        refusals.add(DeadlineUnreachable.code)
+    return frozenset(refusals)

@@ -1,0 +1,87 @@
+"""What nodes may refuse, and the books of what they have refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.errors import (
+    DeadlineUnreachable,
+    Draining,
+    InternalError,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+)
+from common.ids import Incarnation
+from simulator.faults.demand.refusals import Refusals
+from simulator.faults.demand.waiting import check_refusal, refusals_of
+from tests.unit.simulator.faults.histories import a_shape
+
+A, B = Incarnation("a", 1), Incarnation("b", 2)
+FULL = Overloaded("full")
+
+
+def books(*refused: tuple[Incarnation, PdserveError, bool]) -> Refusals:
+    found = Refusals()
+    for node, error, may_wait in refused:
+        found.on_reserve("r1", node, may_wait=may_wait)
+        found.on_refusal("r1", node, error, is_prompt=False)
+    return found
+
+
+def end(found: Refusals, error: PdserveError, *able: Incarnation, lost: bool = False) -> None:
+    found.on_end("r1", error, able, is_over_losses=lost)
+
+
+def test_a_request_may_end_where_each_node_has_refused_it() -> None:
+    end(books((A, FULL, True), (B, DeadlineUnreachable("late"), False)), FULL, A, B)
+    end(books((A, Draining("it leaves"), False)), FULL, A)
+    end(books(), NodeLost("gone"), A, B)
+    end(books(), FULL, A, lost=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (books((A, FULL, True)), "which b#2 can take"),
+        (books((A, FULL, True), (B, FULL, False)), "b#2 was not asked to queue it"),
+        (books((A, FULL, True), (B, Overloaded("", retry_after_s=0.5), True)), "in 1.0 s, and"),
+    ],
+)
+def test_one_that_a_node_could_take_may_not(found: Refusals, says: str) -> None:
+    with pytest.raises(InternalError, match=says):
+        end(found, FULL, A, B)
+
+
+def test_a_node_that_is_asked_again_has_not_refused() -> None:
+    found = books((A, FULL, True))
+    found.on_reserve("r1", A, may_wait=True)
+    found.on_refusal("r1", A, FULL, is_prompt=True)
+    with pytest.raises(InternalError, match="which a#1 can take"):
+        end(found, FULL, A)
+
+
+def test_a_node_refuses_for_want_of_room_while_it_has_something_to_do() -> None:
+    shape = replace(a_shape(), max_queued=1, sheds=True)
+    late = DeadlineUnreachable("late")
+    check_refusal(shape, FULL, is_empty=False, num_waiting=0)
+    check_refusal(shape, late, is_empty=False, num_waiting=1)
+    check_refusal(shape, Draining("it leaves"), is_empty=True, num_waiting=0)
+    for error, is_empty, num_waiting, of in (
+        (FULL, True, 0, shape),
+        (late, False, 0, shape),
+        (late, False, 1, replace(shape, sheds=False)),
+        (Overloaded("", retry_after_s=0.0), False, 1, shape),
+    ):
+        with pytest.raises(InternalError):
+            check_refusal(of, error, is_empty=is_empty, num_waiting=num_waiting)
+
+
+def test_how_requests_may_end_follows_from_the_queues() -> None:
+    assert refusals_of(a_shape()) == set()
+    assert refusals_of(replace(a_shape(), max_queued=2, sheds=True)) == {
+        "overloaded",
+        "deadline_unreachable",
+    }
