@@ -164,7 +164,7 @@ def _change(cluster: Breakable, fault: Fault) -> None:
         change = partial(router.beside.give_role, node.me.node_id, Role(fault.how))
     else:
         node.restarts_in_s = fault.span_s
-        change = partial(router.beside.drain, node.me.node_id)
+        change = partial(router.beside.have_leave, node.me.node_id)
     router.clock.run(change)
 
 

@@ -84,10 +84,10 @@ class NodeLife:
         span_s = self._store.lease_s / RENEWALS_PER_LEASE
         self._node.clock.after(span_s, self.keep_lease)
 
-    def set_role(self, role: Role) -> PdserveError | None:
-        """Take new work of another role; return why not."""
+    def set_role(self, role: Role, number: int = 0) -> PdserveError | None:
+        """Take new work of another role, by the change of this number; return why not."""
         try:
-            _result(self._role.change(role))
+            _result(self._role.change(role, number))
         except PdserveError as refused:
             return refused
         return None
