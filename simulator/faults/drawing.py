@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
 from simulator.faults.kv.wires import INLINE_LANE
+from simulator.faults.roles.drawing import cut_from_store, led_by_load, over_a_longer_time
 from simulator.faults.shape import (
     CARD_LANES,
     HOST_LANES,
@@ -51,12 +52,15 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes, priorities, sessions, further breaks and steps that fail, and where its
-    nodes keep KV, come from random numbers of their own: whatever is drawn of them, the rest of a
-    seed's history is the same.
+    Its routers, changes, priorities, sessions, further breaks, steps that fail and roles that
+    follow the load, and where its nodes keep KV, come from random numbers of their own: whatever is
+    drawn of them, the rest of a seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
+    roles = random.Random(f"roles of {seed}")
+    if wishes.num_prefill is None and wishes.num_decode is None:
+        shape = led_by_load(roles, shape)
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
     unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
     requests = [
@@ -71,6 +75,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     requests = _in_sessions(sessions, requests)
     if shape.keeps_prefixes:
         requests = [_that_comes_back(more, one) for one in requests]
+    requests = over_a_longer_time(roles, shape, requests)
     faults: list[Fault] = []
     if breaking:
         faults = [
@@ -79,6 +84,8 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         ]
         again = random.Random(f"again of {seed}")
         faults += list(_broken_again(again, faults, breaking, shape.kv_message_s))
+    if FaultKind.PARTITION in wishes.kinds:
+        faults += list(cut_from_store(roles, shape, requests))
     if FaultKind.STEP in wishes.kinds:
         steps = random.Random(f"steps of {seed}")
         faults += [
@@ -230,6 +237,8 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         speculative_method=rng.choice(("none", "ngram")),
         placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
         session_ttl_s=60.0,
+        target_ttft_s=0.0,
+        target_tpot_s=0.0,
         lease_s=rng.choice((2.0, 4.0)),
         kv_lease_s=more.choice((3.0, 30.0)),
         drain_s=more.choice((0.02, 0.2, 1.0, 5.0)),

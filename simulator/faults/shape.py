@@ -40,6 +40,7 @@ class Shape:
     transfers write, as a cache on a card and its mirror, and copies are made beside the steps. With
     `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
     steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
+    Roles follow the load where there are targets of latency; 0: nodes keep them.
     """
 
     num_routers: int
@@ -65,6 +66,8 @@ class Shape:
     speculative_method: str
     placement_policy: str
     session_ttl_s: float
+    target_ttft_s: float
+    target_tpot_s: float
     lease_s: float
     kv_lease_s: float
     drain_s: float
@@ -76,6 +79,11 @@ class Shape:
 def is_on_device(shape: Shape) -> bool:
     """Return whether steps run on a device, beside the node that plans them."""
     return shape.is_staged or shape.is_on_card
+
+
+def are_roles_by_load(shape: Shape) -> bool:
+    """Return whether routers give nodes other roles by themselves."""
+    return shape.target_ttft_s > 0 and shape.target_tpot_s > 0
 
 
 def node_names(shape: Shape) -> list[str]:

@@ -34,6 +34,8 @@ def plain_shape(shape: Shape) -> Shape:
         is_warmed=False,
         has_priorities=False,
         preemption_policy="last_in_first_out",
+        target_ttft_s=0.0,
+        target_tpot_s=0.0,
         kv_lease_s=30.0,
     )
 

@@ -114,7 +114,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 7}, "format 5"),
+        ({"format": 7}, "format 6"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),
