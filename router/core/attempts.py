@@ -65,6 +65,8 @@ class Attempt:
         self.has_asked = False
         self.asks_suspects = False
         """Whether suspected nodes may be asked: no other one is left."""
+        self.asks_one = False
+        """Whether its first refusal ends it, beside another one."""
         self._has_started = False
         self._is_placed = False
 

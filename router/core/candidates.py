@@ -69,6 +69,11 @@ class Candidates:
         return self._num_failures >= MAX_FAILURES
 
     @property
+    def may_try_beside(self) -> bool:
+        """Whether a further attempt beside the main one may fail, and the main one after it."""
+        return self._num_failures < MAX_FAILURES // 2
+
+    @property
     def has_lost_too_many(self) -> bool:
         """Whether no other node may be asked before a lost one is heard again."""
         return len(self._dead) >= MAX_DEATHS
@@ -94,7 +99,7 @@ class Candidates:
         """
         if num_emitted > self._num_emitted:
             self._num_emitted = num_emitted
-            self._forgive_all()
+            self.forgive()
             self._dead.clear()
             self._num_failures = 0
         if isinstance(error, Overloaded):
@@ -122,7 +127,17 @@ class Candidates:
     def on_waited(self) -> None:
         """Forgive all nodes: the request has waited for one."""
         self._num_waits += 1
-        self._forgive_all()
+        self.forgive()
+
+    def forgive(self) -> bool:
+        """Let every node be asked again, but those whose pool is too small; return whether there is
+        one."""
+        has_any = bool(self._refused or self._failed)
+        self._refused.clear()
+        self._failed.clear()
+        self._full.clear()
+        self.may_queue = False
+        return has_any
 
     def on_none(self, error: PdserveError) -> None:
         """Take why no node could be chosen. Its waits for a longer node begin when it is too long
@@ -175,9 +190,3 @@ class Candidates:
             message = f"{message}; {self._last_refusal}"
         kind = DeadlineUnreachable if self._is_shed else Overloaded
         return kind(message, retry_after_s=retry_after_s)
-
-    def _forgive_all(self) -> None:
-        self._refused.clear()
-        self._failed.clear()
-        self._full.clear()
-        self.may_queue = False

@@ -80,8 +80,10 @@ class FlowActions:
         ones, to queue the request, and then suspected ones, which may not answer for long.
 
         A second attempt asks no suspected node, and a full one only while the first waits for its
-        first word.
+        first word. One that is begun again asks nodes again that refused the one before.
         """
+        if attempt.asks_one and self._candidates.forgive():
+            return True
         is_second = self._is_second(attempt)
         may_queue = not is_second or self._attempts.is_unanswered
         if may_queue and self._candidates.asks_to_queue():
@@ -97,6 +99,14 @@ class FlowActions:
             self._out += self._attempts.restart()
         self._main.asks_suspects = False
         self._choose(self._main)
+
+    def _ask_beside_again(self) -> None:
+        """After a wait: begin another second attempt, unless too many have failed. It asks one
+        node: where all of many are full, an answer asks one a second, and not all of them."""
+        if self._candidates.may_try_beside:
+            self._ask_new_node()
+            if self._attempts.second is not None:
+                self._attempts.second.asks_one = True
 
     def _ask_new_node(self) -> None:
         """Ask for nodes where a request waits for one, or is held up by a suspected one."""
@@ -163,7 +173,7 @@ class FlowActions:
             self._give_up(attempt, error)
         elif attempt.ledger.num_emitted > attempt.ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
-        elif attempt is self._main and self._attempts.second is not None:
+        elif attempt.asks_one or (attempt is self._main and self._attempts.second is not None):
             self._drop(attempt)
         else:
             self._choose(attempt)
@@ -217,8 +227,15 @@ class FlowActions:
             self._fail(error)
 
     def _drop(self, attempt: Attempt) -> None:
-        """End one of two attempts; the other one goes on alone."""
+        """End one of two attempts; the other one goes on alone.
+
+        Where a suspected node holds it up still, others are asked again after a while: they may
+        have room then.
+        """
         self._out += self._attempts.drop(attempt)
+        self._main.asks_one = False
+        if self._attempts.is_held_up(self._main):
+            self._out.append(Wait(WAIT_S))
 
     def _fail(self, error: PdserveError) -> None:
         self._end(Fail(error))

@@ -7,7 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.faults.history import AskedRequest, Fault, History
-from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
+from simulator.faults.kinds import (
+    BETWEEN_TWO,
+    BREAKING,
+    BREAKS,
+    HARMLESS,
+    OF_STEPS,
+    STORE,
+    WAYS,
+    FaultKind,
+)
 from simulator.faults.kv.wires import INLINE_LANE
 from simulator.faults.roles.drawing import cut_from_store, led_by_load, over_a_longer_time
 from simulator.faults.shape import (
@@ -35,6 +44,7 @@ _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
 _FAILING_STEPS = (0, 0, 0, 1, 2)
+_HANGS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
 _SESSIONS = ("", "a", "a", "b", "c")
 
@@ -52,9 +62,9 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes, priorities, sessions, further breaks, steps that fail and roles that
-    follow the load, and where its nodes keep KV, come from random numbers of their own: whatever is
-    drawn of them, the rest of a seed's history is the same.
+    Its routers, changes, priorities, sessions, further breaks, steps that fail or hang, and roles
+    that follow the load, and where its nodes keep KV, come from random numbers of their own:
+    whatever is drawn of them, the rest of a seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
@@ -66,7 +76,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     requests = [
         _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
     ]
-    breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind is not FaultKind.STEP]
+    breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind not in OF_STEPS]
     changing = [kind for kind in wishes.kinds if kind in HARMLESS]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
@@ -91,6 +101,12 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         faults += [
             _failing_steps(steps, names, around_s)
             for around_s in _times(steps, requests, steps.choice(_FAILING_STEPS))
+        ]
+    if FaultKind.HANG in wishes.kinds:
+        hangs = random.Random(f"hangs of {seed}")
+        faults += [
+            _hung_step(hangs, names, around_s)
+            for around_s in _times(hangs, requests, hangs.choice(_HANGS))
         ]
     if changing:
         faults += [
@@ -166,6 +182,16 @@ def _failing_steps(rng: random.Random, names: Sequence[str], around_s: float) ->
         target=rng.choice(names),
         span_s=rng.choice((0.01, 0.1, 1.0)),
         how=rng.choice(WAYS[FaultKind.STEP]),
+    )
+
+
+def _hung_step(rng: random.Random, names: Sequence[str], around_s: float) -> Fault:
+    return Fault(
+        at_s=round(around_s + rng.choice((0.0, 0.02, 0.1, 0.5)) * rng.random(), 4),
+        kind=FaultKind.HANG,
+        target=rng.choice(names),
+        span_s=rng.choice((0.5, 3.0, 8.0, 20.0)),
+        how="",
     )
 
 

@@ -66,6 +66,9 @@ def begin(cluster: Breakable, fault: Fault) -> None:
             _lose_store(cluster, fault)
         case FaultKind.STEP if fault.target in cluster.nodes:
             _fail_steps(cluster, fault)
+        case FaultKind.HANG if fault.target in cluster.nodes:
+            node = cluster.nodes[fault.target]
+            node.clock.run(partial(node.hang, fault.span_s))
         case FaultKind.ROLE | FaultKind.DRAIN if fault.target in cluster.nodes:
             _change(cluster, fault)
         case FaultKind.DISK:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -48,7 +48,7 @@ from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
-MOST_UNANSWERED_TICKS = 8
+MOST_UNANSWERED_TICKS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -175,8 +175,9 @@ class FaultyRouter(SimulatedRouter):
         return node in self._membership.used
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
-        """Take that a node sent something."""
-        self._follow(self._membership.on_heard(node, unreached=unreached))
+        """Take that a node sent something; with it, it says whether its step hangs."""
+        stuck_s = self._nodes[node].stuck_s
+        self._follow(self._membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone, or is heard and not reached."""
@@ -379,7 +380,7 @@ def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[
 
 
 class Unanswered:
-    """Requests that wait for the first word of a suspected node while others are idle."""
+    """Requests that suspected nodes hold up while others are idle."""
 
     def __init__(self) -> None:
         self._num_ticks: Counter[AttemptId] = Counter()
@@ -387,26 +388,39 @@ class Unanswered:
 
     def check(
         self,
-        suspects: Collection[Incarnation],
+        suspects: Mapping[Incarnation, bool],
         flows: Sequence[RequestFlow],
         idle: Callable[[], set[Incarnation]],
     ) -> None:
-        """Count a tick. Raises `InternalError` for a request that an idle node is not asked for."""
+        """Count a tick. Raises `InternalError` for a request that an idle node is not asked for.
+
+        `suspects` are the suspected nodes, and whether each is heard.
+        """
         alone = [
             flow
             for flow in flows
-            if flow._attempts.second is None and any(map(flow._main.waits_for, suspects))
+            if flow._attempts.second is None and _is_held_up(flow._main, suspects)
         ]
         nodes = idle() if alone else set()
         held = [
             flow.attempt
             for flow in alone
-            if nodes - flow._candidates._failed and not flow._candidates.has_lost_too_many
+            if nodes - flow._candidates._failed
+            and flow._candidates.may_try_beside
+            and not flow._candidates.has_lost_too_many
         ]
         self._num_ticks = Counter({one: self._num_ticks[one] + 1 for one in held})
         for attempt, num_ticks in self._num_ticks.items():
             if num_ticks > MOST_UNANSWERED_TICKS:
                 raise InternalError(f"{attempt} waits for a suspected node, and others are idle")
+
+
+def _is_held_up(attempt: Attempt, suspects: Mapping[Incarnation, bool]) -> bool:
+    """Return whether a suspected node may hold an attempt up; a heard one if it has no word yet."""
+    return any(
+        attempt.waits_for(node) if is_heard else attempt.is_on(node)
+        for node, is_heard in suspects.items()
+    )
 
 
 class SessionBooks:

@@ -151,6 +151,23 @@ ROUTER = [
     ),
 ]
 
+HUNG = [
+    Bug(
+        "a node whose step hangs is not suspected",
+        "router.core.membership",
+        "        if stuck_s:\n",
+        "        if stuck_s < 0:\n",
+        (FaultKind.HANG,),
+    ),
+    Bug(
+        "what a suspected node holds up is asked elsewhere once",
+        "router.core.flow_actions",
+        "        if self._attempts.is_held_up(self._main):\n            self._out.append(Wait",
+        "        if self._attempts.is_done:\n            self._out.append(Wait",
+        (FaultKind.HANG,),
+    ),
+]
+
 ROLES = [
     Bug(
         "a role gives away its only node",
@@ -536,4 +553,4 @@ LANES = [
     ),
 ]
 
-BUGS = [*ROUTER, *ROLES, *NODE, *ENGINE, *CARD, *FAILING, *KV, *LANES]
+BUGS = [*ROUTER, *HUNG, *ROLES, *NODE, *ENGINE, *CARD, *FAILING, *KV, *LANES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.faults.history import AskedRequest, Fault, History
-from simulator.faults.kinds import BREAKING, FaultKind
+from simulator.faults.kinds import BREAKING, OF_STEPS
 from simulator.faults.search import ALL, history_of
 from simulator.faults.shape import ROUTER, Shape
 
@@ -19,7 +19,7 @@ def plain(history: History) -> History:
         faults=tuple(
             replace(one, target=ROUTER if one.target.startswith(ROUTER) else one.target)
             for one in history.faults
-            if one.kind in BREAKING and one.kind is not FaultKind.STEP
+            if one.kind in BREAKING and one.kind not in OF_STEPS
         ),
     )
 

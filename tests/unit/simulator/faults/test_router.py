@@ -95,11 +95,11 @@ def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment
     flow.on_choice(D, None, "", 0.0)
     unanswered, idle = Unanswered(), {Incarnation("e", 1)}
     for _ in range(MOST_UNANSWERED_TICKS):
-        unanswered.check({D}, [flow], lambda: idle)
-    unanswered.check({D}, [flow], set)
+        unanswered.check({D: False}, [flow], lambda: idle)
+    unanswered.check({D: False}, [flow], set)
     for _ in range(MOST_UNANSWERED_TICKS):
-        unanswered.check({D}, [flow], lambda: idle)
+        unanswered.check({D: False}, [flow], lambda: idle)
     with pytest.raises(InternalError, match="r/1 waits for a suspected node, and others are idle"):
-        unanswered.check({D}, [flow], lambda: idle)
+        unanswered.check({D: False}, [flow], lambda: idle)
     flow.on_node_suspected(D)
-    unanswered.check({D}, [flow], lambda: idle)
+    unanswered.check({D: False}, [flow], lambda: idle)
