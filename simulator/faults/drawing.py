@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from router.core.policies import POLICIES
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import (
     BETWEEN_TWO,
@@ -240,7 +241,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         num_blocks = more.choice((16, 18, num_blocks))
         num_host_blocks = more.choice((8, 12)) if num_disk_blocks else num_host_blocks
     return Shape(
-        num_routers=more.choice((1, 1, 2)),
+        num_routers=more.choice((1, 1, 2, 3)),
         lane=INLINE_LANE,
         num_prefill=0 if is_mixed else num_prefill,
         num_decode=0 if is_mixed else num_decode,
@@ -261,7 +262,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         preemption_mode=rng.choice(("recompute", "swap")),
         reservation_policy=rng.choice(("learned", "none", "token_ratio")),
         speculative_method=rng.choice(("none", "ngram")),
-        placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
+        placement_policy=rng.choice(tuple(POLICIES)),
         session_ttl_s=60.0,
         target_ttft_s=0.0,
         target_tpot_s=0.0,

@@ -149,6 +149,12 @@ ROUTER = [
         "            before.prefill if nodes.prefill is None else nodes.prefill,\n",
         "            nodes.prefill,\n",
     ),
+    Bug(
+        "a session moves to another node without a reason",
+        "router.core.policies.session_nodes",
+        "    return held if is_near else None\n",
+        "    return None\n",
+    ),
 ]
 
 HUNG = [

@@ -24,7 +24,7 @@ def led_by_load(rng: random.Random, shape: Shape) -> Shape:
         return shape
     return replace(
         shape,
-        num_routers=rng.choice((1, 2, 2, 2)),
+        num_routers=rng.choice((1, 2, 2, 3)),
         num_prefill=rng.choice((1, 2, 3)),
         num_decode=rng.choice((2, 2, 3)),
         num_mixed=rng.choice((0, 0, 0, 1)),

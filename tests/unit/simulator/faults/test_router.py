@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.errors import InternalError
@@ -23,6 +25,7 @@ from simulator.faults.router import (
     Unanswered,
     check_choice,
     check_counted,
+    check_kept,
 )
 from tests.support.nodes.node_views import node, prefill
 
@@ -74,6 +77,18 @@ def test_a_session_is_known_for_its_time() -> None:
     books.check(Query((1,), 1, session=b"b", last=NO_NODES), first, 2, 13.0)
     with pytest.raises(InternalError, match="3 sessions are known: 2 are not over"):
         books.check(Query((1,), 1, session=b"c"), first, 3, 14.0)
+
+
+def test_a_session_stays_on_a_node_that_is_as_idle_as_any() -> None:
+    query = Query((1, 2), 4, session=b"a", last=SessionNodes(D, None, 1))
+    moved = ChosenNodes(decode=Incarnation("e", 1), prefill=None, reason="")
+    anew = Choose(None, frozenset())
+    with pytest.raises(InternalError, match="a session leaves d#1, which is as idle as any"):
+        check_kept([node("d"), node("e")], query, anew, moved)
+    check_kept([node("d"), node("e")], query, anew, replace(moved, decode=D))
+    check_kept([node("d"), node("e")], query, Choose(None, frozenset({D})), moved)
+    check_kept([node("d", num_requests=1), node("e")], query, anew, moved)
+    check_kept([node("e")], query, anew, moved)
 
 
 def test_a_chosen_node_can_take_the_request() -> None:
