@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from common.errors import NodeLost
 from common.ids import Incarnation
 from router.cluster.admin_calls import admin_call, latest, text_field
 from router.cluster.shapes import DRAIN_RESPONSES, DrainAnswer, DrainBody
@@ -36,10 +35,7 @@ async def drain_node(pool: NodePool, node_id: str) -> DrainingNode:
     or does not answer.
     """
     node = latest(pool, node_id).incarnation
-    client = pool.client(node)
-    if client is None:
-        raise NodeLost(f"{node} has left")
-    return DrainingNode(node, await client.beside.drain())
+    return DrainingNode(node, await pool.drain(node))
 
 
 DrainNode = Callable[[str], Awaitable[DrainingNode]]

@@ -41,13 +41,8 @@ async def give_role(pool: NodePool, node_id: str, role: Role) -> MovedNode:
     `NodePool.set_role` raises.
     """
     record = latest(pool, node_id)
-    others = (node for node in pool.nodes() if node.incarnation != record.incarnation)
-    if role is Role.PREFILL and all(
-        node.record.role is Role.PREFILL
-        or (node.incarnation, Role.PREFILL) in pool.roles_to_be
-        or node.load.is_draining
-        for node in others
-    ):
+    changes, node = pool.changes, record.incarnation
+    if role is Role.PREFILL and not changes.leaves_one(pool.nodes(), node, role):
         raise ApiError(
             409,
             f"without {node_id} no node would decode, and no request could end: start another "

@@ -11,7 +11,12 @@ steps, and each is safe if the router stops before or after it for any time:
 
 A leader that finds an open change ends it, before it decides anything: it tells the node the same
 role under the same number, or closes it where the node is no member any more. So what a router that
-wakes still has to tell is what the node has already, or is old and refused.
+wakes still has to tell is what the node has already, or is old and refused. Where a person has
+changed other nodes meanwhile, so that the one of the change is the last one in its role, the change
+is taken back: by a further one, which gives the node the role that it has.
+
+While changes that a person has asked this router for are under way, no change begins: what nodes
+report is then not what they will be.
 
 Without the store nothing is decided.
 """
@@ -32,6 +37,7 @@ from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.latency import LatencyTargets
 from placement.store import Leadership, PlacementStore, PlacementUnavailable, RoleMove
+from router.core.known.changes import ChangesUnderWay
 from router.core.known.node_view import NodeView
 from router.core.scaling.moves import Move
 from router.core.scaling.scaling import RoleScaling
@@ -43,7 +49,9 @@ READINGS_PER_LEASE = 4
 
 
 class RunningNodes(Protocol):
-    """The nodes of the cluster, and their roles."""
+    """The nodes of the cluster, their roles, and the changes that this router has begun."""
+
+    changes: ChangesUnderWay
 
     def nodes(self) -> Sequence[NodeView]:
         """Return the nodes that can be chosen now."""
@@ -108,15 +116,17 @@ class RoleKeeper:
         except PlacementUnavailable as away:
             self._on_store_away(away)
             leadership = None
-        decision = self._scaling.decide(self._nodes.nodes(), self._clock.now_s())
+        nodes = self._nodes.nodes()
+        decision = self._scaling.decide(nodes, self._clock.now_s())
         self._report.on_decision(decision)
         if leadership is None or not self._leads:
             return
+        move, changes = decision.choice.move, self._nodes.changes
         try:
             if leadership.last_move is not None and leadership.last_move.is_open:
                 await self._finish(router, leadership.last_move)
-            elif decision.choice.move is not None:
-                await self._make(router, decision.choice.move)
+            elif move is not None and not changes.are_asked(nodes):
+                await self._make(router, move)
         except PlacementUnavailable as away:
             self._on_store_away(away)
 
@@ -132,6 +142,9 @@ class RoleKeeper:
         elif led and not self._leads:
             log.warning("%s decides about roles now", leadership.leader)
         self._report.on_leader(leadership.leader, is_me=self._leads)
+        last = leadership.last_move
+        is_ours = self._leads and last is not None and last.is_open
+        self._nodes.changes.by_load = (last.node, last.role) if last and is_ours else None
         return leadership
 
     def _on_store_away(self, away: PlacementUnavailable) -> None:
@@ -141,10 +154,11 @@ class RoleKeeper:
         self._report.on_leader(None, is_me=False)
 
     async def _make(self, router: Incarnation, move: Move) -> None:
+        self._nodes.changes.by_load = move.node, move.role
         begun = await self._store.begin_move(router, move.node, move.role)
         if begun is None:
             log.warning("%s keeps its role: another router leads, or is changing one", move.node)
-            self._leads = False
+            self._leads, self._nodes.changes.by_load = False, None
             return
         log.info(
             "change %d: %s becomes a %s node, it was a %s node: %s",
@@ -156,6 +170,10 @@ class RoleKeeper:
     async def _finish(self, router: Incarnation, begun: RoleMove) -> None:
         """Tell the node, and close the change when it has the role or cannot get it any more."""
         now_s, told = self._clock.now_s(), f"change {begun.number} of {begun.node}"
+        earlier = self._role_of_last(begun)
+        if earlier is not None:
+            await self._take_back(router, begun, earlier)
+            return
         has_role = False
         if not self._nodes.is_member(begun.node):
             log.warning("%s is over: the node has left", told)
@@ -173,8 +191,32 @@ class RoleKeeper:
                 has_role = True
                 self._scaling.moves.on_moved(begun.role, now_s)
         # Another router may have found it open meanwhile: one of both closes it.
-        if await self._store.end_move(router, begun.number) and has_role:
+        is_closed = await self._store.end_move(router, begun.number)
+        self._nodes.changes.by_load = None
+        if is_closed and has_role:
             self._report.on_changed(self._move_of(begun), now_s)
+
+    def _role_of_last(self, begun: RoleMove) -> Role | None:
+        """Return the role of the node of a change if it has another one than it is to get, and no
+        other node does what it does."""
+        nodes = self._nodes.nodes()
+        view = next((one for one in nodes if one.incarnation == begun.node), None)
+        if view is None or view.record.role is begun.role:
+            return None
+        leaves_one = self._nodes.changes.leaves_one(nodes, begun.node, begun.role)
+        return None if leaves_one else view.record.role
+
+    async def _take_back(self, router: Incarnation, begun: RoleMove, earlier: Role) -> None:
+        """Give the node the role that it has, by a change of its own: one who wakes and tells it
+        the other role is refused then."""
+        log.warning(
+            "change %d is taken back: no other node does what %s does", begun.number, begun.node
+        )
+        self._scaling.moves.begin(self._clock.now_s())
+        if await self._store.end_move(router, begun.number):
+            kept = await self._store.begin_move(router, begun.node, earlier)
+            if kept is not None:
+                await self._finish(router, kept)
 
     def _move_of(self, begun: RoleMove) -> Move:
         """Return the change with what it was begun for, if this router began it."""

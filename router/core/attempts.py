@@ -67,6 +67,8 @@ class Attempt:
         """Whether the decode node was asked to queue it."""
         self.asks_suspects = False
         """Whether suspected nodes may be asked: no other one is left."""
+        self.asks_one = False
+        """Whether its first refusal ends it, beside another one."""
         self._has_started = False
         self._is_placed = False
 

@@ -1,9 +1,8 @@
 """Which nodes a request may still ask, and whether it waits where there is none. No I/O, no clock.
 
 A node that refused or failed an attempt is not asked again before it is forgiven: by the next token
-of the answer (every node), when it is heard again after a loss (that node), when the request has
-waited for a node (every node), or has waited for the first word of a suspected one (those that
-refused). A node whose pool is too small for the answer is never forgiven.
+of the answer (every node), when it is heard again after a loss (that node), or when the request has
+waited for a node, or beside a suspected one that holds it up (every node). A node whose pool is too small for the answer is never forgiven.
 
 Failures count until the next token. A request that loses `MAX_DEATHS` nodes without a token in
 between may be what ends them: no other node is asked until one of these is heard again, or has
@@ -70,6 +69,11 @@ class Candidates:
         return self._num_failures >= MAX_FAILURES
 
     @property
+    def may_try_beside(self) -> bool:
+        """Whether a further attempt beside the main one may fail, and the main one after it."""
+        return self._num_failures < MAX_FAILURES // 2
+
+    @property
     def has_lost_too_many(self) -> bool:
         """Whether no other node may be asked before a lost one is heard again."""
         return len(self._dead) >= MAX_DEATHS
@@ -95,7 +99,7 @@ class Candidates:
         """
         if num_emitted > self._num_emitted:
             self._num_emitted = num_emitted
-            self._forgive_all()
+            self.forgive()
             self._dead.clear()
             self._num_failures = 0
         if isinstance(error, Overloaded):
@@ -123,7 +127,17 @@ class Candidates:
     def on_waited(self) -> None:
         """Forgive all nodes: the request has waited for one."""
         self._num_waits += 1
-        self._forgive_all()
+        self.forgive()
+
+    def forgive(self) -> bool:
+        """Let every node be asked again, but those whose pool is too small; return whether there is
+        one."""
+        has_any = bool(self._refused or self._failed)
+        self._refused.clear()
+        self._failed.clear()
+        self._full.clear()
+        self.may_queue = False
+        return has_any
 
     def on_none(self, error: PdserveError) -> None:
         """Take why no node could be chosen. Its waits for a longer node begin when it is too long
@@ -132,18 +146,7 @@ class Candidates:
         if self._is_too_long and not was_too_long:
             self._num_waits = 0
 
-    def forgive_refusals(self) -> None:
-        """Forgive the nodes that had no room: they may have some by now."""
-        self._refused.clear()
-        self._full.clear()
-        self.may_queue = False
-
     # Questions, when no node is left.
-
-    @property
-    def has_refusals(self) -> bool:
-        """Whether a node is not asked because it has refused the request."""
-        return bool(self._refused)
 
     def asks_to_queue(self) -> bool:
         """Forgive the full nodes that were not asked to queue the request: now one of them may.
@@ -189,7 +192,3 @@ class Candidates:
             message = f"{message}; {self._last_refusal}"
         kind = DeadlineUnreachable if self._is_shed else Overloaded
         return kind(message, retry_after_s=retry_after_s)
-
-    def _forgive_all(self) -> None:
-        self._failed.clear()
-        self.forgive_refusals()

@@ -80,11 +80,13 @@ class FlowActions:
         ones, to queue the request, and then suspected ones, which may not answer for long.
 
         A second attempt asks no suspected node, and a full one only while the first waits for its
-        first word.
+        first word. One that is begun again asks nodes again that refused the one before.
         """
         is_second = self._is_second(attempt)
         may_queue = not is_second or self._attempts.is_unanswered
         if may_queue and self._candidates.asks_to_queue():
+            return True
+        if attempt.asks_one and self._candidates.forgive():
             return True
         if is_second or attempt.asks_suspects or not self._attempts.suspects:
             return False
@@ -98,6 +100,14 @@ class FlowActions:
         self._main.asks_suspects = False
         self._choose(self._main)
 
+    def _ask_beside_again(self) -> None:
+        """After a wait: begin another second attempt, unless too many have failed. It asks one
+        node: where all of many are full, an answer asks one a second, and not all of them."""
+        if self._candidates.may_try_beside:
+            self._ask_new_node()
+            if self._attempts.second is not None:
+                self._attempts.second.asks_one = True
+
     def _ask_new_node(self) -> None:
         """Ask for nodes where a request waits for one, or is held up by a suspected one."""
         if self._main.state is State.WAITING:
@@ -106,10 +116,9 @@ class FlowActions:
             self._choose(self._attempts.begin_second())
 
     def _wait_beside(self) -> None:
-        """Have those that refused asked again after a while, where the request waits for the first
-        word of a suspected node: they may have room long before that is heard or lost."""
-        attempts = self._attempts
-        if attempts.second is None and attempts.is_unanswered and self._candidates.has_refusals:
+        """Have others asked after a while, where a suspected node holds the request up and no other
+        attempt runs: they may have room long before that node is heard or lost."""
+        if self._attempts.second is None and self._attempts.is_held_up(self._main):
             self._out.append(Wait(WAIT_S))
 
     def _is_cut(self, attempt: Attempt, longest: int) -> bool:
@@ -170,7 +179,7 @@ class FlowActions:
             self._give_up(attempt, error)
         elif attempt.ledger.num_emitted > attempt.ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
-        elif attempt is self._main and self._attempts.second is not None:
+        elif attempt.asks_one or (attempt is self._main and self._attempts.second is not None):
             self._drop(attempt)
         else:
             self._choose(attempt)
@@ -226,6 +235,7 @@ class FlowActions:
     def _drop(self, attempt: Attempt) -> None:
         """End one of two attempts; the other one goes on alone."""
         self._out += self._attempts.drop(attempt)
+        self._main.asks_one = False
         self._wait_beside()
 
     def _fail(self, error: PdserveError) -> None:

@@ -44,10 +44,10 @@ writes, so that attempt is over.
 
 While a node of the attempt is suspected, a second attempt runs elsewhere; where no other node was
 there, from when one comes, or begins to decode. It goes the same way, but never waits, and its
-failures end it alone. A full node is asked to queue it only while the first
-one waits for its first word; then all that refused are also asked again once a second, because
-a node whose step hangs may be suspected for minutes. The first of the two that sends the next token
-goes on, and the other one is aborted. When the first attempt fails, the second takes its place.
+failures end it alone: another one begins after a while, as long as the node is suspected, and asks
+one node, which may have refused the one before. A full node is asked to queue it only while the
+first one waits for its first word. The first of the two that sends the next token goes on, and the
+other one is aborted. When the first attempt fails, the second takes its place.
 
 An attempt that begins after n tokens were emitted continues after them: its nodes get them with
 the prompt, compute both and draw token n where a new request draws token 0. The client reads the
@@ -214,14 +214,13 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def on_waited(self) -> list[Effect]:
-        """Ask for nodes again: the time of `Wait` has passed."""
-        attempts = self._attempts
+        """Ask for nodes again: the time of `Wait` has passed. Where an attempt is held up by a
+        suspected node, and alone, others are asked beside it."""
         if self.state is State.WAITING:
             self._candidates.on_waited()
             self._choose_again()
-        elif attempts.second is None and attempts.is_unanswered and self._candidates.has_refusals:
-            self._candidates.forgive_refusals()
-            self._choose(attempts.begin_second())
+        elif self._attempts.second is None and self._attempts.is_held_up(self._main):
+            self._ask_beside_again()
         return self._take_effects()
 
     def on_reserve_reply(

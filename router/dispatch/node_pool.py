@@ -16,6 +16,7 @@ from common.observing.clock import Clock
 from placement.store import PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
+from router.core.known.changes import ChangesUnderWay
 from router.core.known.member_effects import (
     MembershipEffect,
     NodeDecodes,
@@ -110,8 +111,7 @@ class NodePool:
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
-        self.roles_to_be: list[tuple[Incarnation, Role]] = []
-        """Those that nodes were told to have and may not have yet, one for each change."""
+        self.changes = ChangesUnderWay()
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""
@@ -138,16 +138,28 @@ class NodePool:
         `StaleEpoch` when it has restarted or was told a higher number, and `NodeLost` or
         `DeadlineExceeded` when it has left or does not answer.
         """
+        client = self._client_of(node)
+        with self.changes.of_role(node, role):
+            await client.beside.set_role(role, number)
+        self._perform(self.membership.on_role(node, role))
+        self._should_refresh.set()
+
+    async def drain(self, node: Incarnation) -> float:
+        """Ask a node to leave; return the seconds that it gives to running requests.
+
+        Raises `NodeLost` when it has left, or the typed error of the failed call.
+        """
+        client = self._client_of(node)
+        with self.changes.of_leaving(node):
+            timeout_s = await client.beside.drain()
+        self._should_refresh.set()
+        return timeout_s
+
+    def _client_of(self, node: Incarnation) -> NodeClient:
         client = self.client(node)
         if client is None:
             raise NodeLost(f"{node} has left")
-        self.roles_to_be.append((node, role))
-        try:
-            await client.beside.set_role(role, number)
-        finally:
-            self.roles_to_be.remove((node, role))
-        self._perform(self.membership.on_role(node, role))
-        self._should_refresh.set()
+        return client
 
     def is_member(self, node: Incarnation) -> bool:
         """Return whether a node may be heard, now or again."""

@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from common.errors import PdserveError
+from common.errors import DeadlineExceeded, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import drain_node
 from router.cluster.role import give_role
+from router.core.known.changes import ChangesUnderWay
 from router.core.known.member_effects import MembershipEffect
 from router.core.known.roster import Roster
 from router.core.membership import Membership
@@ -29,16 +30,24 @@ from simulator.timeline import Timeline
 Ask = Callable[[NodeLife], PdserveError | None]
 
 
-class _Reply:
-    """What a coroutine waits for, until `on_reply` is called."""
+class Reply:
+    """What a coroutine waits for, until `end` is called; what comes after that is too late."""
 
     def __init__(self) -> None:
-        self.on_reply: Callable[[PdserveError | None], object] = lambda _: None
+        self.on_end: Callable[[Any], object] = lambda _: None
+        self._is_over = False
 
-    def __await__(self) -> Generator[_Reply, PdserveError | None, None]:
-        refused = yield self
-        if refused is not None:
-            raise refused
+    def end(self, found: object) -> None:
+        """Let the coroutine go on with what was found, or with an error."""
+        if not self._is_over:
+            self._is_over = True
+            self.on_end(found)
+
+    def __await__(self) -> Generator[Reply, Any, Any]:
+        found = yield self
+        if isinstance(found, PdserveError):
+            raise found
+        return found
 
 
 class AdministratorCalls:
@@ -62,17 +71,17 @@ class AdministratorCalls:
         self._lives = lives
         self._follow, self._refresh_soon = follow, refresh_soon
         self.membership = membership
-        self.roles_to_be: list[tuple[Incarnation, Role]] = []
+        self.changes = ChangesUnderWay()
 
     def give_role(self, node_id: str, role: Role) -> None:
         """Have a node take another role, unless the router or the node refuses."""
         pool: Any = self
-        _drive(give_role(pool, node_id, role))
+        drive(give_role(pool, node_id, role))
 
-    def drain(self, node_id: str) -> None:
+    def have_leave(self, node_id: str) -> None:
         """Have a node leave."""
         pool: Any = self
-        _drive(drain_node(pool, node_id))
+        drive(drain_node(pool, node_id))
 
     # What the router's code asks of its nodes.
 
@@ -80,67 +89,67 @@ class AdministratorCalls:
         """Return the nodes that can be chosen."""
         return self.membership.nodes()
 
-    def client(self, node: Incarnation) -> _Client:
-        """Return who calls a member."""
-        return _Client(self, node)
+    def is_member(self, node: Incarnation) -> bool:
+        """Return whether a node may be heard, now or again."""
+        return any(record.incarnation == node for record in self.membership.records())
 
-    async def set_role(self, node: Incarnation, role: Role) -> None:
-        """Have a node take new work of another role. Raises what it refuses it with."""
-        change = node, role
-        self.roles_to_be.append(change)
-        self._clock.after(TIMEOUT_S, partial(self._end, change))
-        await self.call(node, lambda life: life.set_role(role))
-        self._end(change)
+    def has_heard_all(self) -> bool:
+        """Return whether there are members, and each was heard."""
+        records = self.membership.records()
+        return bool(records) and all(
+            self.membership.was_heard(record.incarnation) for record in records
+        )
+
+    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
+        """Have a node take new work of another role. Raises what it refuses it with, and
+        `DeadlineExceeded` where it does not answer."""
+        with self.changes.of_role(node, role):
+            await self.call(node, lambda life: life.set_role(role, number))
         self._follow(self.membership.on_role(node, role))
         self._refresh_soon()
 
-    def call(self, node: Incarnation, ask: Ask) -> _Reply:
+    async def drain(self, node: Incarnation) -> float:
+        """Ask the node to leave; return the seconds that it gives to running requests."""
+        with self.changes.of_leaving(node):
+            await self.call(node, lambda life: life.drain())
+        self._refresh_soon()
+        return 0.0
+
+    def call(self, node: Incarnation, ask: Ask) -> Reply:
         """Ask a node something; it answers when that is done."""
-        reply = _Reply()
+        reply = Reply()
         self._timeline.after(self._latency_s, partial(self._arrive, self._lives[node], ask, reply))
+        late = DeadlineExceeded(f"{node} did not answer within {TIMEOUT_S:g} s")
+        self._clock.after(TIMEOUT_S, partial(reply.end, late))
         return reply
 
     # Inside.
 
-    def _end(self, change: tuple[Incarnation, Role]) -> None:
-        self.roles_to_be = [one for one in self.roles_to_be if one is not change]
-
-    def _arrive(self, node: FaultyNode, ask: Ask, reply: _Reply) -> None:
+    def _arrive(self, node: FaultyNode, ask: Ask, reply: Reply) -> None:
         if self._paths.is_open(self._router.node_id, node.me.node_id):
             node.clock.run(partial(self._take, node, ask, reply))
 
-    def _take(self, node: FaultyNode, ask: Ask, reply: _Reply) -> None:
+    def _take(self, node: FaultyNode, ask: Ask, reply: Reply) -> None:
         answer = ask(node.life)
         self._timeline.after(self._latency_s, partial(self._arrive_back, node, answer, reply))
 
-    def _arrive_back(self, node: FaultyNode, answer: PdserveError | None, reply: _Reply) -> None:
+    def _arrive_back(self, node: FaultyNode, answer: PdserveError | None, reply: Reply) -> None:
         if self._paths.is_open(node.me.node_id, self._router.node_id):
-            self._clock.run(partial(reply.on_reply, answer))
+            self._clock.run(partial(reply.end, answer))
 
 
-class _Client:
-    """Calls one node; `NodeClient` has its calls beside the stream under that name."""
-
-    def __init__(self, calls: AdministratorCalls, node: Incarnation) -> None:
-        self._calls = calls
-        self._node = node
-
-    @property
-    def beside(self) -> _Client:
-        return self
-
-    async def drain(self) -> float:
-        """Ask the node to leave; return the seconds that it gives to running requests."""
-        await self._calls.call(self._node, lambda life: life.drain())
-        return 0.0
-
-
-def _drive(call: Coroutine[Any, Any, object], refused: PdserveError | None = None) -> None:
-    """Run a call until it waits for a node, and on when that has answered."""
+def drive(
+    call: Coroutine[Any, Any, object],
+    found: object = None,
+    *,
+    on_end: Callable[[], object] = lambda: None,
+) -> None:
+    """Run a call until it waits for an answer, and on when that has come; then call `on_end`."""
     try:
-        reply: _Reply = call.send(refused)
+        reply: Reply = call.send(found)
     except StopIteration:
-        return
+        on_end()
     except (ApiError, UnknownNode, PdserveError):
-        return  # the administrator is told
-    reply.on_reply = partial(_drive, call)
+        on_end()  # the administrator is told
+    else:
+        reply.on_end = partial(drive, call, on_end=on_end)

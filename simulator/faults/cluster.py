@@ -31,6 +31,7 @@ from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
+from simulator.faults.roles.roles_by_load import RolesByLoad
 from simulator.faults.router import Answered, FaultyRouter
 from simulator.faults.shape import longest_of, node_names, router_names, shape_of
 from simulator.faults.streams import RESET, NodeLink
@@ -87,6 +88,7 @@ class FaultyCluster:
         self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
         self._first_drain_s = _first(history.faults, (FaultKind.DRAIN,))
         self.router_stood_s = 0.0
+        self.roles = RolesByLoad(history, self.timeline, self.paths, self.leases, self.nodes)
         self._store = LifeStore(
             leases=self.leases,
             timeline=self.timeline,
@@ -94,6 +96,7 @@ class FaultyCluster:
             drain_s=shape.drain_s,
             on_left=self._on_left,
             on_replaced=self._on_replaced,
+            on_role=self.roles.on_role,
         )
         self.routers: dict[str, FaultyRouter] = {}
         """The life of each router that was started last, by its name."""
@@ -191,10 +194,12 @@ class FaultyCluster:
             on_end=self._on_end,
             is_wide=self._is_wide,
         )
+        self.roles.start(self.routers[name])
 
     def flush(self) -> None:
         """Let what waits go on: a path is open again."""
         self.wires.flush()
+        self.roles.flush()
         for link in self._links():
             link.flush()
 
@@ -273,7 +278,9 @@ class FaultyCluster:
         self.timeline.after(LOOK_S, self._look)
 
     def _why_busy(self) -> str:
-        return checks.why_busy(self.nodes.values(), self.routers.values())
+        routers = self.routers.values()
+        busy = checks.why_busy(self.nodes.values(), routers)
+        return busy or self.roles.why_unserved(routers)
 
     def _check_node(self, node: FaultyNode) -> None:
         checks.check_node(node)

@@ -6,10 +6,21 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from router.core.policies import POLICIES
 from simulator.faults.demand.drawing import with_demands
 from simulator.faults.history import AskedRequest, Fault, History
-from simulator.faults.kinds import BETWEEN_TWO, BREAKING, BREAKS, HARMLESS, STORE, WAYS, FaultKind
+from simulator.faults.kinds import (
+    BETWEEN_TWO,
+    BREAKING,
+    BREAKS,
+    HARMLESS,
+    OF_STEPS,
+    STORE,
+    WAYS,
+    FaultKind,
+)
 from simulator.faults.kv.wires import INLINE_LANE
+from simulator.faults.roles.drawing import cut_from_store, led_by_load, over_a_longer_time
 from simulator.faults.shape import (
     CARD_LANES,
     HOST_LANES,
@@ -36,6 +47,7 @@ _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """A prompt that waits for such steps waits for longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
 _FAILING_STEPS = (0, 0, 0, 1, 2)
+_HANGS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
 _SESSIONS = ("", "a", "a", "b", "c")
 
@@ -57,18 +69,21 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes, priorities, sessions, further breaks and steps that fail, and where its
-    nodes keep KV, come from random numbers of their own: whatever is drawn of them, the rest of a
-    seed's history is the same.
+    Its routers, changes, priorities, sessions, further breaks, steps that fail or hang, and roles
+    that follow the load, and where its nodes keep KV, come from random numbers of their own:
+    whatever is drawn of them, the rest of a seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
+    roles = random.Random(f"roles of {seed}")
+    if wishes.num_prefill is None and wishes.num_decode is None:
+        shape = led_by_load(roles, shape)
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
     unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
     requests = [
         _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
     ]
-    breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind is not FaultKind.STEP]
+    breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind not in OF_STEPS]
     changing = [kind for kind in wishes.kinds if kind in HARMLESS]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
@@ -77,6 +92,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     requests = _in_sessions(sessions, requests)
     if shape.keeps_prefixes:
         requests = [_that_comes_back(more, one) for one in requests]
+    requests = over_a_longer_time(roles, shape, requests)
     faults: list[Fault] = []
     if breaking:
         faults = [
@@ -85,11 +101,19 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         ]
         again = random.Random(f"again of {seed}")
         faults += list(_broken_again(again, faults, breaking, shape.kv_message_s))
+    if FaultKind.PARTITION in wishes.kinds:
+        faults += list(cut_from_store(roles, shape, requests))
     if FaultKind.STEP in wishes.kinds:
         steps = random.Random(f"steps of {seed}")
         faults += [
             _failing_steps(steps, names, around_s)
             for around_s in _times(steps, requests, steps.choice(_FAILING_STEPS))
+        ]
+    if FaultKind.HANG in wishes.kinds:
+        hangs = random.Random(f"hangs of {seed}")
+        faults += [
+            _hung_step(hangs, names, around_s)
+            for around_s in _times(hangs, requests, hangs.choice(_HANGS))
         ]
     if changing:
         faults += [
@@ -169,6 +193,16 @@ def _failing_steps(rng: random.Random, names: Sequence[str], around_s: float) ->
     )
 
 
+def _hung_step(rng: random.Random, names: Sequence[str], around_s: float) -> Fault:
+    return Fault(
+        at_s=round(around_s + rng.choice((0.0, 0.02, 0.1, 0.5)) * rng.random(), 4),
+        kind=FaultKind.HANG,
+        target=rng.choice(names),
+        span_s=rng.choice((0.5, 3.0, 8.0, 20.0)),
+        how="",
+    )
+
+
 def _change(
     rng: random.Random,
     kinds: Sequence[FaultKind],
@@ -214,7 +248,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         num_blocks = more.choice((16, 18, num_blocks))
         num_host_blocks = more.choice((8, 12)) if num_disk_blocks else num_host_blocks
     return Shape(
-        num_routers=more.choice((1, 1, 2)),
+        num_routers=more.choice((1, 1, 2, 3)),
         lane=INLINE_LANE,
         num_prefill=0 if is_mixed else num_prefill,
         num_decode=0 if is_mixed else num_decode,
@@ -238,8 +272,10 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         preemption_mode=rng.choice(("recompute", "swap")),
         reservation_policy=rng.choice(("learned", "none", "token_ratio")),
         speculative_method=rng.choice(("none", "ngram")),
-        placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
+        placement_policy=rng.choice(tuple(POLICIES)),
         session_ttl_s=60.0,
+        target_ttft_s=0.0,
+        target_tpot_s=0.0,
         lease_s=rng.choice((2.0, 4.0)),
         kv_lease_s=more.choice((3.0, 30.0)),
         drain_s=more.choice((0.02, 0.2, 1.0, 5.0)),

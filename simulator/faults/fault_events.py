@@ -66,6 +66,9 @@ def begin(cluster: Breakable, fault: Fault) -> None:
             _lose_store(cluster, fault)
         case FaultKind.STEP if fault.target in cluster.nodes:
             _fail_steps(cluster, fault)
+        case FaultKind.HANG if fault.target in cluster.nodes:
+            node = cluster.nodes[fault.target]
+            node.clock.run(partial(node.hang, fault.span_s))
         case FaultKind.ROLE | FaultKind.DRAIN if fault.target in cluster.nodes:
             _change(cluster, fault)
         case FaultKind.DISK:
@@ -164,7 +167,7 @@ def _change(cluster: Breakable, fault: Fault) -> None:
         change = partial(router.beside.give_role, node.me.node_id, Role(fault.how))
     else:
         node.restarts_in_s = fault.span_s
-        change = partial(router.beside.drain, node.me.node_id)
+        change = partial(router.beside.have_leave, node.me.node_id)
     router.clock.run(change)
 
 

@@ -23,6 +23,8 @@ class FaultKind(Enum):
     clock      the clock of a process jumps ahead by `span_s`; of the store: leases expire earlier
     step       for `span_s` steps of a node fail for `all` or `some` of their sequences, of which
                they write something else; or each `copy` fails that is made beside the steps
+    hang       the step of a node that runs, or the next one, does not end for `span_s`; the rest of
+               its process goes on, and says so
     store      the store is `away` for `span_s`, or `empty` from now on
 
     role       a router gives a node another role, as `pdserve role` does
@@ -39,6 +41,7 @@ class FaultKind(Enum):
     CLOCK = "clock"
     STORE = "store"
     STEP = "step"
+    HANG = "hang"
     ROLE = "role"
     DRAIN = "drain"
     DISK = "disk"
@@ -58,10 +61,13 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.CLOCK: ("",),
     FaultKind.STORE: ("away", "empty"),
     FaultKind.STEP: ("all", "some", "copy"),
+    FaultKind.HANG: ("",),
     FaultKind.ROLE: ("prefill", "decode", "mixed"),
     FaultKind.DRAIN: ("",),
     FaultKind.DISK: ("slow", "error", "corrupt"),
 }
+OF_STEPS = (FaultKind.STEP, FaultKind.HANG)
+"""What happens in the steps of a node."""
 BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
 """What ends connections."""
 BETWEEN_TWO = (FaultKind.PARTITION, *BREAKS)

@@ -19,6 +19,7 @@ class Leases:
         self._epoch = 0
         self.is_away = False
         self.ahead_s = 0.0
+        self.num_emptied = 0
 
     def next_epoch(self) -> int:
         """Return an epoch above all earlier ones: also an emptied store goes on, by its clock."""
@@ -51,6 +52,7 @@ class Leases:
     def empty(self) -> None:
         """Lose everything."""
         self._held.clear()
+        self.num_emptied += 1
 
     def _live(self, name: str, now_s: float) -> LiveNode | None:
         held = self._held.get(name)

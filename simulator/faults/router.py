@@ -36,7 +36,7 @@ from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
-from simulator.faults.demand.choices import check_choice
+from simulator.faults.demand.choices import check_choice, check_kept
 from simulator.faults.demand.unanswered import Unanswered
 from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.hosts import Paths, ProcessClock
@@ -183,8 +183,9 @@ class FaultyRouter(WatchedRouter):
         return node in self._membership.used
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
-        """Take that a node sent something."""
-        self._follow(self._membership.on_heard(node, unreached=unreached))
+        """Take that a node sent something; with it, it says whether its step hangs."""
+        stuck_s = self._nodes[node].stuck_s
+        self._follow(self._membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone, or is heard and not reached."""
@@ -323,6 +324,9 @@ class FaultyRouter(WatchedRouter):
         if choice.query.session:
             num_known, now_s = self._chooser.num_sessions, self.clock.now_s()
             self._sessions.check(choice.query, chosen, num_known, now_s)
+            nodes = self._membership.nodes()
+            if not (self._chooser.has_failed_pairs or nodes.unreachable):
+                check_kept(nodes, choice.query, wanted, chosen)
 
     def _send(self, node: Incarnation, message: Message) -> bool:
         """Return whether the message leaves; a call that does not has failed."""

@@ -45,6 +45,7 @@ class Shape:
     Nodes have `num_blocks`, or in the order of their names those of `pools`.
     From `reserved_blocks` on are settings of scheduling, under shorter names of the same meaning.
     At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
+    Roles follow the load where there are targets of latency; 0: nodes keep them.
     """
 
     num_routers: int
@@ -73,6 +74,8 @@ class Shape:
     speculative_method: str
     placement_policy: str
     session_ttl_s: float
+    target_ttft_s: float
+    target_tpot_s: float
     lease_s: float
     kv_lease_s: float
     drain_s: float
@@ -93,6 +96,11 @@ class Shape:
 def is_on_device(shape: Shape) -> bool:
     """Return whether steps run on a device, beside the node that plans them."""
     return shape.is_staged or shape.is_on_card
+
+
+def are_roles_by_load(shape: Shape) -> bool:
+    """Return whether routers give nodes other roles by themselves."""
+    return shape.target_ttft_s > 0 and shape.target_tpot_s > 0
 
 
 def node_names(shape: Shape) -> list[str]:

@@ -44,9 +44,9 @@ async def test_of_two_changes_at_once_the_one_that_leaves_no_decode_node_is_refu
     await asyncio.sleep(0)
     answers.put_nowait(None)
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    assert router.pool.roles_to_be == [(id_of["d0"], Role.PREFILL)]
+    assert router.pool.changes.roles == [(id_of["d0"], Role.PREFILL)]
     answers.put_nowait(None)
     await asyncio.gather(*both)
-    assert router.pool.roles_to_be == []
+    assert router.pool.changes.roles == []
     assert isinstance(moved, MovedNode)
     assert (moved.earlier, moved.role) == (Role.DECODE, Role.PREFILL)

@@ -20,9 +20,9 @@ LOAD = [
     ),
     Bug(
         "nodes that refused are not asked again while a suspected one does not answer",
-        "router.core.request_flow",
-        "            self._candidates.forgive_refusals()\n",
-        "            pass\n",
+        "router.core.flow_actions",
+        "        if attempt.asks_one and self._candidates.forgive():\n",
+        "        if attempt.asks_one and self._attempts.is_done:\n",
         (FaultKind.FREEZE,),
     ),
     Bug(

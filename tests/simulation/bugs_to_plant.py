@@ -97,8 +97,8 @@ ROUTER = [
     Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
-        "    if role is Role.PREFILL and all(",
-        "    if role is Role.PREFILL and not all(",
+        "    if role is Role.PREFILL and not changes",
+        "    if role is Role.PREFILL and changes",
         (FaultKind.ROLE,),
     ),
     Bug(
@@ -148,6 +148,59 @@ ROUTER = [
         "router.core.known.sessions",
         "            before.prefill if nodes.prefill is None else nodes.prefill,\n",
         "            nodes.prefill,\n",
+    ),
+    Bug(
+        "a session moves to another node without a reason",
+        "router.core.policies.session_nodes",
+        "    return held if is_near else None\n",
+        "    return None\n",
+    ),
+]
+
+HUNG = [
+    Bug(
+        "a node whose step hangs is not suspected",
+        "router.core.membership",
+        "        if stuck_s:\n",
+        "        if stuck_s < 0:\n",
+        (FaultKind.HANG,),
+    ),
+    Bug(
+        "what a suspected node holds up is asked elsewhere once",
+        "router.core.flow_actions",
+        "        if self._attempts.second is None and self._attempts.is_held_up(self._main):\n",
+        "        if self._attempts.second is None and self._attempts.is_done:\n",
+        (FaultKind.HANG,),
+    ),
+]
+
+ROLES = [
+    Bug(
+        "a role gives away its only node",
+        "router.core.scaling.moves",
+        "    if giving.num_nodes < 2:\n",
+        "    if giving.num_nodes < 1:\n",
+    ),
+    Bug(
+        "a change that was asked for does not hold up those by load",
+        "router.cluster.role_keeper",
+        "            elif move is not None and not changes.are_asked(nodes):\n",
+        "            elif move is not None:\n",
+        (FaultKind.DRAIN, FaultKind.ROLE),
+    ),
+    Bug(
+        "a leader closes an open change without telling the node",
+        "router.cluster.role_keeper",
+        "                await self._finish(router, leadership.last_move)\n",
+        "                await self._store.end_move(router, leadership.last_move.number)\n",
+        (FaultKind.FREEZE, FaultKind.PARTITION),
+    ),
+    Bug(
+        "a node takes a change of its role that is older than its last one",
+        "node.control.role",
+        "            if number and number < self._last_number:\n",
+        "            if number and number < 0:\n",
+        (FaultKind.FREEZE, FaultKind.PARTITION),
     ),
 ]
 
@@ -506,4 +559,4 @@ LANES = [
     ),
 ]
 
-BUGS = [*ROUTER, *NODE, *ENGINE, *CARD, *FAILING, *KV, *LANES]
+BUGS = [*ROUTER, *HUNG, *ROLES, *NODE, *ENGINE, *CARD, *FAILING, *KV, *LANES]

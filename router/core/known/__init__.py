@@ -7,5 +7,6 @@ roster          the nodes that can be chosen, by what a request may ask of them
 sessions        which nodes served each session last
 block_index     which nodes hold which blocks
 block_reports   what nodes report of their blocks, in order
+changes         changes of roles, and nodes that leave, as far as only this router knows of them
 pair_health     which pairs of nodes fail to hand off, and when each is tried again
 """

@@ -4,7 +4,8 @@ A role is short where its need is above its nodes. The other role gives it a nod
 lowers the larger of both pressures (need per node) to `BETTER` of it at least, which counts the
 nodes that stay with all of the load that is left to them. The same has to be found for `HOLD_S`,
 after the last change `COOL_DOWN_S` pass, and `RETURN_S` until a node goes the other way. Each role
-keeps one node; a role that has lost its last one gets one as soon as the other has two.
+keeps one node; a role that has lost its last one gets one as soon as the other has two, whichever
+way the last change went: without it nothing is answered.
 
 A change costs: the prefixes that the node holds are of no use in its other role, and the role that
 gave it away lacks it. One that is taken back before `PAYS_BACK_S` has not paid for that. So the
@@ -92,7 +93,8 @@ class Moves:
         if short.role is not self._short:
             self._short, self._short_since_s = short.role, now_s
         found = f"{_told(short)}; {_told(giving)}"
-        wait_s = self._wait_s(short.role, now_s)
+        is_back = bool(short.num_nodes) and self._is_back(short.role)
+        wait_s = self._wait_s(now_s, is_back=is_back)
         if wait_s > 0:
             return NextMove(None, f"{found}; no change for another {wait_s:.0f} s")
         node = _least_busy(nodes, giving.role, short.role)
@@ -104,8 +106,7 @@ class Moves:
         self._short = None
         return NextMove(None, why)
 
-    def _wait_s(self, role: Role, now_s: float) -> float:
-        is_back = self._is_back(role)
+    def _wait_s(self, now_s: float, *, is_back: bool) -> float:
         hold_s, pause_s = (self._return_hold_s, RETURN_S) if is_back else (HOLD_S, COOL_DOWN_S)
         wait_s = self._short_since_s + hold_s - now_s
         if self._moved_at_s is None:

@@ -34,6 +34,7 @@ from node.flow.messages import (
 )
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
+from node.flow.step_progress import expected_step_s
 from node.life.make_scheduler import make_scheduler
 from node.life.possible_roles import NODE_ROLES, refused_roles
 from node.life.request_path import WARM_WISH_S
@@ -45,6 +46,7 @@ from simulator.faults.kv.end import KVEnd
 from simulator.faults.kv.wires import KVWires
 from simulator.faults.node.copies import LateCopies
 from simulator.faults.node.disk import Disk, NodeDisk
+from simulator.faults.node.hanging import HungSteps
 from simulator.faults.node.life import LifeStore, NodeLife
 from simulator.faults.node.steps import TOKEN_S, ComputedExecution
 from simulator.faults.shape import MODEL, Shape, config_of, is_on_device
@@ -183,6 +185,8 @@ class FaultyNode(SimulatedNode):
             disk=None if index is None else NodeDisk(disk, name, clock, self.memory),
         )
         self.kv = joining.end[0]
+        expected_s = expected_step_s(facts.step_costs, most_tokens)
+        self._hung = HungSteps(clock, execution, expected_s)
         self.copies = LateCopies(clock, self.memory, shape.step_s)
         self.cached = CachedBlocks()
         self.streams: dict[Incarnation, NodeLink] = {}
@@ -214,6 +218,17 @@ class FaultyNode(SimulatedNode):
             return
         super().put(replace(message, is_compiling=True))
         self.clock.after(span_s, partial(self._on_compiled, message, grammar))
+
+    @property
+    def stuck_s(self) -> float:
+        """How long its step has lasted, if it says that it makes no progress; 0 otherwise."""
+        return self._hung.stuck_s
+
+    def hang(self, span_s: float) -> None:
+        """Have the step that runs, or the next one, not end for so long."""
+        self._hung.hang(span_s)
+        if self.execution.is_running:
+            self._turn_at(self.execution.ends_at_s)
 
     def turn(self) -> bool:
         """Run one turn of the loop; return whether it changed something."""

@@ -30,7 +30,8 @@ OnLeft = Callable[[Incarnation, bool], object]
 class LifeStore:
     """The store of a node's lease, and what becomes of the node.
 
-    `on_replaced` takes a node whose name belongs to a later life.
+    `on_replaced` takes a node whose name belongs to a later life, `on_role` one whose role has
+    changed, and the number of the change.
     """
 
     leases: Leases
@@ -39,6 +40,7 @@ class LifeStore:
     drain_s: float
     on_left: OnLeft
     on_replaced: Callable[[Incarnation], object]
+    on_role: Callable[[Incarnation, int], object]
 
 
 class LivingNode(Protocol):
@@ -84,12 +86,14 @@ class NodeLife:
         span_s = self._store.lease_s / RENEWALS_PER_LEASE
         self._node.clock.after(span_s, self.keep_lease)
 
-    def set_role(self, role: Role) -> PdserveError | None:
-        """Take new work of another role; return why not."""
+    def set_role(self, role: Role, number: int = 0) -> PdserveError | None:
+        """Take new work of another role, by the change of this number; return why not."""
         try:
-            _result(self._role.change(role))
+            earlier = _result(self._role.change(role, number))
         except PdserveError as refused:
             return refused
+        if self.role is not earlier:
+            self._store.on_role(self._node.me, number)
         return None
 
     def drain(self) -> None:

@@ -89,8 +89,8 @@ class ComputedExecution:
         """Those of each entry, when the first layer is written."""
         self._after: list[_Begun | None] = []
         """The step that has begun behind the one before; None: an entry that it has left behind."""
-        self._began_s = 0.0
-        self.ends_at_s = 0.0
+        self.began_s = 0.0
+        self.ends_at_s = self.hangs_until_s = 0.0
         self.failing = ""
         """The sequences, `all` or `some`, for which steps fail that begin now; empty: none."""
         self._failed: set[int] = set()
@@ -120,15 +120,21 @@ class ComputedExecution:
         self._failed = set(range(len(batch))) if self.failing else set()
         if self.failing == "some":
             self._failed = {one for one in self._failed if (one + self.num_runs) % 2}
-        self._batch, self._began_s = batch, self._clock.now_s()
+        self._batch, self.began_s = batch, self._clock.now_s()
         self._states = []
         self.num_runs += 1
         took_s = self._step_s + TOKEN_S * num_tokens
-        self.ends_at_s = self._began_s + took_s
+        self.ends_at_s = max(self.began_s + took_s, self.hangs_until_s)
         if on_layer is not None:
             for layer in range(NUM_LAYERS):
-                at_s = self._began_s + took_s * (layer + 1) / NUM_LAYERS
+                at_s = self.began_s + took_s * (layer + 1) / NUM_LAYERS
                 self._clock.at(min(at_s, self.ends_at_s), partial(self._layer, layer, on_layer))
+
+    def hang(self, until_s: float) -> None:
+        """Have the step that runs, or the next one, end no sooner."""
+        self.hangs_until_s = until_s
+        if self.is_running:
+            self.ends_at_s = max(self.ends_at_s, until_s)
 
     def interrupt(self) -> bool:
         """Return that nothing changes: a step ends when it ends."""
@@ -161,7 +167,7 @@ class ComputedExecution:
         if self._failed:
             error = InternalError("its logits are not finite")
             raise SequencesFailed(dict.fromkeys(sorted(self._failed), error), results)
-        return results, self.ended_s[0] - self._began_s
+        return results, self.ended_s[0] - self.began_s
 
     def close(self) -> None:
         """Have nothing to close."""

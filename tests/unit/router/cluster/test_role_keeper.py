@@ -16,6 +16,7 @@ from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import Leadership, PlacementUnavailable, RoleMove
 from router.cluster.role_keeper import RoleKeeper
+from router.core.known.changes import ChangesUnderWay
 from router.core.known.node_view import NodeView
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_server import eventually
@@ -73,6 +74,7 @@ class Nodes:
         self.told: list[tuple[Incarnation, Role, int]] = []
         self.error: PdserveError | None = None
         self._numbers: dict[Incarnation, int] = {}
+        self.changes = ChangesUnderWay()
 
     def nodes(self) -> Sequence[NodeView]:
         return [node.view() for node in self.water.nodes]
@@ -93,6 +95,9 @@ class Nodes:
         if number == last:
             return
         self.told.append((node, role, number))
+        self.give(node, role)
+
+    def give(self, node: Incarnation, role: Role) -> None:
         (found,) = (one for one in self.water.nodes if one.record.incarnation == node)
         found.record = replace(found.record, role=role)
 
@@ -307,3 +312,54 @@ async def test_a_router_that_ends_leaves_the_lease() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert (await world.store.lead(R2, lease_s=LEASE_S)).leader == R2
+
+
+async def test_no_change_begins_while_one_that_a_person_asked_for_is_under_way() -> None:
+    world = World()
+    changes, first = world.nodes.changes, world.nodes.water.nodes[-1]
+    with changes.of_role(first.record.incarnation, Role.PREFILL):
+        await world.run(30, R1)
+        assert world.nodes.told == []
+    with changes.of_leaving(first.record.incarnation):
+        pass  # it was told to leave, and says so later
+    await world.run(30, R1)
+    assert world.nodes.told == []
+    first.is_draining = True
+    await world.run(2, R1)
+    assert world.nodes.told
+
+
+async def test_a_change_that_has_begun_counts_before_its_node_is_told() -> None:
+    world = World(num_decode=2)
+    kept: list[bool] = []
+
+    async def ask() -> None:
+        """Ask whether the other decode node may become a prefill node, as a person does."""
+        (begun, _), nodes = world.nodes.changes.by_load or (R1, 0), world.nodes.nodes()
+        decoding = [one for one in nodes if one.record.role is Role.DECODE]
+        (other,) = (one.incarnation for one in decoding if one.incarnation != begun)
+        kept.append(world.nodes.changes.leaves_one(nodes, other, Role.PREFILL))
+
+    world.store.after_begun = ask
+    await world.run(20, R1)
+    assert kept == [False]
+    assert world.nodes.changes.by_load is None, "the change is over"
+
+
+async def test_a_change_whose_node_has_become_the_last_in_its_role_is_taken_back() -> None:
+    world = World(num_decode=2)
+    await world.run_until_begun()
+    begun = (await world.store.lead(R1, lease_s=LEASE_S)).last_move
+    assert begun is not None
+    for node in world.nodes.nodes():
+        if node.record.role is Role.DECODE and node.incarnation != begun.node:
+            world.nodes.give(node.incarnation, Role.PREFILL)
+    world.clock.advance(LEASE_S + 1)
+    await world.run(2, R2)
+    ((told, role, number),) = world.nodes.told
+    assert (told, role) == (begun.node, Role.DECODE)
+    last = (await world.store.lead(R2, lease_s=LEASE_S)).last_move
+    assert last is not None
+    assert (last.number, last.is_open) == (number, False)
+    with pytest.raises(StaleEpoch):  # the first one wakes, and tells the node
+        await world.nodes.set_role(begun.node, begun.role, number=begun.number)

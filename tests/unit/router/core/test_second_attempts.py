@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import (
+    HandoffFailed,
     InternalError,
     InvalidRequest,
     NodeLost,
@@ -97,7 +98,7 @@ def test_the_second_attempt_takes_the_place_of_a_lost_first_one() -> None:
 def test_a_second_attempt_that_fails_ends_alone(error: PdserveError) -> None:
     flow = suspected()
     effects = flow.on_output(D1, output(SECOND, 0, error=error))
-    assert effects == [LegClosed(D1, has_prompt=True), Unplace(SECOND)]
+    assert effects == [LegClosed(D1, has_prompt=True), Unplace(SECOND), Wait(WAIT_S)]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
     flow.on_node_lost(D0)
     (reserve,) = flow.on_choice(D2, None, "why", 0.0)
@@ -108,9 +109,8 @@ def test_a_second_attempt_that_fails_ends_alone(error: PdserveError) -> None:
 def test_without_another_node_the_first_attempt_is_waited_for() -> None:
     flow = running()
     flow.on_node_suspected(D0)
-    assert flow.on_no_choice(Overloaded("nobody")) == []
+    assert flow.on_no_choice(Overloaded("nobody")) == [Wait(WAIT_S)]
     assert flow.state is State.RUNNING
-    assert flow.on_waited() == []
     assert flow.on_node_trusted(D1) == [Choose(None, frozenset({D0}))], "another one has come"
     flow.on_choice(D1, None, "new", 0.0)
     ending = [SendAbort(D1, THIRD), LegClosed(D1, has_prompt=True)]
@@ -126,8 +126,62 @@ def test_refusals_lead_a_second_attempt_to_the_next_node_and_to_no_queue() -> No
     assert effects == [LegClosed(D1, has_prompt=True), Choose(None, frozenset({D0, D1}))]
     flow.on_choice(D2, None, "why", 0.0)
     effects = flow.on_reserve_reply(D2, SECOND, InvalidRequest("too long"), 0.0)
-    assert effects == [LegClosed(D2, has_prompt=True)]
+    assert effects == [LegClosed(D2, has_prompt=True), Wait(WAIT_S)]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
+
+
+def test_while_a_node_is_suspected_another_one_is_asked_again_and_again() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    effects = flow.on_call_failed(D1, SECOND, NodeLost("it has gone"))
+    assert effects[-1] == Wait(WAIT_S)
+    assert flow.on_waited() == [Choose(None, frozenset({D0, D1}))], "others first"
+    assert flow.on_no_choice(Overloaded("nobody")) == [Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, None, "why", 2.0)
+    flow.on_reserve_reply(D1, THIRD, LOCAL, 2.0)
+    assert flow.on_waited() == [], "it computes"
+    assert emitted(flow.on_output(D1, output(THIRD, 1, 11))) == [11]
+
+
+def test_an_attempt_that_is_begun_again_asks_one_node() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_no_choice(Overloaded("all are full"))
+    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, None, "why", 2.0)
+    closed = [LegClosed(D1, has_prompt=True)]
+    effects = flow.on_reserve_reply(D1, THIRD, Overloaded("full"), 2.0)
+    assert effects == [*closed, Wait(WAIT_S)]
+    assert flow.on_waited() == [Choose(None, frozenset({D0, D1}))], "the next one"
+    again = flow.on_no_choice(Overloaded("none is left"))
+    assert again == [Choose(None, frozenset({D0}))], "and all of them again"
+    assert flow.on_no_choice(Overloaded("none is there")) == [Wait(WAIT_S)]
+
+
+def test_attempts_beside_that_fail_leave_the_first_one_its_own_failures() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    for number in range(2, 5):
+        flow.on_choice(D1, None, "why", 0.0)
+        effects = flow.on_call_failed(D1, AttemptId("req", number), HandoffFailed("no KV"))
+        assert effects[-1] == Wait(WAIT_S)
+        again = flow.on_waited()
+    assert again == [], "three are enough"
+    flow.on_node_lost(D0)
+    flow.on_choice(D2, None, "why", 0.0)
+    flow.on_reserve_reply(D2, AttemptId("req", 5), LOCAL, 0.0)
+    assert emitted(flow.on_output(D2, output(AttemptId("req", 5), 1, 11))) == [11]
+
+
+def test_a_trusted_node_is_waited_for_alone() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_no_choice(Overloaded("nobody"))
+    flow.on_node_trusted(D0)
+    assert flow.on_waited() == []
+    flow.on_client_gone()
+    assert flow.on_waited() == []
 
 
 def test_a_second_node_that_falls_silent_is_replaced() -> None:
@@ -254,7 +308,8 @@ def test_a_request_knows_which_nodes_are_suspected_when_it_comes(is_heard: bool)
     )
     assert flow.start({D0: is_heard}) == [Choose(None, frozenset({D0}))]
     assert flow.on_no_choice(Overloaded("nobody else")) == [Choose(None, frozenset())]
-    (reserve,) = flow.on_choice(D0, None, "the only one", 10.0)
+    reserve, wait = flow.on_choice(D0, None, "the only one", 10.0)
+    assert wait == Wait(WAIT_S)
     assert isinstance(reserve, SendReserve)
     effects = flow.on_node_trusted(D1)
     assert effects == [Choose(None, frozenset({D0}))], "another one has come"
@@ -268,7 +323,7 @@ def test_a_request_knows_which_nodes_are_suspected_when_it_comes(is_heard: bool)
 def test_a_request_is_asked_elsewhere_where_a_prefill_node_begins_to_decode(is_heard: bool) -> None:
     flow = reserving()
     flow.on_node_suspected(D0, is_heard)
-    assert flow.on_no_choice(Overloaded("nobody")) == []
+    assert flow.on_no_choice(Overloaded("nobody")) == [Wait(WAIT_S)]
     assert flow.on_node_decodes(P0) == [Choose(None, frozenset({D0}))]
     flow.on_choice(P0, None, "it decodes now", 10.0)
     assert flow.on_node_decodes(P1) == [], "one second attempt is enough"
@@ -349,7 +404,7 @@ def test_an_answer_that_runs_on_a_suspected_node_waits_in_no_queue_beside() -> N
     flow.on_choice(D1, None, "another one", 0.0)
     flow.on_reserve_reply(D1, FIRST, LOCAL, 0.0)
     assert flow.on_node_suspected(D1) == [Choose(None, frozenset({D0, D1}))]
-    assert flow.on_no_choice(Overloaded("all tried")) == []
+    assert flow.on_no_choice(Overloaded("all tried")) == [Wait(WAIT_S)]
 
 
 def test_suspects_are_known_until_they_are_trusted_lost_or_forgotten() -> None:
@@ -395,35 +450,25 @@ def test_while_a_suspected_node_does_not_answer_those_that_refused_are_asked_aga
 ) -> None:
     flow = unanswered(is_heard)
     assert flow.on_choice(D0, None, "nobody else is left", 10.0)[-1] == Wait(WAIT_S)
-    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
-    flow.on_choice(D1, None, "why", 11.0)
-    effects = flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 11.0)
-    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert flow.on_waited() == [Choose(None, frozenset({D0, D1}))]
     assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D0}))]
-    flow.on_choice(D1, None, "it queues", 11.0)
-    flow.on_reserve_reply(D1, SECOND, Overloaded("its queue is full"), 11.0)
-    assert flow.on_no_choice(Overloaded("all tried")) == [Wait(WAIT_S)]
-    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
-    flow.on_choice(D1, None, "why", 12.0)
+    flow.on_choice(D1, None, "why", 11.0)
+    assert flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 11.0)[-1] == Wait(WAIT_S)
+    assert flow.on_waited() == [Choose(None, frozenset({D0, D1}))]
+    assert flow.on_no_choice(Overloaded("all tried")) == [Choose(None, frozenset({D0}))]
+    (reserve,) = flow.on_choice(D1, None, "it queues", 12.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.may_wait
     flow.on_reserve_reply(D1, THIRD, LOCAL, 12.0)
     effects = flow.on_output(D1, output(THIRD, 0, 10))
     assert emitted(effects) == [10]
     assert aborts(effects) == {(D0, FIRST)}
 
 
-def test_nodes_that_refused_are_not_asked_again_once_the_suspected_one_has_answered() -> None:
-    flow = unanswered()
+def test_nodes_that_refused_are_not_asked_again_once_a_node_that_is_heard_has_answered() -> None:
+    flow = unanswered(is_heard=True)
     flow.on_choice(D0, None, "nobody else is left", 10.0)
     flow.on_reserve_reply(D0, FIRST, LOCAL, 10.5)
-    assert flow.on_waited() == []
-
-
-def test_a_node_that_failed_an_attempt_is_not_asked_again_while_another_does_not_answer() -> None:
-    flow = reserving(prefill=None)
-    flow.on_call_failed(D0, FIRST, NodeLost("x"))
-    flow.on_choice(D1, None, "another one", 0.0)
-    flow.on_node_suspected(D1)
-    assert flow.on_no_choice(Overloaded("all tried")) == []
     assert flow.on_waited() == []
 
 

@@ -383,7 +383,7 @@ def test_a_new_request_without_a_limit_gets_what_the_nodes_have_at_once() -> Non
 def test_a_second_attempt_is_not_cut_while_the_first_may_have_all() -> None:
     flow = running(is_cut_to_fit=True)
     flow.on_node_suspected(D0)
-    assert flow.on_no_choice(too_long(6)) == []
+    assert flow.on_no_choice(too_long(6)) == [Wait(WAIT_S)]
     assert flow.attempt == SECOND
     assert flow.answering_attempt == FIRST
 
@@ -395,7 +395,7 @@ def test_a_second_attempt_gets_no_less_than_the_first() -> None:
     flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
     assert flow.on_node_suspected(D1) == [Choose(None, frozenset({D0, D1}))]
     assert flow.max_tokens == 8
-    assert flow.on_no_choice(too_long(5)) == []
+    assert flow.on_no_choice(too_long(5)) == [Wait(WAIT_S)]
     flow.on_node_trusted(D1)
     flow.on_node_suspected(D1)
     assert flow.on_no_choice(too_long(6))[-1] == Choose(None, frozenset({D0, D1}))

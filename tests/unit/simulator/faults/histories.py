@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.faults.history import AskedRequest, Fault, History
-from simulator.faults.kinds import BREAKING, FaultKind
+from simulator.faults.kinds import BREAKING, OF_STEPS
 from simulator.faults.search import ALL, history_of
 from simulator.faults.shape import MOST_QUEUED, ROUTER, Shape
 
@@ -22,7 +22,7 @@ def plain_history(seed: int) -> History:
         faults=tuple(
             replace(one, target=ROUTER if one.target.startswith(ROUTER) else one.target)
             for one in history.faults
-            if one.kind in BREAKING and one.kind is not FaultKind.STEP
+            if one.kind in BREAKING and one.kind not in OF_STEPS
         ),
     )
 
@@ -37,6 +37,8 @@ def plain_shape(shape: Shape) -> Shape:
         is_warmed=False,
         has_priorities=False,
         preemption_policy="last_in_first_out",
+        target_ttft_s=0.0,
+        target_tpot_s=0.0,
         kv_lease_s=30.0,
         max_queued=MOST_QUEUED,
         pools=(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.errors import InternalError
@@ -17,7 +19,7 @@ from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
-from simulator.faults.demand.choices import check_choice
+from simulator.faults.demand.choices import check_choice, check_kept
 from simulator.faults.demand.unanswered import MOST_UNANSWERED_TICKS, Unanswered
 from simulator.faults.router import (
     SessionBooks,
@@ -75,6 +77,18 @@ def test_a_session_is_known_for_its_time() -> None:
         books.check(Query((1,), 1, session=b"c"), first, 3, 14.0)
 
 
+def test_a_session_stays_on_a_node_that_is_as_idle_as_any() -> None:
+    query = Query((1, 2), 4, session=b"a", last=SessionNodes(D, None, 1))
+    moved = ChosenNodes(decode=Incarnation("e", 1), prefill=None, reason="")
+    anew = Choose(None, frozenset())
+    with pytest.raises(InternalError, match="a session leaves d#1, which is as idle as any"):
+        check_kept([node("d"), node("e")], query, anew, moved)
+    check_kept([node("d"), node("e")], query, anew, replace(moved, decode=D))
+    check_kept([node("d"), node("e")], query, Choose(None, frozenset({D})), moved)
+    check_kept([node("d", num_requests=1), node("e")], query, anew, moved)
+    check_kept([node("e")], query, anew, moved)
+
+
 def test_a_chosen_node_can_take_the_request() -> None:
     nodes, pair = [node("d"), prefill("p")], ChosenNodes(decode=D, prefill=P, reason="")
     check_choice(nodes, Choose(None, frozenset()), pair)
@@ -94,11 +108,11 @@ def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment
     flow.on_choice(D, None, "", 0.0)
     unanswered, idle = Unanswered(), {Incarnation("e", 1): 9}
     for _ in range(MOST_UNANSWERED_TICKS):
-        unanswered.check({D}, [flow], lambda: idle)
-    unanswered.check({D}, [flow], lambda: {Incarnation("e", 1): 8})
+        unanswered.check({D: False}, [flow], lambda: idle)
+    unanswered.check({D: False}, [flow], lambda: {Incarnation("e", 1): 8})
     for _ in range(MOST_UNANSWERED_TICKS):
-        unanswered.check({D}, [flow], lambda: idle)
+        unanswered.check({D: False}, [flow], lambda: idle)
     with pytest.raises(InternalError, match="r/1 waits for a suspected node, and others are idle"):
-        unanswered.check({D}, [flow], lambda: idle)
+        unanswered.check({D: False}, [flow], lambda: idle)
     flow.on_node_suspected(D)
-    unanswered.check({D}, [flow], lambda: idle)
+    unanswered.check({D: False}, [flow], lambda: idle)

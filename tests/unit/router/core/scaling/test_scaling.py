@@ -135,6 +135,16 @@ def test_a_role_that_lost_its_last_node_gets_one() -> None:
     assert desired(last) == (1, 1)
 
 
+def test_a_role_that_lost_its_last_node_gets_one_soon_although_the_last_change_took_one() -> None:
+    cluster = FluidCluster(2, 2)
+    while not cluster.moves:
+        cluster.run(READ_S, prompts_per_s=9 * PREFILL_SPEED, answers=0)
+    assert [role for _, role in cluster.moves] == [Role.PREFILL]
+    cluster.nodes = cluster.of(Role.PREFILL)
+    cluster.run(COOL_DOWN_S + 2 * READ_S, prompts_per_s=0, answers=0)
+    assert len(cluster.of(Role.DECODE)) == 1
+
+
 def test_a_cluster_of_decode_nodes_gets_a_prefill_node_when_prompts_are_computed() -> None:
     idle = FluidCluster(0, 3)
     idle.run(30, prompts_per_s=0, answers=100)

@@ -1,0 +1,116 @@
+"""Roles that follow the load in one cluster: the controllers of its routers, and their books."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from common.errors import InternalError
+from common.ids import Incarnation
+from common.nodes import Role
+from common.observing.latency import LatencyTargets
+from simulator.faults.history import Fault, History
+from simulator.faults.hosts import Paths
+from simulator.faults.kinds import BREAKING
+from simulator.faults.leases import Leases
+from simulator.faults.node.faulty_node import FaultyNode
+from simulator.faults.roles.leading import Leading
+from simulator.faults.roles.role_turns import RoleTurns
+from simulator.faults.roles.store_calls import StoreCalls
+from simulator.faults.router import FaultyRouter
+from simulator.faults.shape import are_roles_by_load
+from simulator.timeline import Timeline
+
+
+class RolesByLoad:
+    """Does nothing but watch in a cluster whose nodes keep their roles.
+
+    `nodes` are those that are alive, by name.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        timeline: Timeline,
+        paths: Paths,
+        leases: Leases,
+        nodes: Mapping[str, FaultyNode],
+    ) -> None:
+        self._shape, self._timeline, self._paths = history.shape, timeline, paths
+        self._leases, self._nodes = leases, nodes
+        self._is_on = are_roles_by_load(history.shape)
+        self._breaks_s = _first(fault for fault in history.faults if fault.kind in BREAKING)
+        self._known_s = 0.0 if history.shape.num_routers == 1 else history.shape.lease_s / 2
+        """How long a leader may not know of a change that another router was asked for."""
+        self._changed_s: dict[Incarnation, float] = {}
+        """When each node took the role that it has of an administrator."""
+        self.leading = Leading(leases)
+        self.turns: list[RoleTurns] = []
+        """Those of all lives of all routers."""
+        self.num_moved = 0
+
+    def start(self, router: FaultyRouter) -> None:
+        """Have a router that has just started decide too."""
+        if not self._is_on:
+            return
+        shape, me = self._shape, router.me
+        clock, latency_s = router.clock, shape.message_s
+        store = StoreCalls(
+            *(me, clock, self._timeline, self._paths, self._leases, self.leading, latency_s)
+        )
+        targets = LatencyTargets(ttft_s=shape.target_ttft_s, tpot_s=shape.target_tpot_s)
+        turns = RoleTurns(me, clock, store, router.beside, targets, shape.lease_s)
+        self.turns.append(turns)
+
+    def flush(self) -> None:
+        """Let calls of the store go on: a path is open again."""
+        for one in self.turns:
+            one.store.flush()
+
+    def on_role(self, node: Incarnation, number: int) -> None:
+        """Take that a node has another role. Raises `InternalError` where it must not."""
+        now_s = self._timeline.now_s()
+        if number:
+            self.num_moved += 1
+            self._check_number(node, number)
+            asked_s = self.leading.begun_s
+        else:
+            self._changed_s[node] = asked_s = now_s
+        if now_s >= self._breaks_s:
+            return
+        is_known = number or self._shape.num_routers == 1
+        if is_known and not any(self._decode(asked_s)):
+            raise InternalError(f"{node} was the last node that decodes, and is given another role")
+        is_moved = number and not self._changed_s
+        if is_moved and all(one.role is Role.DECODE for one in self._nodes.values()):
+            raise InternalError(f"{node} was the last node that prefills")
+
+    def why_unserved(self, routers: Iterable[FaultyRouter]) -> str:
+        """Return that no node decodes although a controller could see to it; empty: one does."""
+        staying = [one for one in self._nodes.values() if not one.life.is_on]
+        is_lost = all(one.role is Role.PREFILL for one in staying)
+        is_led = any(one.clock.is_running for one in routers)
+        if self._is_on and is_lost and is_led and len(staying) > 1:
+            return f"no node decodes, and {len(staying)} could"
+        return ""
+
+    def _check_number(self, node: Incarnation, number: int) -> None:
+        """Check that a node takes a role by the change that is open."""
+        last = self.leading.last_move
+        if self._leases.num_emptied:
+            return  # it has forgotten what was open
+        if last is None or last.number != number or not last.is_open:
+            raise InternalError(f"{node} takes a role by change {number}: the last one is {last}")
+
+    def _decode(self, asked_s: float) -> Iterator[bool]:
+        """Yield for each node whether it goes on decoding, as far as was known at that time."""
+        for node in self._nodes.values():
+            life = node.life
+            leaves_s = life.drain_ends_s - self._shape.drain_s
+            is_leaving = life.is_on and leaves_s + self._known_s <= asked_s
+            took_s = self._changed_s.get(node.me, 0.0)
+            is_decoding = node.role is not Role.PREFILL
+            yield (is_decoding or took_s + self._known_s > asked_s) and not is_leaving
+
+
+def _first(faults: Iterable[Fault]) -> float:
+    return min((one.at_s for one in faults), default=float("inf"))

@@ -1,0 +1,90 @@
+"""What a router asks of the store about roles.
+
+A call that the store does not answer in time has failed for the router. It may have been done: the
+answer may be lost, and a call that waits at a cut path is done when that is open again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from common.ids import Incarnation
+from common.nodes import Role
+from placement.redis_store import CALL_TIMEOUT_S
+from placement.store import Leadership, PlacementUnavailable, RoleMove
+from simulator.faults.beside import Reply
+from simulator.faults.hosts import Paths, ProcessClock
+from simulator.faults.kinds import STORE
+from simulator.faults.leases import Leases
+from simulator.faults.roles.leading import Leading
+from simulator.timeline import Timeline
+
+Do = Callable[[float], object]
+
+
+class StoreCalls:
+    """Those of one router; it has the methods of a `PlacementStore` that a `RoleKeeper` calls."""
+
+    def __init__(
+        self,
+        router: Incarnation,
+        clock: ProcessClock,
+        timeline: Timeline,
+        paths: Paths,
+        leases: Leases,
+        leading: Leading,
+        latency_s: float,
+    ) -> None:
+        self._router, self._clock, self._timeline = router, clock, timeline
+        self._paths, self._leases, self._leading = paths, leases, leading
+        self._latency_s = latency_s
+        self._waiting: deque[Callable[[], object]] = deque()
+
+    async def lead(self, router: Incarnation, *, lease_s: float) -> Leadership:
+        """Take or renew the lease. Each raises `PlacementUnavailable` without an answer in time."""
+        found: Leadership = await self._call(partial(self._leading.lead, router, lease_s))
+        return found
+
+    async def begin_move(
+        self, router: Incarnation, node: Incarnation, role: Role
+    ) -> RoleMove | None:
+        """Begin a change, or return None."""
+        begun: RoleMove | None = await self._call(
+            partial(self._leading.begin_move, router, node, role)
+        )
+        return begun
+
+    async def end_move(self, router: Incarnation, number: int) -> bool:
+        """Close a change; return whether that was to be done."""
+        is_closed: bool = await self._call(partial(self._leading.end_move, router, number))
+        return is_closed
+
+    def flush(self) -> None:
+        """Let calls go on that wait: a path is open again."""
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call()
+
+    # Inside.
+
+    def _call(self, do: Do) -> Reply:
+        reply = Reply()
+        self._timeline.after(self._latency_s, partial(self._arrive, do, reply))
+        away = PlacementUnavailable("the store does not answer")
+        self._clock.after(CALL_TIMEOUT_S, partial(reply.end, away))
+        return reply
+
+    def _arrive(self, do: Do, reply: Reply) -> None:
+        if not self._clock.is_alive or self._leases.is_away:
+            return
+        if not self._paths.is_open(self._router.node_id, STORE):
+            self._waiting.append(partial(self._arrive, do, reply))
+            return
+        found = do(self._timeline.now_s())
+        self._timeline.after(self._latency_s, partial(self._arrive_back, reply, found))
+
+    def _arrive_back(self, reply: Reply, found: object) -> None:
+        if self._paths.is_open(STORE, self._router.node_id):
+            self._clock.run(partial(reply.end, found))

@@ -1,0 +1,104 @@
+"""Roles that follow the load in clusters that are watched: who leads, and what must hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.errors import InternalError
+from common.ids import Incarnation
+from common.nodes import Role
+from simulator.faults.cluster import FaultyCluster
+from simulator.faults.history import Fault, History
+from simulator.faults.kinds import STORE, FaultKind
+from simulator.faults.leases import Leases
+from simulator.faults.roles.leading import Leading
+from simulator.faults.search import quiet
+from simulator.faults.shape import ROUTER
+from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+
+R1, R2, P0 = Incarnation("r1", 1), Incarnation("r2", 1), Incarnation("p", 1)
+LONG = [
+    an_asked_request(1.0 + 0.1 * number, f"r{number}", max_tokens=24, deadline_s=300.0)
+    for number in range(30)
+]
+SHAPE = replace(
+    a_shape(),
+    num_routers=2,
+    num_prefill=3,
+    max_num_seqs=2,
+    step_s=0.2,
+    target_ttft_s=5.0,
+    target_tpot_s=0.2,
+)
+"""Answers are long and seats few: decode nodes are short."""
+
+
+def run(history: History) -> FaultyCluster:
+    with quiet():
+        cluster = FaultyCluster(history)
+        cluster.run()
+    return cluster
+
+
+def test_the_store_has_one_leader_and_one_open_change() -> None:
+    leases = Leases(4.0)
+    leading = Leading(leases)
+    assert leading.lead(R1, 4.0, 0.0).leader == R1
+    assert leading.lead(R2, 4.0, 3.0).leader == R1
+    assert leading.begin_move(R2, P0, Role.DECODE, 3.0) is None
+    begun = leading.begin_move(R1, P0, Role.DECODE, 3.0)
+    assert begun is not None
+    assert leading.begin_move(R1, P0, Role.DECODE, 3.0) is None, "one is open"
+    found = leading.lead(R2, 4.0, 4.0)
+    assert (found.leader, found.last_move) == (R2, begun)
+    assert not leading.end_move(R1, begun.number, 4.0), "it leads no more"
+    assert leading.end_move(R2, begun.number, 4.0)
+    leases.empty()
+    after = leading.lead(R1, 4.0, 5.0)
+    assert (after.leader, after.last_move) == (R1, None)
+    later = leading.begin_move(R1, P0, Role.DECODE, 5.0)
+    assert later is not None
+    assert later.number > begun.number
+
+
+def test_roles_follow_the_load_and_no_request_notices() -> None:
+    cluster = run(a_history(SHAPE, LONG))
+    assert cluster.roles.num_moved >= 1
+    assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
+
+
+def test_a_router_that_is_cut_from_the_store_is_followed_by_another_one() -> None:
+    cut = Fault(
+        at_s=1.0, kind=FaultKind.PARTITION, target=ROUTER, other=STORE, span_s=60.0, how="both"
+    )
+    cluster = run(a_history(SHAPE, LONG, cut))
+    assert cluster.roles.num_moved >= 1
+    assert cluster.roles.leading.leader(cluster.timeline.now_s()) == cluster.routers["router-2"].me
+
+
+def test_a_role_that_lost_its_last_node_gets_one() -> None:
+    crashes = [
+        Fault(at_s=2.0, kind=FaultKind.CRASH, target=f"decode-{number}", how="known")
+        for number in range(2)
+    ]
+    cluster = run(a_history(SHAPE, LONG, *crashes))
+    assert Role.DECODE in {node.role for node in cluster.nodes.values()}
+    alone = run(a_history(replace(SHAPE, target_ttft_s=0.0, target_tpot_s=0.0), LONG, *crashes))
+    assert {node.role for node in alone.nodes.values()} == {Role.PREFILL}
+
+
+def test_a_role_by_a_change_that_is_not_open_is_wrong() -> None:
+    cluster = run(a_history(SHAPE, LONG))
+    node = cluster.nodes["prefill-0"].me
+    with pytest.raises(InternalError, match="takes a role by change 999"):
+        cluster.roles.on_role(node, 999)
+
+
+def test_a_person_may_not_take_the_last_node_that_decodes() -> None:
+    cluster = run(a_history(replace(SHAPE, num_routers=1, num_decode=1), LONG[:1]))
+    (decode,) = (one for one in cluster.nodes.values() if one.role is Role.DECODE)
+    decode.life._role.current = Role.PREFILL
+    with pytest.raises(InternalError, match="was the last node that decodes"):
+        cluster.roles.on_role(decode.me, 0)
