@@ -110,7 +110,7 @@ class BoundedConnection(HttpToolsProtocol):
         *args: Any,
         limits: ConnectionLimits,
         idle: IdleConnections,
-        on_refused: Callable[[Refused], None] = lambda _: None,
+        on_refused: Callable[[Refused], None],
         **kwargs: Any,
     ) -> None:
         """Make one from uvicorn's arguments. `idle` is shared by all connections of the port;

@@ -20,7 +20,7 @@ class Swapping:
     """The block copies of a step between the cache and the host `pool`."""
 
     def __init__(
-        self, pool: HostPool, block_size: int, *, is_enabled: bool = True, is_late: bool = False
+        self, pool: HostPool, block_size: int, *, is_enabled: bool = True, is_late: bool
     ) -> None:
         self.pool = pool
         self._is_enabled = is_enabled and pool.num_blocks > 0

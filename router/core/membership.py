@@ -9,7 +9,7 @@ leaves, or when a newer incarnation of it is listed. Placement avoids those that
 A member whose stream broke is left out until it is heard again, and one that is suspected is shown
 as such. A broken stream is opened again for one lease after the store listed the member or it was
 heard. While the store is away, or does not list members that are heard, nothing is known of the
-others: their streams are opened again for `store_grace_s`.
+others: their streams are opened again for `STORE_GRACE_S`.
 
 Between two answers of the store at most half a lease counts. After a whole machine was suspended,
 all leases have expired: a router that polls first must give the nodes time to renew them.
@@ -57,10 +57,9 @@ class Membership:
     Each `on_…` returns the effects to perform, in order.
     """
 
-    def __init__(self, *, model: str, lease_s: float, store_grace_s: float = STORE_GRACE_S) -> None:
+    def __init__(self, *, model: str, lease_s: float) -> None:
         self._model = model
         self._lease_s = lease_s
-        self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, Member] = {}
         self._is_store_away = False
         self._num_listed = self._num_asked = 0
@@ -391,7 +390,7 @@ class Membership:
         """
         unlisted, now_s = self.unlisted(), self._waited_s
         is_store_incomplete = self._is_store_away or bool(unlisted)
-        patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
+        patience_s = STORE_GRACE_S if is_store_incomplete else self._lease_s
         members = self._members.items()
         doubtful = [(at, one) for at, one in members if one.listed_at_s < now_s or one.is_replaced]
         for at, one in doubtful:

@@ -87,7 +87,7 @@ class NodePool:
         on_suspected: OnSuspected,
         on_trusted: OnNode,
         on_decodes: OnNode,
-        keys: Keys | None = None,
+        keys: Keys | None,
     ) -> None:
         self._store = store
         self.membership = membership

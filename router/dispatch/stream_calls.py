@@ -119,7 +119,7 @@ class UnsentCalls:
         self._aborts[attempt] = None
         self._on_added()
 
-    def set_echo(self, number: int, beat_ms: int = 0) -> None:
+    def set_echo(self, number: int, beat_ms: int) -> None:
         """Let the next message have this number, and the longest silence of the node, if one is
         wanted. Nobody waits until it is sent."""
         self._echo, self._beat_ms = number, beat_ms

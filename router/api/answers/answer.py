@@ -322,8 +322,8 @@ class WholeAnswer(Answer):
         num_choices: int,
         turns: AnswerTurns,
         *,
-        best_of: int = 1,
-        num_best: int = 1,
+        best_of: int,
+        num_best: int,
     ) -> None:
         """Keep the `num_best` likeliest of each prompt's `best_of` choices, best first.
 
