@@ -303,7 +303,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def _leave(cycle: RequestResponseCycle) -> None:
-    """Tell a request in progress that its client is gone."""
+    """Report to a request in progress that its client has disconnected."""
     if not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()

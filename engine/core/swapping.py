@@ -41,7 +41,8 @@ class Swapping:
 
     @property
     def num_held(self) -> int:
-        """Host blocks that only late copies hold, because their sequences need them no more."""
+        """Host blocks that only late copies hold, because their sequences do not need them any
+        more."""
         return sum(len(copy.held_host_block_ids) for copy in self._under_way)
 
     def num_coming(self, pool: BlockPool) -> int:

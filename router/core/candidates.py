@@ -39,7 +39,7 @@ which most nodes that restart are back."""
 
 
 class Candidates:
-    """What one request knows of the nodes that it asked."""
+    """The nodes that one request has asked, and with what result."""
 
     def __init__(self) -> None:
         self.failure: PdserveError | None = None
@@ -76,7 +76,7 @@ class Candidates:
     # Events.
 
     def on_refusal(self, node: Incarnation, error: PdserveError, *, can_queue: bool) -> None:
-        """Exclude the node; `can_queue`: one that is full could queue the request."""
+        """Exclude the node that refused; `can_queue`: it is full, and could queue the request."""
         # A queue does not help a request for which a queue is too long.
         is_shed = isinstance(error, DeadlineUnreachable)
         self._is_shed |= is_shed
@@ -116,7 +116,7 @@ class Candidates:
         self._failed.discard(node)
 
     def on_moved(self, node: Incarnation) -> None:
-        """Forgive what a node refused in the role that it had."""
+        """Forgive a node that has another role now."""
         self._refused.discard(node)
 
     def on_waited(self) -> None:
@@ -125,7 +125,7 @@ class Candidates:
         self._forgive_all()
 
     def on_none(self, error: PdserveError) -> None:
-        """Take why no node could be chosen. Its waits for a longer node begin when it is too long
+        """Record why no node could be chosen. Its waits for a longer node begin when it is too long
         for those that are there."""
         was_too_long, self._is_too_long = self._is_too_long, isinstance(error, InvalidRequest)
         if self._is_too_long and not was_too_long:
@@ -158,7 +158,7 @@ class Candidates:
         return is_new and self._num_waits < WAITS_OF_NEW
 
     def why_none(self, error: PdserveError) -> PdserveError:
-        """Return what the client is told; `error` is why no node could be chosen."""
+        """Return the client's error; `error` is why no node could be chosen."""
         if not isinstance(error, Overloaded):  # it is too long
             if self.failure is None:
                 return error

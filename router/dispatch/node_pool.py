@@ -111,7 +111,7 @@ class NodePool:
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
         self.roles_to_be: list[tuple[Incarnation, Role]] = []
-        """Those that nodes were told to have and may not have yet, one for each change."""
+        """The roles that nodes were given and may not have yet, one for each change."""
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""
@@ -127,10 +127,10 @@ class NodePool:
         return source if client is not None and client.sends_blocks else None
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
-        """Have a node take new work of another role from now on; what it has it finishes.
+        """Change the role of a node for new work; it finishes the requests that it has.
 
-        The role that it has already is fine. When this returns, the store and this router know it;
-        other routers learn it from the store. Which roles a node can be given says
+        The role that it already has is accepted. When this returns, the store and this router know
+        it; other routers learn it from the store. Which roles a node can be given says
         `NodeRecord.can_become`. `number` is that of a change that the placement store allowed the
         leader; 0: a person asks.
 
@@ -231,7 +231,7 @@ class NodePool:
         return self._num_running()
 
     def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
-        """Take that a message of a node's stream came; see `NodeListener`."""
+        """Handle a message of a node's stream; see `NodeListener`."""
         unreached = "" if is_reached else UNREACHED
         self._perform(self.membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
 

@@ -141,8 +141,8 @@ def pack_shared(
 ) -> dict[str, PackedWeight]:
     """Return the packed weights by key, in the mapped file below `folder`, made on first use.
 
-    Raises `CheckpointError` when the file cannot be written, or is wrong again after it was made
-    anew.
+    Raises `CheckpointError` when the file cannot be written, or is wrong again after it was written
+    a second time.
     """
     described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
     sizes = {key: packed_bytes(one) for key, one in described.items()}

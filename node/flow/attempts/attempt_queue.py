@@ -18,7 +18,7 @@ class AttemptQueue:
         self._scheduler = scheduler
         self.disk = PrefixDisk(scheduler, disk_cost, self.add_if_ready)
         self._compiling: dict[AttemptId, Submit] = {}
-        """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        """Attempts that are not in the scheduler yet, because their grammar is being compiled."""
 
     def __len__(self) -> int:
         """Return how many attempts wait for a grammar or a disk."""
@@ -48,7 +48,7 @@ class AttemptQueue:
         return held if held is not None and held.reply_to == compiled.reply_to else None
 
     def on_compiled(self, attempt: NodeAttempt) -> None:
-        """Let an attempt wait for its grammar no more."""
+        """Note that an attempt's grammar is compiled."""
         del self._compiling[attempt.id]
         self.add_if_ready(attempt)
 

@@ -91,7 +91,7 @@ class Choice:
         self._abort: Callable[[], None] = _nothing
 
     def abort_by(self, abort: Callable[[], None]) -> None:
-        """Take what ends the choice on every node, now that it was started."""
+        """Set the function that aborts the choice on every node, once it was started."""
         self._abort = abort
 
     def abort(self) -> None:
