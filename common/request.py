@@ -222,7 +222,7 @@ class OutputDetails:
 
 
 NO_DETAILS = OutputDetails()
-"""Those of almost every output."""
+"""The details of almost every output."""
 
 
 class RequestOutput(NamedTuple):

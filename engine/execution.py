@@ -32,7 +32,7 @@ class Execution(Protocol):
         """Begin a step."""
 
     def wait_until_queued(self) -> None:
-        """Return when the step needs the interpreter no more than now and then, or has ended."""
+        """Return when the step needs the interpreter only now and then, or has ended."""
 
     def wait(self) -> tuple[RunnerResult, float]:
         """Return the step's results, and how many seconds the runner took.

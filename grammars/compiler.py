@@ -241,7 +241,7 @@ class GrammarCompiler:
         return replace(grammar, text=text)
 
     def forget(self, grammar: Grammar) -> None:
-        """Compile this grammar anew when it is asked for again.
+        """Drop a compiled grammar: the next request with it compiles it again.
 
         Matchers of one compilation share the states of their lexer, and the limit of these states
         counts those of all.

@@ -124,7 +124,7 @@ class KeptGrammars:
                 )
 
     def forget(self, grammar: Grammar) -> None:
-        """Compile this grammar anew for the next request; who holds it keeps what it has."""
+        """Drop a compiled grammar: the next request compiles it again, running ones keep theirs."""
         with self._lock:
             found = self._listed.get(grammar)
             if found is not None and found.num_holders:

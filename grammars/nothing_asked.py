@@ -30,7 +30,7 @@ _FORMATS = frozenset(
         *("uri-template", "json-pointer", "relative-json-pointer", "regex"),
     )
 )
-"""Those of JSON Schema. Others, such as int64 or password, are notes for people."""
+"""The formats of JSON Schema. Others, such as int64 or password, are notes for people."""
 _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 

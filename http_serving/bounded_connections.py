@@ -110,7 +110,7 @@ class BoundedConnection(HttpToolsProtocol):
         *args: Any,
         limits: ConnectionLimits,
         idle: IdleConnections,
-        on_refused: Callable[[Refused], None] = lambda _: None,
+        on_refused: Callable[[Refused], None],
         **kwargs: Any,
     ) -> None:
         """Make one from uvicorn's arguments. `idle` is shared by all connections of the port;
@@ -303,7 +303,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def _leave(cycle: RequestResponseCycle) -> None:
-    """Tell a request in progress that its client is gone."""
+    """Report to a request in progress that its client has disconnected."""
     if not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()

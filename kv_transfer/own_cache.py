@@ -11,5 +11,5 @@ from common.files.code_cache import keep_compiled
 
 @cache
 def keep_kernels(caching: Any) -> str:
-    """Have `numba.core.caching` keep what is compiled here; return the folder."""
+    """Set the folder in which `numba.core.caching` keeps this package's kernels; return it."""
     return keep_compiled(caching, Path(__file__).parent)

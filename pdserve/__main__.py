@@ -74,7 +74,7 @@ def _is_output_lost() -> bool:
 
 
 def _print_no_more() -> None:
-    """Let nothing be written at the end of the process, which would fail again."""
+    """Suppress the write at the end of the process, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

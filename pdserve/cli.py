@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _keep_files_from_others() -> None:
-    """Let nobody else write what this process makes: the caches hold code and weights."""
+    """Create files that no other user can write: the caches hold code and weights."""
     os.umask(os.umask(0o077) | 0o002)
 
 

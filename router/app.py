@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
 from common.observing.clock import Clock, MonotonicClock
-from common.observing.tracing import NO_TRACING, Tracing
+from common.observing.tracing import Tracing
 from common.settings.config import Config
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
@@ -58,8 +58,8 @@ def create_app(
     live: LiveFeed,
     drain_node: DrainNode,
     give_role: GiveRole,
-    api_keys: ApiKeyBook | None = None,
-    tracing: Tracing = NO_TRACING,
+    api_keys: ApiKeyBook | None,
+    tracing: Tracing,
     clock: Clock | None = None,
 ) -> ASGIApp:
     """Return the whole HTTP edge as an ASGI application.

@@ -109,7 +109,7 @@ WAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """What is asked with a seed, the MiB of each node's pool, and the ways that are compared."""
+    """The requests of a seed, the MiB of each node's pool, and the settings that are compared."""
 
     sessions: Callable[[int], list[Session]]
     pool_mib: int

@@ -34,7 +34,7 @@ class Played:
     def hit_rates(self) -> dict[str, float]:
         """Return the share of all prompt tokens that was found in each tier.
 
-        What no cache had is told by the answers; how the rest is divided, by the nodes.
+        The answers report the uncached tokens; the nodes report in which tier the others were.
         """
         num_tokens = sum(one.num_prompt_tokens for one in self.asked)
         num_found = num_tokens - sum(one.num_computed for one in self.asked)

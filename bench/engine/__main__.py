@@ -104,8 +104,8 @@ class EngineUnderTest:
         self,
         folder: Path,
         num_threads: int,
-        activation_dtype: str = "auto",
-        kv_cache_dtype: str = "auto",
+        activation_dtype: str,
+        kv_cache_dtype: str,
     ) -> None:
         self._runner = load_model_runner(
             ModelConfig(model=str(folder), activation_dtype=activation_dtype),

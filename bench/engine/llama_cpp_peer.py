@@ -20,7 +20,7 @@ _SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
 _MOST_TOKENS = 32 * (256 + 64)
 """Tokens of all sequences of the largest measure, with its steps."""
 _KV_ITEM_BYTES = 2
-"""Its KV cache is float16 unless it is told otherwise."""
+"""Bytes of a number in its KV cache, which is float16 by default."""
 
 
 class Engine:

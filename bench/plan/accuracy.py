@@ -154,7 +154,7 @@ class TokenClient:
 
 
 async def warm_up(client: Times, shape: Fleet) -> None:
-    """Have every node serve: as many requests at once as there are nodes, none like another."""
+    """Send every node a request: as many at once as there are nodes, all of them different."""
     loads = [replace(WARM_UP, seed=WARM_UP.seed + number) for number in range(shape.total)]
     await asyncio.gather(*map(client.timed, loads))
 

@@ -25,11 +25,11 @@ class Kept(Enum):
     """Which of the blocks that the pool gives up are kept below it."""
 
     FOUND = "found"
-    """Those that a prompt found."""
+    """Blocks that a prompt found."""
     USED_TWICE = "used_twice"
-    """Those that a prompt found, or computed again not long after the pool gave them up."""
+    """Blocks that a prompt found, or computed again soon after the pool evicted them."""
     PAID = "paid"
-    """Those as well, and of the others as many as uses of blocks pay for: as the product does."""
+    """Those, and as many others as uses of blocks pay for, as the product does."""
     ALL = "all"
 
 
@@ -65,12 +65,12 @@ class Tiers:
         self._reused: set[int] = set()
         """Blocks of the pool that were used again since they were last given up."""
         self._gone: OrderedDict[int, None] = OrderedDict()
-        """What was given up last, and is remembered."""
+        """The blocks evicted last, which are remembered."""
         self._num_uses: dict[int, int] = {}
         self._use: dict[int, Use] = {}
         """The latest use of each block of the pool."""
         self._num_paid = 0
-        """So many blocks that were used once may be kept."""
+        """How many blocks that were used once may be kept."""
 
     def ask(self, chain: Chain, next_use: Sequence[float]) -> int:
         """Take a prompt; return how many leading blocks of it were found."""

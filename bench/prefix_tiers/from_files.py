@@ -18,7 +18,7 @@ from bench.running_cluster import POLL_S, RunningCluster, started_cluster
 
 LANE = "shm"
 OTHERS_OF_A_ROUND = 3
-"""So many other prompts are used twice after each: host memory holds two, and the pool one."""
+"""How many other prompts are used twice after each: host memory holds two, the pool one."""
 AT_START = """
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.prefix_transfers import PrefixTransfers

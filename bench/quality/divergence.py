@@ -45,7 +45,7 @@ _ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """What is known of each token of a text: `[tokens]` arrays.
+    """The measurements of each token of a text: `[tokens]` arrays.
 
     `exact` and `other` are the token's ln p in both arithmetics. `margin` is 0 where both have the
     same likeliest token.

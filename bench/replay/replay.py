@@ -225,7 +225,7 @@ class Replay:
             self._sample()
 
     def _admit(self) -> None:
-        """Have the next request arrive at its time, and the one after it then."""
+        """Schedule the arrival of the next request, which schedules the one after it."""
         index, served = next(self._coming, (-1, None))
         if served is not None:
             self._timeline.at(served.arrived_at_s, partial(self._arrive, index, served))

@@ -66,7 +66,7 @@ class _Heard:
         """Take blocks: there are none."""
 
     def on_for_others(self, node: Incarnation, message: pb.NodeMessage) -> None:
-        """Take what is for other nodes: nothing."""
+        """Ignore messages for other nodes: there are none."""
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Count a suspicion."""

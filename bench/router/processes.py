@@ -41,7 +41,8 @@ class Cores:
 
     @classmethod
     def chosen(cls) -> Cores:
-        """Choose the cores; `RuntimeError` with fewer than two, which could not be told apart."""
+        """Choose the cores; `RuntimeError` with fewer than two: the processes could not be measured
+        apart."""
         usable = sorted(os.sched_getaffinity(0))
         if len(usable) < 2:
             raise RuntimeError("the router needs a core of its own: wanted at least 2 cores")

@@ -180,10 +180,10 @@ def choice_figures(num_rounds: int, sizes: Sequence[int]) -> dict[str, dict[str,
     return figures
 
 
-def request_us(num_rounds: int, seconds: float = 3.0) -> float:
+def request_us(num_rounds: int) -> float:
     """Return the CPU of a request in all, with its choice between 2 nodes."""
     folder, size = demo_model_folder(), SIZES[0]
-    figures = many_nodes.measure((size,), num_rounds, seconds, NUM_STREAMS, folder)
+    figures = many_nodes.measure((size,), num_rounds, 3.0, NUM_STREAMS, folder)
     found: float = figures["request_us"][str(size)]
     return found
 

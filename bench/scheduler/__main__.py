@@ -157,7 +157,7 @@ class BusyNode:
         self._start()
 
     def _start(self) -> None:
-        """Let the running sequences decode, add the waiting ones, and leave few blocks free."""
+        """Start decoding the running sequences, add the waiting ones, and leave few blocks free."""
         for _ in range(self.case.num_running):
             self._add(_RUNNING_PROMPT)
         while self.scheduler.waiting or not all(s.is_decoding for s in self.scheduler.running):

@@ -276,7 +276,7 @@ def measure(
     max_tokens: int,
     answers: SameAnswers,
 ) -> None:
-    """Let every method answer the prompts at one batch, each on its own from the beginning."""
+    """Answer the prompts at one batch with every method, each from the beginning."""
     for one in serving:
         one.begin(batch)
     for arriving in arrivals(prompts, batch):

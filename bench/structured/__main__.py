@@ -208,7 +208,7 @@ class Model:
         self.follow_grammars(proposes=True)
 
     def follow_grammars(self, *, proposes: bool) -> TimedMasks:
-        """Let the runner draw under grammars; a node's masks propose where it has drafts."""
+        """Draw under grammars; a node's masks propose drafts where the runner takes them."""
         runner = self.runner
         masks = TimedMasks(
             self.compiler(), runner.vocab_size, runner.eos_token_ids, proposes=proposes
@@ -315,7 +315,7 @@ def forced_figures(model: Model, batch: int, rounds: int) -> dict[str, Any]:
 
 
 def judged(model: Model, num_answers: int) -> dict[str, int]:
-    """Let the model answer under every schema by turns; `jsonschema` is the judge."""
+    """Generate answers under every schema in turn, and check them with `jsonschema`."""
     serving = Serving(model.runner, "grammar", max(BATCHES))
     outcomes: Counter[str] = Counter(whole=0, cut=0, refused=0)
     names = list(islice(cycle(SCHEMAS), num_answers))

@@ -71,10 +71,9 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], bool]) -> None:
-    """Build `folder` anew, like `build_once`, unless another process has: then `is_good` is true.
+    """Build `folder` again, as `build_once` does, unless another process already has (`is_good`).
 
-    What still uses the old folder's files keeps them. Raises `CheckpointError` as `build_once`
-    does.
+    Processes that use the old files keep them. Raises `CheckpointError` as `build_once` does.
     """
     try:
         with locked(folder.with_name(f".{folder.name}.lock")):

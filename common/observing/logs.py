@@ -38,7 +38,7 @@ def log_fields(attempt: AttemptId | None = None, /, **fields: object) -> dict[st
 
 
 def set_up_logs(
-    level: str, log_format: str, *, role: str, node_id: str = "", stream: TextIO | None = None
+    level: str, log_format: str, *, role: str, node_id: str, stream: TextIO | None = None
 ) -> None:
     """Send the lines of every logger to `stream` (stderr). Call it once, before anything is logged.
 

@@ -1,4 +1,4 @@
-"""Recordings: what a process was told, and what it decided, as lines of JSON.
+"""Recordings: the inputs and the decisions of a process, as lines of JSON.
 
 values      values of this project as JSON, and back
 pseudonyms  names of blocks and sessions, so that a recording shows only which are equal

@@ -9,7 +9,7 @@ from common.kv.blocks import KEY_BYTES, BlockHash, BlockKey
 
 
 class Pseudonyms:
-    """Those of one recording. The key is drawn here, and is never written."""
+    """The pseudonyms of one recording. Their key is random, and is never written."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)

@@ -16,7 +16,7 @@ class ApiConfig(Section):
     """The router's HTTP API."""
 
     api_key: str = setting(
-        "", "when set, clients must send this key as a bearer token", is_secret=True
+        "", "when set, clients must send this key as a bearer token", is_secret=True, metavar="KEY"
     )
     prefix_sharing: str = setting(
         "key",
@@ -26,23 +26,30 @@ class ApiConfig(Section):
         one_of=("key", "none", "all"),
     )
     tls_cert: str = setting(
-        "", "certificate with its chain (PEM) of the HTTP port, which then speaks HTTPS alone"
+        "",
+        "certificate with its chain (PEM) of the HTTP port, which then speaks HTTPS alone",
+        metavar="FILE",
     )
-    tls_key: str = setting("", "key (PEM) of tls_cert; both files are read again when they change")
+    tls_key: str = setting(
+        "", "key (PEM) of tls_cert; both files are read again when they change", metavar="FILE"
+    )
     request_timeout_s: float = setting(
         600.0, "maximum time of a request", unit="seconds", above=0, at_most=86400
     )
     max_body: int = setting(10 << 20, "largest request body", unit="bytes", at_least=1024)
     cors_origins: str = setting(
-        "", "web pages that may call the API: their origins, separated by commas, or *"
+        "",
+        "web pages that may call the API: their origins, separated by commas, or *",
+        metavar="ORIGINS",
     )
     strict_fields: bool = setting(
         False, "refuse requests with unknown fields instead of ignoring these fields"
     )
     tool_template: str = setting(
         "auto",
-        "chat template of requests with tools: a file, or builtin: plain text for any model",
+        "chat template of requests with tools: a file, or builtin (plain text, for any model)",
         note="auto: the model's own, where it writes calls in a known format, else builtin",
+        metavar="FILE",
     )
     tool_format: str = setting(
         "auto",
@@ -52,8 +59,9 @@ class ApiConfig(Section):
     )
     reasoning_format: str = setting(
         "auto",
-        "what models think before they answer: `think`: it is between <think> and </think>",
-        note="auto: think where the chat template has </think>",
+        "how the model marks its reasoning",
+        note="think: between <think> and </think>; auto: think where the chat template has "
+        "</think>, else none",
         one_of=("auto", "think", "none"),
     )
     max_concurrent_requests: int = setting(

@@ -66,7 +66,7 @@ _CHECKPOINT = FormRule("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = FormRule("0, or 16 or more", lambda length: length == 0 or length >= 16)
 _KV_CACHE_MEMORY = FormRule("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
 _GPUS = FormRule(
-    "numbers of cards such as 0,1",
+    "numbers separated by commas",
     lambda text: not text or all(part.isdecimal() for part in text.split(",")),
 )
 _REDIS_URL = FormRule(
@@ -81,12 +81,13 @@ _IDENTIFIER = FormRule("letters, digits and underscores", str.isidentifier)
 class ServerConfig(Section):
     """Where this process listens, and what it logs."""
 
-    host: str = setting("127.0.0.1", "address to listen on")
+    host: str = setting("127.0.0.1", "address to listen on", metavar="HOST")
     advertise_host: str = setting(
         "",
         "name or address under which routers and other nodes reach this node",
         note="default: host, or this machine's name where host is 0.0.0.0 or ::",
         form=_ADVERTISED,
+        metavar="HOST",
     )
     port: int = setting(
         0,
@@ -99,12 +100,14 @@ class ServerConfig(Section):
         "",
         "address that the KV port listens on, where KV has its own network",
         note="default: host",
+        metavar="HOST",
     )
     kv_advertise: str = setting(
         "",
         "name or address under which other nodes reach the KV port",
         note="default: kv_host where that is set, else advertise_host",
         form=_ADVERTISED,
+        metavar="HOST",
     )
     metrics_port: int = setting(
         0, "HTTP port of a node's Prometheus metrics", note="0: any free port", between=_PORTS
@@ -132,12 +135,13 @@ class ServerConfig(Section):
 class ModelConfig(Section):
     """Which model is served."""
 
-    model: str = setting("", "checkpoint", form=_CHECKPOINT)
+    model: str = setting("", "checkpoint", form=_CHECKPOINT, metavar="PATH")
     served_model_name: str = setting(
         "",
-        "name in the API; requests may use further names behind commas too",
+        "name in the API, or several that requests may use",
         note="default: the checkpoint's name",
         form=_MODEL_NAMES,
+        metavar="NAMES",
     )
     dtype: str = setting(
         "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
@@ -151,8 +155,8 @@ class ModelConfig(Section):
     load_format: str = setting(
         "auto",
         "where the weights come from",
-        note="auto: the files of the checkpoint; random: made of config.json's shape, the same on "
-        "every node, to size and to measure; files of weights may be missing and are ignored",
+        note="auto: the checkpoint's files; random: made up in the shapes of config.json, the same "
+        "on every node, for sizing and measuring: files of weights are not read",
         one_of=("auto", "random"),
     )
     quantization: str = setting(
@@ -189,7 +193,7 @@ class EngineConfig(Section):
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "what the KV cache stores of a number",
+        "format of the numbers in the KV cache",
         note="auto: as computed; int8: a byte, and a scale per token and head",
         one_of=("auto", "float32", "bfloat16", "int8"),
     )
@@ -205,12 +209,16 @@ class EngineConfig(Section):
         "",
         "folder for prefixes that prefix_host_memory evicts, such as /var/cache/pdserve",
         note="default: none; kept over restarts, shared by nodes of one host and user",
+        metavar="DIR",
     )
     prefix_disk_size: int = setting(
-        0, "most bytes of this node's files there, such as 100GiB", unit="bytes", at_least=0
+        0,
+        "maximum size of this node's files in prefix_disk, such as 100GiB",
+        unit="bytes",
+        at_least=0,
     )
     prefix_disk_encryption: bool = setting(
-        False, "encrypt these files with the KV key, of kv_key or keys"
+        False, "encrypt the files in prefix_disk with the KV key, of kv_key or keys"
     )
     attention_backend: str = setting(
         "auto", "what computes the model", one_of=("auto", "numba", "paddle", "triton")
@@ -220,6 +228,7 @@ class EngineConfig(Section):
         "NVIDIA GPUs to compute on, such as 0,1",
         note="a node takes the first, up divides them among its nodes; default: the first there is",
         form=_GPUS,
+        metavar="NUMBERS",
     )
     num_threads: int = setting(
         0,
@@ -256,6 +265,7 @@ class PlacementConfig(Section):
         "redis://127.0.0.1:6379/0",
         "address of the placement store: a Redis, its Sentinels, or nodes of a Redis Cluster",
         form=_REDIS_URL,
+        metavar="URL",
     )
     cluster: str = setting(
         "default", "name of the cluster, when several share one Redis", form=_IDENTIFIER
@@ -282,7 +292,9 @@ class SecurityConfig(Section):
     """What protects this process from others on the network."""
 
     keys: str = setting(
-        "", "this process's folder made by `pdserve keys init`: DIR/router or DIR/node"
+        "",
+        "this process's folder made by `pdserve keys init`: DIR/router or DIR/node",
+        metavar="DIR",
     )
     insecure: bool = setting(
         False, "let others reach this process without keys, on a network where all are trusted"

@@ -15,7 +15,7 @@ class HandoffConfig(Section):
 
     local_prefill_threshold: int = setting(
         64,
-        "a decode node computes prompts itself up to this many uncached tokens",
+        "decode nodes compute prompts of at most this many uncached tokens themselves",
         note="0: none; its steps and its memory are then planned for decoding alone",
         at_least=0,
     )
@@ -47,15 +47,20 @@ class HandoffConfig(Section):
         "between caches in host memory",
         one_of=("auto", "off", "commit", "block"),
     )
-    rdma_devices: str = setting("", "RDMA devices, separated by commas", note="default: all")
+    rdma_devices: str = setting(
+        "", "RDMA devices, separated by commas", note="default: all", metavar="NAMES"
+    )
     kv_key: str = setting(
-        "", "file made by `pdserve kv-key`, the same on all nodes: encrypts KV over zmq"
+        "",
+        "file made by `pdserve kv-key`, the same on all nodes, that encrypts KV over zmq",
+        metavar="FILE",
     )
     warm_from: str = setting(
         "",
-        "node whose cached prefixes, the latest first, a node pulls after it has started",
+        "node from which a node pulls cached prefixes after its start, the latest first",
         note="auto: any node of its model; serving does not wait for it; default: none",
         form=NODE_ID,
+        metavar="NODE_ID",
     )
     max_queued_requests: int = setting(
         256, "maximum number of requests that wait on a node; it refuses more", at_least=1

@@ -75,7 +75,7 @@ class SchedulingConfig(Section):
     requeue: str = setting(
         "arrival",
         "where a preempted sequence waits",
-        note="arrival: in order of arrival; tail: behind all others",
+        note="arrival: in order of arrival; tail: after all others",
         one_of=("arrival", "tail"),
     )
     retract_decode_steps: int = setting(
@@ -114,7 +114,6 @@ class SchedulingConfig(Section):
         "every prefill chunk except a prompt's last is a multiple of this many tokens",
         form=POWER_OF_TWO,
     )
-
     async_scheduling: str = setting(
         "auto",
         "plan the next step while one runs",
@@ -164,6 +163,7 @@ class SpeculationConfig(Section):
         "",
         "mtp: safetensors file with the drafting layer",
         note="default: that of the checkpoint, or for the demo model that of pdserve",
+        metavar="FILE",
     )
 
     def joint_problems(self) -> list[Problem]:

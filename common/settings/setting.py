@@ -39,12 +39,14 @@ POWER_OF_TWO = FormRule("a power of two", lambda number: number > 0 and not numb
 class Setting:
     """What is declared about one setting.
 
-    `note` explains special values to the reader of `--help`. `unit` is "bytes", "seconds" or empty.
-    A bounded number must be finite. A secret value is never shown.
+    `note` explains special values to the reader of `--help`, which shows `metavar` for a text.
+    `unit` is "bytes", "seconds" or empty. A bounded number must be finite. A secret value is never
+    shown.
     """
 
     help: str
     note: str = ""
+    metavar: str = "NAME"
     unit: str = ""
     one_of: tuple[str, ...] = ()
     at_least: float | None = None

@@ -35,6 +35,7 @@ class TracingConfig(Section):
             "usually port 4317",
             lambda url: not url or _is_grpc_url(url),
         ),
+        metavar="URL",
     )
     otel_sample_ratio: float = setting(
         1.0, "share of the requests that are traced, unless the caller decides", between=SHARE
@@ -43,4 +44,5 @@ class TracingConfig(Section):
         "",
         "folder to record decisions in, for `pdserve simulate --replay`",
         note="default: none; a file for each process, at most 1GiB, without text",
+        metavar="DIR",
     )

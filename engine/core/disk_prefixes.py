@@ -35,7 +35,7 @@ class OnDisk:
     sought: frozenset[BlockHash]
     """The blocks of both."""
     num_blocks: int
-    """So many of the blocks that were asked for are in memory when they have come."""
+    """How many of the requested blocks are in memory after the read."""
 
 
 class DiskPrefixes:
@@ -118,7 +118,10 @@ class DiskPrefixes:
         return chosen
 
     def end_write(self, write: DiskWrite, result: DiskResult) -> None:
-        """Take what was written. After a failure nothing is, until this node's folder was seen."""
+        """Add the written blocks.
+
+        After a failure nothing is written until this node's folder was listed.
+        """
         assert self.index is not None, "there is no disk"
         assert self._write is write, "another write"
         self._write = None
@@ -217,8 +220,11 @@ class DiskPrefixes:
     # --- what is there ------------------------------------------------------------------------
 
     def end_look(self, result: DiskResult, *, is_all: bool) -> None:
-        """Take what a look has found. Files may be written if this node's folder could be seen, and
-        until a look finds that it is this node's no more."""
+        """Apply a listing of the folders.
+
+        Files may be written if this node's folder could be seen, and until a look finds that it is
+        this node's no more.
+        """
         assert self.index is not None, "there is no disk"
         self.index.take_others(result.scan.others)
         if result.failure is not None:

@@ -110,7 +110,7 @@ class Holdings:
         self.receiving[sequence.sequence_id] = sequence
 
     def start(self, sequence: Sequence) -> None:
-        """Let a seated sequence decode whose KV has come."""
+        """Start decoding a seated sequence whose KV has landed."""
         del self.receiving[sequence.sequence_id]
         self.pool.start_running(sequence.block_table)
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
@@ -126,7 +126,7 @@ class Holdings:
         self.requeue(sequence, num_held=num_swapped_out if self.swapping.is_late else 0)
 
     def requeue(self, sequence: Sequence, *, num_held: int = 0) -> None:
-        """Let a running sequence wait for blocks again; a copy holds the first `num_held`."""
+        """Queue a running sequence again; a copy holds its first `num_held` blocks."""
         self.running.remove(sequence)
         sequence.leave_seat()
         self.pool.release(sequence.give_up_blocks()[num_held:])

@@ -32,7 +32,7 @@ from engine.core.statistics import StepCounters
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
 
 MOST_AT_ONCE = 32
-"""So many blocks are copied out in a step, at most, beside those that running sequences evict."""
+"""Most blocks copied out in a step, beside those that running sequences evict."""
 
 
 _Admitted = tuple[Sequence, tuple[int, ...]]

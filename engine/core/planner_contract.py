@@ -108,7 +108,7 @@ class StopRule(Enum):
     PREEMPTED = "preempted"
     NO_VICTIM = "no_victim"
     COPYING = "copying"
-    """What is needed comes when copies to host memory have ended."""
+    """The needed blocks become free when copies to host memory have ended."""
     FETCHING = "fetching"
     """The head's prefix is being copied back from host memory, or what it would evict there."""
     BEGUN = "begun"

@@ -115,7 +115,7 @@ class StepCounters:
         return 1 + self.num_accepted / self.num_speculative_steps
 
     def copy(self) -> StepCounters:
-        """Return the counters as of now, which change no more."""
+        """Return a copy of the counters, which does not change."""
         # A node does it twice a turn, and `replace` takes three times as long.
         return StepCounters(*_numbers(self), *map(dict.copy, _dicts(self)))
 

@@ -25,7 +25,7 @@ _LEAST_WAIT = 2
 
 
 class StepAfter:
-    """What was offered after the latest planned step; see `planning.going_on`."""
+    """The step offered after the latest planned one; see `planning.going_on`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class StepAfter:
             self._wait = min(2 * self._wait, self._most_to_wait)
 
     def _offer(self, step: PlannedStep) -> None:
-        """Let the runner begin the step after `step` as soon as it can, if that costs nobody."""
+        """Offer the step after `step` to the runner, if that delays no sequence."""
         held, size = self._held, self._limits.block_size
         num_seated = len(held.running) + len(held.receiving)
         rows = rows_after(

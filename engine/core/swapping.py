@@ -20,7 +20,7 @@ class Swapping:
     """The block copies of a step between the cache and the host `pool`."""
 
     def __init__(
-        self, pool: HostPool, block_size: int, *, is_enabled: bool = True, is_late: bool = False
+        self, pool: HostPool, block_size: int, *, is_enabled: bool = True, is_late: bool
     ) -> None:
         self.pool = pool
         self._is_enabled = is_enabled and pool.num_blocks > 0
@@ -41,7 +41,8 @@ class Swapping:
 
     @property
     def num_held(self) -> int:
-        """Host blocks that only late copies hold, because their sequences need them no more."""
+        """Host blocks that only late copies hold, because their sequences do not need them any
+        more."""
         return sum(len(copy.held_host_block_ids) for copy in self._under_way)
 
     def num_coming(self, pool: BlockPool) -> int:

@@ -27,7 +27,7 @@ class TriedPlan:
         self._mark = self._marked()
 
     def on_queued(self, sequence: Sequence) -> None:
-        """Take that a sequence is in the queue: no other one may be."""
+        """Note the one sequence in the queue; there may be no other."""
         self._is_queued = sequence is self._sequence
 
     def take(self) -> StepPlan | None:

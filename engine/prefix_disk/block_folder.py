@@ -75,11 +75,13 @@ class BlockFolder:
         block_bytes = host.nbytes // host.shape[2]
         self.file_bytes = file_bytes(block_bytes, is_sealed=seal is not None)
         self._content = np.empty(self.file_bytes - HEADER_BYTES, np.uint8)
-        """What was read last."""
+        """The content that was read last."""
 
     def look(self, look: DiskLook) -> DiskResult:
-        """See which blocks there are. Without a folder of its own a node still sees the others,
-        unless another user may have put them there.
+        """List the blocks of all folders.
+
+        Without a folder of its own a node still sees the others, unless another user may have put
+        them there.
 
         It fails where this node cannot have a folder, or has it no more.
         """

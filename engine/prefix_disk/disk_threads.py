@@ -80,7 +80,7 @@ class DiskThreads:
 
 
 def do_job(folder: BlockFolder, job: DiskJob) -> DiskResult:
-    """Do a job now. An error that nobody expected is one of the disk, and costs no more."""
+    """Do a job now. An unexpected error counts as one of the disk, and fails this job only."""
     try:
         match job:
             case DiskLook():

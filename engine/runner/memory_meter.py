@@ -73,7 +73,7 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def group_limit_bytes(root: Path = Path("/")) -> int | None:
+def group_limit_bytes(root: Path) -> int | None:
     """Return the least memory limit of this process's control groups; None: there is none.
 
     Groups of both versions are read, and those that they lie in, as far as they can be seen: a

@@ -60,7 +60,7 @@ class ModelRunner:
         memory: MemoryPlan | None = None,
     ) -> None:
         self.memory = memory
-        """What was planned; None for a runner that was not made by `assemble`."""
+        """The memory plan; None for a runner that `assemble` did not make."""
         self.eos_token_ids = files.eos_token_ids
         self.attention_backend = back_end.name
         self.device = back_end.device

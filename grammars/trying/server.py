@@ -97,7 +97,7 @@ class TrialServer:
         return max(0.0, min(waits)) if waits else None
 
     def _read_requests(self) -> bool:
-        """Take what has arrived; False at the end of the input."""
+        """Read the requests that have arrived; False at the end of the input."""
         data = self._peer.recv(_READ_BYTES)
         self._received += data
         for message in unpacked(self._received):
@@ -134,7 +134,7 @@ class TrialServer:
                 )))  # fmt: skip
 
     def _age(self) -> None:
-        """Let those that have computed for long wait for the processor, too."""
+        """Lower the priority of trials that have computed for long."""
         for number, job in self._jobs.items():
             if job.pid and not job.is_old and cpu_s(job.pid) >= YOUNG_S:
                 job.is_old = True

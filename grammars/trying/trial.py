@@ -77,7 +77,7 @@ _LIMITS_MET = (_OF_CPU, *_OF_MEMORY, *_OF_STACK)
 
 
 def why_ended(trial: Trial, status: int, limits: TrialLimits) -> InvalidRequest:
-    """Return what the client is told of a trial that ended without a verdict.
+    """Return the client's error for a trial that ended without a verdict.
 
     `status` is as `os.waitpid` has it.
     """

@@ -135,7 +135,7 @@ class GrammarTrials:
                 self._send_wake()
 
     def _run(self) -> None:
-        """Keep a process while there is something to ask, until it is told to close."""
+        """Run a process while trials are requested, until `close`."""
         while not self._is_closed:
             if self._asked:
                 self._serve()

@@ -52,7 +52,7 @@ class Fallbacks:
     def take_offered_again(self) -> list[Peer]:
         """Return the connected peers to which a lane that was withheld can be offered now.
 
-        Their connections must begin anew for it.
+        Their connections must be opened again for it.
         """
         found = []
         for peer, lanes in list(self._withheld.items()):

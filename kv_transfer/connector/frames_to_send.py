@@ -75,7 +75,7 @@ class FramesToSend:
             yield waiting.popleft()
 
     def copy_out(self, copy: CopyOut, frame: FrameToSend, then: OnCopiedOut) -> None:
-        """Copy a frame's blocks to slots when there are enough, unless it is needed no more.
+        """Copy a frame's blocks to slots when there are enough, unless it was dropped.
 
         What an earlier connection left in slots is read there. `then` is called with whether all
         is in slots, so that a lane may read it, or with the error of the card.

@@ -129,7 +129,7 @@ class ReceivingEnd:
             return self.machine.next_deadline_s()
 
     def refuse(self) -> None:
-        """Accept no more landings; open ones may still be written."""
+        """Refuse new landings; open ones may still be written."""
         with self._lock:
             self._is_closed = True
 
@@ -161,7 +161,7 @@ class ReceivingEnd:
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 
     def write(self, write: Write, parts: Parts) -> None:
-        """Have the pieces copied into the pool if the lane copies, and verified there."""
+        """Copy the pieces into the pool, if the lane copies, and verify them there."""
         self._uses.begin_copy(write.session)
         late = self._copying_late.get(write.lane)
         if self._ring is not None and write.lane not in CARD_LANES:
@@ -174,7 +174,7 @@ class ReceivingEnd:
     def _ask_for_slots(
         self, ring: CardRing, late: LateCopyingLane | None, write: Write, parts: Parts
     ) -> None:
-        """Have the pieces copied to slots when there are enough, and from there to the card."""
+        """Copy the pieces to slots when there are enough, and from there to the card."""
         count = write.target_blocks.size
         if count > ring.receiving.count:
             error = f"DATA of {count} blocks: this node takes {ring.receiving.count} at a time"
@@ -196,7 +196,7 @@ class ReceivingEnd:
     def begin_copy(
         self, lane: LateCopyingLane, write: Write, parts: Parts, through: _Through | None = None
     ) -> None:
-        """Have the lane copy late, into slots of a ring if they are given, unless it is revoked."""
+        """Start the lane's late copy, into slots of a ring if given, unless it is revoked."""
         if not self._may_write(write):
             self._on_unwritten(write, None, through)
             return
@@ -261,7 +261,7 @@ class ReceivingEnd:
     # Results of copies.
 
     def _copy_in(self, write: Write, ring: CardRing, slots: Blocks, record: Finish) -> None:
-        """Have the pieces in slots copied to the card, and recorded when it has them."""
+        """Copy the pieces in slots to the card, and record them when they have arrived."""
 
         def on_copied(error: HandoffFailed | None) -> None:
             if error is None:
@@ -293,7 +293,7 @@ class ReceivingEnd:
             ring.receiving.give_back(slots)
 
     def _on_unread(self, write: Write, error: HandoffFailed, through: _Through) -> None:
-        """Record bytes that the lane could not get into slots, and can get there no more."""
+        """Record bytes that the lane failed to copy into slots, finally."""
         with self._lock:
             self._effects.extend(self.machine.on_unread(write, error))
         self._on_copy_ended(write.session)

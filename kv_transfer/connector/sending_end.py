@@ -291,7 +291,7 @@ class SendingEnd:
     def _copy_out_of_host(
         self, layer: int, blocks: Blocks, slots: Blocks, on_copied: OnCopied
     ) -> None:
-        """Have a worker copy blocks of host memory to slots of the ring."""
+        """Copy blocks of host memory to slots of the ring, on a worker."""
         moved = blocks.astype(np.int64) + self._memory.num_pool_blocks - self._num_blocks
 
         def copy() -> Finish:

@@ -117,11 +117,11 @@ class Waits:
         self._thread.start()
 
     def put(self, queued: Queued, on_end: OnEnd) -> None:
-        """Have `on_end` called on the thread when this is over."""
+        """Queue an operation; the thread calls `on_end` when it is over."""
         self._work.put((queued, on_end))
 
     def close(self) -> None:
-        """Wait until all has ended and was told. Idempotent."""
+        """Wait until all operations have ended and were reported. Idempotent."""
         if self._thread.ident is None:
             return
         self._work.put(None)

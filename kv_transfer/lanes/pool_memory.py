@@ -179,7 +179,7 @@ def slot_bytes(layout: KVLayout) -> int:
 
 
 class SourceMemory:
-    """What is sent from: `pool` and, if a node has it, `host` behind it, of the same layout."""
+    """The memory to send from: `pool` and, if a node has it, `host` after it, in one layout."""
 
     def __init__(self, pool: Pool, host: Pool | None = None) -> None:
         """Raise `ValueError` for other memory that is not the host's, or of another layout."""

@@ -10,7 +10,7 @@ from kv_transfer.receiving.effects import CloseLane, Dropped, DropReason, OpenLa
 from kv_transfer.receiving.landings import Effects, Landings
 from kv_transfer.receiving.sessions import Session, Sessions, WindowShares
 from kv_transfer.shared.handshake import HandoffStep
-from kv_transfer.shared.lanes import INLINE_LANES, LANE_NEEDS, VERIFY_AUTO, verification
+from kv_transfer.shared.lanes import INLINE_LANES, LANE_NEEDS, verification
 from kv_transfer.shared.limits import MAX_BLOCKS_PER_FRAME
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
@@ -26,7 +26,7 @@ class Connections:
         landings: Landings,
         windows: WindowShares,
         *,
-        verify: str = VERIFY_AUTO,
+        verify: str,
         peer_timeout_s: float,
     ) -> None:
         self._me = me

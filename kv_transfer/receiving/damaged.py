@@ -19,7 +19,7 @@ from kv_transfer.wire.frames import SUM_BYTES, Data
 
 
 class DamagedPieces:
-    """What is missing because it was damaged, and how often it was asked for."""
+    """The pieces that arrived damaged, and how often each was requested again."""
 
     def __init__(self) -> None:
         self._num_requests = 0

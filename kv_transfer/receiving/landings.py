@@ -144,7 +144,7 @@ class Landings:
         return list(self._by_token.values())
 
     def outcome(self, token: int) -> Outcome | None:
-        """Return how a landing ended, as its sender was told; only the latest are kept."""
+        """Return how a landing ended, as reported to its sender; only the latest are kept."""
         return self._outcomes.get(token)
 
     def expect(self, ticket: Ticket, sender_deadline_s: float, now_s: float) -> None:
@@ -253,7 +253,7 @@ class Landings:
 
 
 def failed_frame(landing: Landing, error: HandoffFailed) -> frames.Failed:
-    """Return what the sender of a landing that ended with `error` is told."""
+    """Return the frame for the sender of a landing that ended with `error`."""
     return frames.Failed(landing.token, landing.ticket.generation, error.code, str(error))
 
 

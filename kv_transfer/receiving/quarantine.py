@@ -59,7 +59,7 @@ class Quarantine:
         return block in self._blocks
 
     def release(self, token: int, generation: int, session: bytes) -> bool:
-        """Release a lease's blocks, because its sender writes no more.
+        """Release the blocks of a lease whose sender has stopped writing.
 
         Returns False unless this is the connection on which it wrote.
         """

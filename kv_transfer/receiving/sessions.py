@@ -28,7 +28,7 @@ from kv_transfer.wire.frames import Ack, Hello
 class Session:
     """One connection: its sender, the agreed lane and verification, its consumed DATA frames.
 
-    `lane` is "" until one was chosen. The sender's window is `window_bytes`, as it was last told;
+    `lane` is "" until one was chosen. The sender's window is `window_bytes`, as it was last sent;
     one of an earlier release keeps `welcome_bytes`, its first. `number` counts the connections of
     its sender; 0: it does not count them.
 

@@ -82,7 +82,7 @@ class SlabFences:
     def on_moved(
         self, live: Iterable[bytes], told: Mapping[bytes, SendBack], now_s: float
     ) -> Effects:
-        """Tell the connections `told`, each with its WELCOME, of the new address; ask for reports.
+        """Send the connections in `told`, each with its WELCOME, the new address; ask for reports.
 
         `live` are all connections, on any lane.
         """
@@ -116,7 +116,7 @@ class SlabFences:
         return [] if move is None else self._quarantine.fenced(move.slab, move.tokens)
 
     def wait_anew(self, now_s: float) -> None:
-        """Wait for the reports for the whole time again: this process itself was suspended."""
+        """Restart the time to wait for reports: this process itself was suspended."""
         if self._move is not None:
             self._move.until_s = now_s + self._answer_within_s
 

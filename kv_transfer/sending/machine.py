@@ -228,7 +228,7 @@ class Sender:
         return [Disconnect(peer), *link.channels.close()]
 
     def on_refused(self, peer: Peer, now_s: float) -> Effects:
-        """Take that nobody listens where the first connection to `peer` was opened.
+        """Handle that no process listens at the address of the first connection to `peer`.
 
         One that has answered before has the time of a silent one to listen again.
         """

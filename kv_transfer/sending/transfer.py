@@ -35,7 +35,7 @@ from kv_transfer.wire.frames import CommitFrame
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is read: the pool and, from `num_pool_blocks` on, other memory of the host.
+    """The memory to read: the pool and, from block `num_pool_blocks` on, other memory of the host.
 
     `max_blocks` of each layer fit into one chunk.
     """

@@ -28,7 +28,7 @@ MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
 MAX_BLOCKS_PER_FRAME = 4096
 LEAST_BLOCKS_PER_FRAME = 256
-"""What a frame may have towards every release; a chunk has no more."""
+"""Blocks of a frame that every release accepts; a chunk has at most as many."""
 MAX_BLOCKS_PER_PART = 1024
 """Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond."""
 MAX_DRAFT_TOKENS = 64

@@ -185,7 +185,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The sender aborts the transfer, and writes no more of it itself."""
+    """The sender aborts the transfer, and does not write any more of it."""
 
     lease_token: int
     generation: int

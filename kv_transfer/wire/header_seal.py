@@ -20,7 +20,7 @@ _BEGINNING = b"\xa1v" + bytes([PROTOCOL_VERSION])
 class DamagedHeader(PeerProtocolError):
     """The header begins like one of this version, and does not match its checksum.
 
-    The network changed it: the connection starts anew, and its transfers continue.
+    The network changed it: the connection is opened again, and its transfers continue.
     """
 
 

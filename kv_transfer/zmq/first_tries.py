@@ -51,7 +51,7 @@ class FirstTries:
                 raise
 
     def end(self, source: Socket) -> Peer | None:
-        """Take how a try has ended, from a socket of these; return its peer if it failed."""
+        """Read the end of a try from one of these sockets; return its peer if it failed."""
         peer = self._peers[source]
         try:
             told, _ = source.recv_multipart(zmq.NOBLOCK)
@@ -62,7 +62,7 @@ class FirstTries:
         return peer if event == zmq.EVENT_CONNECT_RETRIED else None
 
     def forget(self, peer: Peer) -> None:
-        """Watch a peer no more, whose DEALER is not closed yet, if it is watched."""
+        """Stop watching a peer, if it is watched; its DEALER is not closed yet."""
         watched = self._watched.pop(peer, None)
         if watched is None:
             return

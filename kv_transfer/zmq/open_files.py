@@ -1,4 +1,4 @@
-"""How many files this process may still open, and when a KV port takes no more connections.
+"""How many files this process may still open, and when a KV port refuses connections.
 
 A listener without a free file does not refuse: the connection stays in the kernel's queue, libzmq
 tries to accept it over and over, and that keeps a processor busy. So a port closes before, and
@@ -34,7 +34,7 @@ def files_left() -> int:
 
 
 class OpenFiles:
-    """What is known of the files that are left, as of the last look."""
+    """The number of files that this process could still open at the last look."""
 
     def __init__(self) -> None:
         self._looked_at_s = float("-inf")

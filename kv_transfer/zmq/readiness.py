@@ -28,7 +28,7 @@ class Readiness:
         self._selector.register(file, selectors.EVENT_READ)
 
     def watch(self, source: Socket) -> None:
-        """Watch a socket. Raises `OSError` where the kernel takes no more files."""
+        """Watch a socket. Raises `OSError` where the kernel cannot watch more files."""
         file = int(source.getsockopt(zmq.FD))
         self._selector.register(file, selectors.EVENT_READ, source)
         self._files[source] = file

@@ -1,8 +1,8 @@
-"""What each router is told about the blocks in the node's tiers. Belongs to the event loop.
+"""Reports of the blocks in the node's tiers, for each router. Used on the event loop alone.
 
-A router is told all when its stream opens, in pieces, and then what changes. What waits is kept by
-block, so it is never more than the tiers have, and as much again that has left them. A report is of
-one tier; all reports of a stream share one series of numbers.
+A router gets all blocks when its stream opens, in pieces, and then the changes. What waits is kept
+by block, so it is never more than the tiers have, and as much again that has left them. A report is
+of one tier; all reports of a stream share one series of numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from protos import pdserve_node_pb2 as pb
 MAX_REPORTED = 2048
 """Blocks in one message: 16 KiB."""
 MIN_FORGOTTEN = 4096
-"""Waiting changes beyond the blocks that are cached; with more, a router is told all again."""
+"""Most waiting changes beyond the number of cached blocks; with more, all blocks are reported
+again."""
 
 News = Mapping[Tier, Mapping[BlockHash, bool]]
 """Blocks that have entered a tier (true), or left it."""
@@ -37,7 +38,7 @@ def tiers_of(scheduler: Scheduler) -> dict[Tier, TellsNews]:
 
 
 class CachedBlocks:
-    """The blocks in each tier, as far as the step thread has told."""
+    """The blocks in each tier, as the step thread last reported them."""
 
     def __init__(self) -> None:
         self._held: dict[Tier, dict[BlockHash, None]] = {tier: {} for tier in Tier}
@@ -46,7 +47,7 @@ class CachedBlocks:
         return sum(map(len, self._held.values()))
 
     def take(self, news: News) -> None:
-        """Take what has changed."""
+        """Apply the changes of a step."""
         for tier, changed in news.items():
             held = self._held[tier]
             for block_hash, has_entered in changed.items():
@@ -85,7 +86,7 @@ class BlockReports:
             self.restart()
 
     def restart(self) -> None:
-        """Tell all again."""
+        """Report all blocks again."""
         self._number, self._news = 0, self._cached.all()
 
     def next(self) -> pb.BlockReport | None:

@@ -71,5 +71,5 @@ class ControlPort:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and cancel those still running after `grace_s`."""
+        """Refuse new calls, and cancel those that still run after `grace_s`."""
         await self._server.stop(grace_s)

@@ -159,7 +159,7 @@ class ControlService(pb_grpc.NodeServicer):
     async def SetRole(  # noqa: N802
         self, request: pb.RoleRequest, context: Context
     ) -> pb.RoleReply:
-        """Take new work of another role; the reply comes when the placement store was told."""
+        """Change the role of new work; the reply follows when the placement store has it."""
         try:
             check_envelope(request.envelope, self._incarnation)
         except PdserveError as error:

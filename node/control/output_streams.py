@@ -147,7 +147,7 @@ class OutputStreams:
         self._loop.call_soon_threadsafe(self._add_pull, wanted)
 
     def refuse(self, refused: RefusePull) -> None:
-        """Say that a pull is not answered, to the router that passed it on; at once, as above."""
+        """Report a refused pull to the router that passed it on; at once, as above."""
         self._loop.call_soon_threadsafe(self._add_refused, refused)
 
     def offer(self, offered: OfferBlocks) -> None:
@@ -155,7 +155,7 @@ class OutputStreams:
         self._loop.call_soon_threadsafe(self._add_offer, offered)
 
     def start_is_over(self) -> None:
-        """Tell routers that are met from now on of no wish to be warmed."""
+        """Stop asking routers that connect from now on to warm this node."""
         self.warm_from = ""
 
     def add_news(self, news: News) -> None:
@@ -196,7 +196,7 @@ class OutputStreams:
         self._end(stream)
 
     def stop(self) -> None:
-        """Let every stream send what waits, and end."""
+        """End every stream after it has sent what waits."""
         self._is_stopping = True
         for stream in self._streams.values():
             stream.wake.set()

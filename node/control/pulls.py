@@ -44,7 +44,7 @@ def send_blocks_from_proto(pull: pb.Pull, router: Incarnation) -> SendBlocks:
 
 
 def add_offer(message: pb.NodeMessage, offered: OfferBlocks) -> None:
-    """Let a message offer blocks."""
+    """Add an offer of blocks to a message."""
     message.offered_hashes = b"".join(offered.block_hashes)
     if offered.new_node is not None:
         new = offered.new_node.node

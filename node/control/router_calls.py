@@ -228,7 +228,7 @@ class RouterCalls:
         self._waiting[call_id] = _Waiting(submit, timer)
 
     def _on_compiled(self, submit: Submit, compiled: Future[None]) -> None:
-        """Tell the step thread; on the thread that compiled."""
+        """Send the result to the step thread. Runs on the thread that compiled."""
         error = compiled.exception()
         if error is not None and not isinstance(error, PdserveError):
             error = InternalError(f"a grammar was not compiled: {error!r}")

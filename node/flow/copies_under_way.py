@@ -24,7 +24,7 @@ class EndSwap(Protocol):
 
 
 class CopiesUnderWay:
-    """What is to be done at the end of each copy."""
+    """The copies in progress, with the callback for the end of each."""
 
     def __init__(self) -> None:
         self._on_end: dict[int, OnEnd] = {}

@@ -195,7 +195,7 @@ class Reservations:
         return effects
 
     def _start(self, attempt: NodeAttempt, commit: Commit) -> list[Effect]:
-        """Let a sequence decode whose KV is where steps read it."""
+        """Start decoding a sequence whose KV is in the cache that steps read."""
         sequence = attempt.sequence
         self._attempts.clear_lease(attempt)
         # The prefill node may be configured to draft more tokens than this one verifies.

@@ -1,4 +1,4 @@
-"""What a node accepts: which requests it could never answer. Pure."""
+"""The requests that a node accepts: it refuses those that it could never answer. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where KV of other nodes lands on this node, and the tickets that let it."""
+"""Where KV of other nodes lands on this node, and the tickets that allow it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class LayersToPush:
         self._held_bytes = 0
 
     def on_computed(self, layer: int) -> list[PushBlocks]:
-        """Take that a layer can be read; return what is handed over now, the last one at once."""
+        """Note that a layer can be read; return the layers to hand over now, at the end all."""
         self._held.append(layer)
         self._held_bytes += self._num_blocks * self._layer_bytes[layer]
         num_left = len(self._layer_bytes) - 1 - layer

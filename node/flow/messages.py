@@ -226,7 +226,7 @@ class AskBlocks:
 
 @dataclass(frozen=True, slots=True)
 class RefusePull:
-    """Tell `node`, through a router, that its pull is not answered: `PullRefused` there."""
+    """Refuse a pull of `node`, through a router: it becomes `PullRefused` there."""
 
     router: Incarnation
     node: Incarnation
@@ -258,7 +258,7 @@ class CheckCopies:
 
 @dataclass(frozen=True, slots=True)
 class CloseLanding:
-    """Revoke a landing: its sender is told, and the event `Released` says when it has ended."""
+    """Revoke a landing: its sender is informed, and the event `Released` marks its end."""
 
     lease_token: int
 

@@ -278,7 +278,7 @@ class NodeFlow:
         return self.prompts.pushes(step)
 
     def snapshot(self) -> NodeSnapshot:
-        """Return the statistics and the load as of now, which change no more."""
+        """Return the present statistics and load, as values that do not change."""
         seen = self.scheduler.statistics()
         statistics = NodeStatistics(scheduler=seen, num_transfers=self.attempts.num_leases)
         return NodeSnapshot(statistics, self._load(seen.num_queued_tokens))
@@ -318,7 +318,7 @@ class NodeFlow:
             self._hand_over_of_cache.on_asked(now_s)
 
     def _leave(self, now_s: float) -> list[Effect]:
-        """Say that nothing is left, when what is cached was handed over or nobody wants it."""
+        """Report that the node is empty, when its cache was handed over or no node wants it."""
         effects: list[Effect] = []
         leaving = self._hand_over_of_cache
         if leaving is not None:

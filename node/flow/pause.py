@@ -15,11 +15,11 @@ class Pause:
         self._length_s = 0.0
 
     def is_on(self, now_s: float) -> bool:
-        """Return whether it lasts."""
+        """Return whether the pause lasts."""
         return now_s < self.until_s
 
     def on_good(self) -> None:
-        """Take that it works: the next pause is a short one."""
+        """Record a success: the next pause is the shortest."""
         self.until_s = self._length_s = 0.0
 
     def on_failed(self, now_s: float) -> None:

@@ -37,23 +37,23 @@ log = logging.getLogger("pdserve.node")
 
 
 class Answers(Protocol):
-    """Takes the answers to waiting calls."""
+    """Receives the answers to waiting calls."""
 
     def resolve(self, reply_to: int, answer: Answer) -> None: ...
 
 
 class Outputs(Protocol):
-    """Takes what a router reads."""
+    """Receives the outputs for routers."""
 
     def add(self, sent: SendOutput) -> None: ...
     def offer(self, offered: OfferBlocks) -> None:
-        """Take what a node that stays may want."""
+        """Pass on an offer of blocks for a node that stays."""
 
     def ask(self, wanted: AskBlocks) -> None:
-        """Take what is to be passed on to another node."""
+        """Pass on a request for blocks to another node."""
 
     def refuse(self, refused: RefusePull) -> None:
-        """Take that another node's pull is not answered."""
+        """Pass on the refusal of another node's pull."""
 
 
 class StagedModel(Protocol):

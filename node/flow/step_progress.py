@@ -56,7 +56,7 @@ class StepProgress:
         return self.turn_s > MOST_LIMIT_S
 
     def look(self, busy_since_s: float | None) -> None:
-        """Take when the present turn began; None: the step thread waits for work."""
+        """Look at the present turn: when it began; None: the step thread waits for work."""
         self._count_window()
         if busy_since_s is not None and busy_since_s == self._busy_since_s:
             self._num_ticks += 1

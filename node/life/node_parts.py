@@ -88,5 +88,5 @@ class NodeParts:
     clock: Clock
     keys: Keys | None = None
     kv_secret: bytes = b""
-    """That of the KV key, which encrypts files of prefixes; empty: the node has no such key."""
+    """The secret of the KV key, which encrypts files of prefixes; empty: the node has no KV key."""
     tracing: Tracing = NO_TRACING

@@ -31,7 +31,7 @@ FLOW_CALLS = (
     "fail_step",
     "on_stop",
 )
-"""Those that change something. The rest only reads."""
+"""The calls that change the state of the flow; all others only read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,10 @@ class RequestPath:
         await wait_for_hang(self._connector)
 
     def end_streams(self) -> None:
-        """Let every token stream send what it has and end. The step thread has stopped before."""
+        """End every token stream after it has sent its outputs.
+
+        The step thread has already stopped.
+        """
         self._streams.stop()
 
     def close_recording(self) -> None:

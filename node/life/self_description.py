@@ -23,9 +23,11 @@ from node.life.prefix_disk import disk_index_of
 log = logging.getLogger("pdserve.node")
 
 UPTIME_STEPS_S = ((3600, 60), (60, 10))
-"""Pairs of seconds: from the first on, the uptime is told in steps of the second. An idle node says
-the same for so long, and a router takes over only what is new. `pdserve status` shows hours and
-minutes after an hour."""
+"""Pairs of seconds: from the first on, the uptime is reported in steps of the second.
+
+An idle node says the same for so long, and a router takes over only what is new. `pdserve status`
+shows hours and minutes after an hour.
+"""
 
 
 def told_uptime_s(uptime_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The recording of a node: what its flow was told, and what it decided.
+"""The recording of a node: the inputs of its flow, and its decisions.
 
 A line is one call of `NodeFlow`, or a lease token that was drawn during the call of a later line.
 `simulator/replays` makes the same calls again. Prompts are their lengths and the hashes of their

@@ -54,7 +54,7 @@ class MetricsServer:
         listener: socket.socket,
         why_not_ready: Callable[[], str],
         *,
-        token: str = "",
+        token: str,
     ) -> None:
         wanted = f"Bearer {token}".encode()
 

@@ -14,6 +14,7 @@ from pdserve.commands.http_client import RouterUnreachable, fetch_json
 from placement.records import known_facts
 
 PATH = "/v1/cluster"
+TIMEOUT_S = 5.0
 _INCARNATION = TypeAdapter(Incarnation)
 
 Facts = Mapping[str, Any]
@@ -39,10 +40,10 @@ class ClusterStatus:
     """Numbers of `serving` in the answer, by name; those that it does not have are left out."""
 
 
-def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> ClusterStatus:
+def fetch_cluster(url: str, *, api_key: str = "") -> ClusterStatus:
     """Ask the router at `url`. Raises `RouterUnreachable` or `RouterRefused`."""
     url = url.rstrip("/")
-    reply = fetch_json(url, PATH, api_key=api_key, timeout_s=timeout_s)
+    reply = fetch_json(url, PATH, api_key=api_key, timeout_s=TIMEOUT_S)
     if not isinstance(reply, dict) or not isinstance(reply.get("nodes"), list):
         raise RouterUnreachable(f"{url}{PATH}: the answer lists no nodes: no pdserve router?")
     router = reply.get("router")

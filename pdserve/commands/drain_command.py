@@ -36,7 +36,7 @@ class LeavingNode:
     timeout_s: float
 
 
-def ask_to_leave(url: str, node_id: str, *, api_key: str = "") -> LeavingNode:
+def ask_to_leave(url: str, node_id: str, *, api_key: str) -> LeavingNode:
     """Ask the router at `url` to drain a node.
 
     Raises `ConfigError` for the name of no node, and `RouterUnreachable` or `RouterRefused`.

@@ -60,7 +60,7 @@ _LEFT_ALIGNED = frozenset(
 )
 
 
-def status_table(cluster: ClusterStatus, *, is_wide: bool = False) -> str:
+def status_table(cluster: ClusterStatus, *, is_wide: bool) -> str:
     """Return what is served and how, a row for each node and one for each pair that hands prompts
     off. With names of up to 16 characters no line is longer than 80.
 

@@ -64,7 +64,7 @@ def up_problems(config: Config) -> list[Problem]:
     if is_loopback(host) or config.api.api_key or config.security.insecure:
         return wrong
     text = (
-        f"host is {host!r}, where other machines reach the router: wanted --api-key TEXT, "
+        f"host is {host!r}, where other machines reach the router: wanted --api-key KEY, "
         "or --insecure if everybody who reaches it may use the cluster"
     )
     return [*wrong, Problem(("host",), text)]

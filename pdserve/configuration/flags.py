@@ -74,35 +74,35 @@ EVERYDAY_KEYS = (
 )
 """The settings that the short help shows."""
 
-_METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
+_METAVARS = {"int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
 @cache
 def build_parser() -> Parser:
     """Return the parser of all commands. On errors it raises `FlagError` instead of exiting."""
     parser = Parser(
-        prog="pdserve", description=INTRODUCTION, epilog=EXAMPLES["pdserve"], has_groups=True
+        prog="pdserve", description=INTRODUCTION, epilog=EXAMPLES["pdserve"], part="COMMAND"
     )
     parser.add_argument("--version", action="version", version=f"pdserve {VERSION}")
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", prog="pdserve"
     )
-    _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
     _add_up(commands)
+    _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
     _add_status(commands)
     _add_chat(commands)
     _add_drain(commands)
     _add_role(commands)
-    check = _add_serve(
-        commands, "check-config", "refuse what `serve` would, else print what is set"
+    check = _add_serve(commands, "check-config", "check settings as `serve` does, and print them")
+    check.add_argument(
+        "--all", action="store_true", help="also print the settings that have their defaults"
     )
-    check.add_argument("--all", action="store_true", help="print the settings with defaults too")
     _add_profile(commands)
     _add_plan(commands)
     _add_simulate(commands)
-    _add_kv_key(commands)
-    _add_api_keys(commands)
     _add_keys(commands)
+    _add_api_keys(commands)
+    _add_kv_key(commands)
     return parser
 
 
@@ -168,7 +168,7 @@ def _add_chat(commands: Any) -> None:
     command = _add_command(commands, "chat", "talk to a running cluster")
     command.add_argument(
         "--model",
-        metavar="TEXT",
+        metavar="NAME",
         default="",
         help="name of the model to ask (default: the one that is served)",
     )
@@ -208,7 +208,7 @@ def _add_router(command: Parser) -> None:
     )
     command.add_argument(
         "--api-key",
-        metavar="TEXT",
+        metavar="KEY",
         default=argparse.SUPPRESS,
         help="the key itself; every user of this machine sees it in the list of processes",
     )
@@ -240,8 +240,8 @@ def _add_simulate(commands: Any) -> None:
         (
             "--faults",
             "KINDS",
-            "crash, freeze, partition, loss, repeat, clock, store, step, role, drain, disk, with "
-            "commas between them; or all, or none (default: all)",
+            "crash, freeze, partition, loss, repeat, clock, store, step, role, drain and disk, "
+            "separated by commas; or all, or none (default: all)",
         ),
         ("--requests", "N", "requests of each history (default: 20)"),
         ("--nodes", "P:D", "prefill and decode nodes (default: drawn for each history)"),
@@ -253,7 +253,7 @@ def _add_simulate(commands: Any) -> None:
         (
             "--output",
             "FILE",
-            "where to write a wrong history, made short (default: wrong-history.json)",
+            "where to write a wrong history, shortened (default: wrong-history.json)",
         ),
     ):
         command.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=meaning)
@@ -321,7 +321,7 @@ def _add_command(commands: Any, name: str, summary: str, parent: str = "") -> Pa
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=EXAMPLES[parent or name],
-        has_groups=name in ("serve", "up", "check-config", "profile", "plan"),
+        part="GROUP" if name in ("serve", "up", "check-config", "profile", "plan") else "",
     )
     return command
 
@@ -355,4 +355,5 @@ def _grammar(option: Option, defaults: dict[str, Any]) -> dict[str, Any]:
     }
     if option.kind == "bool":
         return {**shared, "action": argparse.BooleanOptionalAction}
-    return {**shared, "metavar": _METAVARS[option.kind], "nargs": "?", "const": NO_VALUE}
+    metavar = _METAVARS.get(option.kind, option.declared.metavar)
+    return {**shared, "metavar": metavar, "nargs": "?", "const": NO_VALUE}

@@ -77,9 +77,9 @@ examples:
   pdserve status --wide                       versions, addresses, memory, scheduling, drafts
 """,
     "chat": """\
-The conversation is kept until the end: /exit or Ctrl-D. Ctrl-C cuts an answer
-off, and what came of it stays. Through a pipe, all of the input is one message,
-and the output is the answer alone.
+The conversation is kept until /exit or Ctrl-D. Ctrl-C stops an answer; what was
+received of it stays in the conversation. Through a pipe, all of the input is
+one message, and the output is the answer alone.
 
 examples:
   pdserve chat
@@ -106,15 +106,16 @@ examples:
 """,
     "role": """\
 The node takes new work of another role from now on: prefill, decode or mixed.
-What it has it finishes; no request is refused or begun anew. Every router
-learns of it from the placement store. The role lasts until the node ends: a
-restart begins with the role of its settings. A router with API keys requires
-an administrator's key. The role that the node has already changes nothing.
+It finishes the requests that it has; none is refused or restarted. Every
+router reads the new role from the placement store. The role lasts until the
+node ends: a restart begins with the role of its settings. A router with API
+keys requires an administrator's key. Asking for the role that the node has
+changes nothing.
 
 Exit code 0: the node has the role.
 Exit code 1: there is no such node or no router, the router refused, the node
-was not started so that it can have this role, it leaves, or it is the last
-one that decodes.
+cannot take this role with its settings, it is draining, or it is the last one
+that decodes.
 Exit code 2: a flag or the key file is wrong.
 
 examples:
@@ -123,9 +124,9 @@ examples:
 """,
     "check-config": f"""\
 {_SOURCES}
-Run it where the role is to run, as its user: the model, keys, folders and sizes
-that are named are compared with this machine. Nothing is connected, and a model
-that is given by name is not fetched.
+Run it where the role will run, as the same user: it also checks that the model,
+keys and folders can be read and that the sizes fit this machine. It opens no
+connection, and does not fetch a model that is given by name.
 
 Exit code 0: the configuration can start. Exit code 1 or 2: it cannot.
 
@@ -159,19 +160,19 @@ examples:
     "simulate": """\
 A history is a cluster, its requests and its faults, drawn from a seed. The
 router, the nodes' scheduler and the transfers of KV are the code that serves,
-on a virtual clock; what breaks are processes, networks, clocks and the store.
-At every step it is checked that no block leaks or is used twice, and at the
-end that every request ended once, with the right answer. docs/simulation.md
-says what is modelled.
+on a virtual clock; processes, networks, clocks and the store fail. Every step is
+checked for blocks that leak or are used twice, and the end of a history for
+requests that did not end exactly once, with the right answer.
+docs/simulation.md says what is modelled.
 
 With --replay, FILE is such a history, or a recording that a router or a node
-has written (serve --record DIR). What it was told is told to the same code
-again, and what it decided is compared: the first decision that differs shows a
-bug, or what a change of the code has changed.
+has written (serve --record DIR). The recorded inputs are given to the same code
+again, and its decisions are compared with the recorded ones: the first
+difference shows a bug, or what a change of the code has changed.
 
-Exit code 0: no history was wrong, no decision differed. Exit code 1: one was;
-it is printed, a history in a short form, and the file to run it again is
-named. Exit code 2: a flag or the file is wrong.
+Exit code 0: no history was wrong, no decision differed. Exit code 1: one was
+or did; it is printed, a history shortened and with the file that runs it again.
+Exit code 2: a flag or the file is wrong.
 
 examples:
   pdserve simulate --seed 1 --histories 1000
@@ -206,6 +207,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return f"usage: {self._prog} COMMAND [flags]\n\n"
         values = "".join(f" {action.metavar}" for action in actions if not action.option_strings)
         return f"usage: {self._prog}{values} [flags]\n\n"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Show that the part of a help may be left out, and is written after `=`."""
+        if action.option_strings[:1] == ["-h"] and action.nargs == "?":
+            return f"-h, --help[={action.metavar}]"
+        return super()._format_action_invocation(action)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         """Show a value without brackets: it is optional only to the parser."""

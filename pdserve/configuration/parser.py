@@ -1,6 +1,6 @@
 """The parser behind `flags`: its errors, and a help in parts.
 
-`--help` shows the flags of every day and the groups of all others, `--help=GROUP` one group,
+`--help` shows the everyday flags and the groups of all others, `--help=GROUP` one group,
 `--help=all` everything.
 """
 
@@ -27,21 +27,22 @@ class FlagError(Exception):
 class Parser(argparse.ArgumentParser):
     """A parser that raises `FlagError` instead of exiting.
 
-    `--help` of one that `has_groups` takes the name of a group of settings, or of a command.
+    `--help` takes the name of a part, such as a group of settings, where `part` is what that is
+    called.
     """
 
-    def __init__(self, *, has_groups: bool = False, **settings: Any) -> None:
+    def __init__(self, *, part: str = "", **settings: Any) -> None:
         super().__init__(
             formatter_class=HelpFormatter, allow_abbrev=False, add_help=False, **settings
         )
         self.everyday_keys: tuple[str, ...] = ()
-        takes_name: dict[str, Any] = {"nargs": "?", "const": "", "metavar": "NAME"}
+        takes_name: dict[str, Any] = {"nargs": "?", "const": "", "metavar": part}
         self.add_argument(
             *("-h", "--help"),
             action=_Help,
             default=argparse.SUPPRESS,
-            help="show this help" + (", or --help=NAME, --help=all: more" if has_groups else ""),
-            **(takes_name if has_groups else {"nargs": 0}),
+            help="show this help" + (f", or that of a {part.lower()}" if part else ""),
+            **(takes_name if part else {"nargs": 0}),
         )
 
     def error(self, message: str) -> NoReturn:
@@ -88,7 +89,7 @@ class Parser(argparse.ArgumentParser):
                 _add_section(formatter, one.title, one._group_actions)
         by_key = {action.dest: action for action in self._actions}
         everyday = [by_key[key] for key in self.everyday_keys if key in by_key]
-        _add_section(formatter, "settings of every day", everyday)
+        _add_section(formatter, "everyday settings", everyday)
         counts = {section: len(one._group_actions) for section, one in groups.items()}
         formatter.add_text(group_list(counts))
         formatter.add_text(self.epilog)

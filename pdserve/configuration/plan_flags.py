@@ -11,15 +11,19 @@ PLAN_FLAGS = {
         (
             "--lengths",
             "PROMPT:OUTPUT",
-            "their lengths in tokens: numbers (1000:200), ranges (500-1500:100-300) or medians "
-            "with the sigma of a lognormal (1000~0.8:200~0.5)",
+            "with --rate: lengths in tokens, as numbers (1000:200), ranges (500-1500:100-300) or "
+            "medians with the sigma of a lognormal (1000~0.8:200~0.5)",
         ),
-        ("--model", "NAME", "the served model: of a log with several, and of the profile"),
+        (
+            "--model",
+            "NAME",
+            "which model to plan for, where a log has several; the profile must be of it",
+        ),
     ),
     "targets": (
         ("--ttft", "MS", "time to the first token, in milliseconds"),
         ("--tpot", "MS", "time per token after the first, in milliseconds"),
-        ("--attain", "SHARE", "share of the requests that has to meet both (default: 0.9)"),
+        ("--attain", "SHARE", "share of the requests that must meet both targets (default: 0.9)"),
     ),
     "plan": (
         (
@@ -28,14 +32,19 @@ PLAN_FLAGS = {
             "a file of `pdserve profile`, or 8b_h100, 8b_h200, 70b_h100 or 70b_h200, which are "
             "made of published figures (default: 8b_h100)",
         ),
-        ("--nodes", "N", "plan for so many nodes (default: the least that meet the targets)"),
+        ("--nodes", "N", "plan for exactly N nodes (default: the fewest that meet the targets)"),
         (
             "--at-once",
             "N",
-            "all nodes share one machine, whose cores run so many of them at full speed at once "
+            "all nodes share one machine, whose cores run N of them at full speed at once "
             "(default: each node has the cores of its profile)",
         ),
-        ("--seeds", "K", "drawings, or parts of the trace, for the interval (default: 3)"),
+        (
+            "--seeds",
+            "K",
+            "random loads, or parts of the trace, to try; the answer has the interval of results "
+            "(default: 3)",
+        ),
         (
             "--requests",
             "N",
@@ -43,7 +52,11 @@ PLAN_FLAGS = {
         ),
         ("--json", "", "print one JSON object"),
         ("--page", "FILE", "write a page with plots there, as HTML"),
-        ("--explain", "REQUEST", "also follow one request: its number in the trace, from 1"),
+        (
+            "--explain",
+            "REQUEST",
+            "show the course of one request too: its number in the trace, from 1",
+        ),
     ),
 }
 _DEFAULTS = {"attain": "0.9", "profile": "8b_h100", "seeds": "3", "of_model": ""}

@@ -87,8 +87,8 @@ def run_local_cluster(
     size: ClusterSize,
     *,
     has_to_exit_after_sample: bool,
-    log_folder: Path | None = None,
-    restarts_nodes: bool = False,
+    log_folder: Path | None,
+    restarts_nodes: bool,
     command_for: CommandFor = serve_command,
     resolve_model: Callable[[str], Path] | None = None,
 ) -> int:

@@ -9,7 +9,7 @@ MOST_TRIES = 5
 FIRST_PAUSE_S = 1.0
 """Each further pause of a row is twice as long."""
 GOOD_AFTER_S = 600.0
-"""A node that ran this long does not count as one that fails: the tries begin anew."""
+"""A node that ran this long counts as healthy: its tries start again at one."""
 
 
 @dataclass(slots=True)

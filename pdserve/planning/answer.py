@@ -243,7 +243,7 @@ class TrialPlanner:
     def _advised(self, found: Candidate, load: float, base: PlanTrial) -> Advised:
         """Try settings where the cluster is overloaded, and the good ones together.
 
-        What helps there and carries no more within the targets is no advice.
+        A setting that helps there but carries no more load within the targets is not advised.
         """
         wanted, shape = self._wanted, found.shape
         best: dict[str, tuple[float, Change]] = {}

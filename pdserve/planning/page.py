@@ -10,6 +10,8 @@ from pdserve.planning.answer import Candidate, PlannedNodes
 from pdserve.planning.shown import as_text
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 280, 56, 40, 16
+MOST_POINTS = 200
+"""Most points of a line, about one for three pixels."""
 COLOURS = ("#1f6feb", "#d1571f")
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;"
@@ -75,11 +77,11 @@ def _tpots(one: Candidate) -> Sequence[float]:
     return one.trials[0].tpots_s
 
 
-def _shares(values: Sequence[float], most: int = 200) -> Points:
-    """Return how many percent are at most so long, in at most so many points, up to 99 %."""
+def _shares(values: Sequence[float]) -> Points:
+    """Return how many percent are at most so long, in at most `MOST_POINTS` points, up to 99 %."""
     ordered = sorted(values)
     count = len(ordered)
-    kept = range(0, max(1, round(count * 0.99)), max(1, count // most)) if count else ()
+    kept = range(0, max(1, round(count * 0.99)), max(1, count // MOST_POINTS)) if count else ()
     return [(ordered[index], 100 * (index + 1) / count) for index in kept]
 
 

@@ -1,4 +1,4 @@
-"""`pdserve plan`: flags in, an answer out. Trials are told on stderr."""
+"""`pdserve plan`: flags in, an answer out. Trials are shown on stderr."""
 
 from __future__ import annotations
 

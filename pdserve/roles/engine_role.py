@@ -12,7 +12,7 @@ from common.files.cache_folder import cache_root
 from common.files.keys_folder import Keys
 from common.long_lived import exclude_from_collection
 from common.observing.clock import MonotonicClock
-from common.observing.tracing import NO_TRACING, Tracing
+from common.observing.tracing import Tracing
 from common.settings.config import Config
 from node.life.engine_node import EngineNode
 from node.life.make_flow import flow_maker
@@ -29,8 +29,8 @@ async def run_engine_role(
     store: PlacementStore,
     shutdown: Shutdown,
     *,
-    keys: Keys | None = None,
-    tracing: Tracing = NO_TRACING,
+    keys: Keys | None,
+    tracing: Tracing,
 ) -> int:
     """Serve as `config.role` until told to end; return the exit code.
 

@@ -22,7 +22,7 @@ from common.nodes import Role
 from common.observing.clock import MonotonicClock
 from common.observing.latency import LatencyTargets
 from common.observing.logs import name_node
-from common.observing.tracing import NO_TRACING, Tracing
+from common.observing.tracing import Tracing
 from common.settings.config import Config, ModelConfig
 from grammars.trying.trial import ROUTER_LIMITS
 from grammars.trying.trials import GrammarTrials
@@ -56,8 +56,8 @@ async def run_router_role(
     store: PlacementStore,
     shutdown: Shutdown,
     *,
-    keys: Keys | None = None,
-    tracing: Tracing = NO_TRACING,
+    keys: Keys | None,
+    tracing: Tracing,
 ) -> int:
     """Serve HTTP until told to end; return the exit code, which is 1 after a bug of the router.
 

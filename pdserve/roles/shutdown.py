@@ -1,4 +1,4 @@
-"""How a role is told to end: in order, or at once."""
+"""The request to end a role: in order, or at once."""
 
 from __future__ import annotations
 

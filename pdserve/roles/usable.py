@@ -1,4 +1,4 @@
-"""What a role could not use of this machine: `up` and `check-config` refuse it.
+"""Checks that a role can use what its settings name on this machine, for `up` and `check-config`.
 
 A node that cannot write its files of prefixes serves without them, and says so in its log alone. A
 disk that is full or read-only may have room again, and files there can be read: that is told, and

@@ -143,7 +143,7 @@ def _search(
 def _say(
     wanted: Simulation, out: TextIO, history: History | None, wrong: str, *, num_histories: int
 ) -> None:
-    """Tell what came of it: with a wrong history what happens in it, line by line."""
+    """Print the result: of a wrong history what happens in it, line by line."""
     path = wanted.replayed or wanted.written_to
     if wanted.is_json:
         found: dict[str, Any] = {"histories": num_histories, "wrong": wrong}

@@ -26,7 +26,7 @@ class LocalRequestMiddleware:
     address. Pages of `allowed_origins` (`*`: all) are no foreign ones."""
 
     def __init__(
-        self, app: ASGIApp, refused: RefusedRequests, allowed_origins: Collection[str] = ()
+        self, app: ASGIApp, refused: RefusedRequests, allowed_origins: Collection[str]
     ) -> None:
         self.app = app
         self._refused = refused

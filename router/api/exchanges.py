@@ -114,9 +114,9 @@ class Exchanges:
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     def require_seat(self, scope: Scope) -> None:
-        """Raise `TooManyRequests` where no place is free: called before a body is read, too.
+        """Raise `TooManyRequests` where no seat is free; also called before a body is read.
 
-        A few are kept for administrators, by the keys of which they are told apart.
+        A few seats are kept for administrators, who are known by their keys.
         """
         state = scope.get("state", {})
         num_kept = ADMIN_SEATS if state.get("is_admin") and state.get("api_key_name") else 0
@@ -163,9 +163,9 @@ class Exchanges:
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
-    """Tell the client: with a status, or in the last event when the status is out.
+    """Report the error with a status, or in the last event when the status was already sent.
 
-    One that does not read is let go, with what it has not read.
+    The connection of a client that does not read is closed, and what it has not read is dropped.
     """
     if not reply.is_started:
         await reply.send_error(error, scope["path"])

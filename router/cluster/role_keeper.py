@@ -1,4 +1,4 @@
-"""Reads what the load wants of the cluster, and with `--auto-roles` gives nodes other roles.
+"""Evaluates how many nodes of each role the load wants; with `--auto-roles`, changes roles.
 
 One router does so at a time: the one that holds the leader's lease in the placement store. It may
 believe so after its lease has ended: it was frozen, or cut off. So a change of a role has three
@@ -168,7 +168,7 @@ class RoleKeeper:
         await self._finish(router, begun)
 
     async def _finish(self, router: Incarnation, begun: RoleMove) -> None:
-        """Tell the node, and close the change when it has the role or cannot get it any more."""
+        """Send the change to the node, and close it when the node has the role or cannot get it."""
         now_s, told = self._clock.now_s(), f"change {begun.number} of {begun.node}"
         earlier = self._role_of_last(begun)
         if earlier is not None:

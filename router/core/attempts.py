@@ -55,12 +55,12 @@ class Attempt:
         self.planned_prefill: Incarnation | None = None
         """The node to be asked next; its leg counts already."""
         self._has_prompt = False
-        """Whether the prompt counts on the decode node: it computes it, and has sent no token."""
+        """Whether the prompt counts as load of the decode node: it is being computed there."""
         self.ticket: object | None = None
         self._source: PrefixSource | None = None
-        """What holds most of the prompt, but for the decode node."""
+        """The node, other than the decode node, that has most of the prompt cached."""
         self._num_cached_tokens = 0
-        """What the decode node that granted the ticket has cached of the prompt."""
+        """Tokens of the prompt that are cached on the decode node that granted the ticket."""
         self.reason = ""
         self.has_asked = False
         self.may_wait = False
@@ -117,11 +117,11 @@ class Attempt:
         ]
 
     def take_ticket(self, ticket: object, num_cached_tokens: int) -> None:
-        """Take what the decode node granted, which has cached so much of the prompt."""
+        """Keep the decode node's ticket, and how many tokens of the prompt the node has cached."""
         self.ticket, self._num_cached_tokens = ticket, num_cached_tokens
 
     def choose_source(self, source: PrefixSource | None) -> None:
-        """Take which node has more of the prompt than the one that is to compute it."""
+        """Set the node that has more of the prompt cached than the one that will compute it."""
         self._source = source
 
     def _best_source(self) -> PrefixSource | None:
@@ -135,7 +135,7 @@ class Attempt:
         return self._source
 
     def compute_alone(self, decode: Incarnation) -> list[Effect]:
-        """Take that the decode node computes the prompt, whatever was planned."""
+        """Let the decode node compute the prompt, whatever was planned."""
         self.state = State.LOCAL
         return [*self._keep_prompt(decode), self.place()]
 
@@ -191,7 +191,7 @@ class Attempt:
         return effects
 
     def _end_prompt(self, decode: Incarnation) -> list[Effect]:
-        """Count the prompt no more on the decode node, which has computed it."""
+        """Stop counting the prompt on the decode node, which has computed it."""
         if not (self._has_prompt and self.has_first_token):
             return []
         self._has_prompt = False
@@ -200,7 +200,7 @@ class Attempt:
     # The end.
 
     def close_leg(self, node: Incarnation) -> Effect:
-        """Note that the node holds nothing of this attempt any more."""
+        """Close the leg: the node holds nothing of this attempt any more."""
         if node != self.decode:
             self.prefill = None
             return LegClosed(node, has_prompt=True)
@@ -209,7 +209,7 @@ class Attempt:
         return LegClosed(node, had_prompt)
 
     def end(self) -> list[Effect]:
-        """Abort what is open, on every node."""
+        """Abort the attempt on every node with an open leg."""
         effects = self.drop_plan()
         for node in (self.decode, self.prefill):
             if node is not None:
@@ -263,13 +263,13 @@ class Attempts:
         return [one for one in reversed(self._all()) if one.is_on(node)]
 
     def beside(self, attempt: Attempt) -> Attempt | None:
-        """Return the other one of two attempts."""
+        """Return the attempt beside this one."""
         return self.main if attempt is self.second else self.second
 
     def answer_late_grant(
         self, node: Incarnation, attempt_id: AttemptId, is_grant: bool
     ) -> list[Effect]:
-        """Abort what a node grants after it was asked to end it: the abort may have overtaken."""
+        """Abort a grant that arrives after its abort was sent: the abort may have arrived first."""
         was_aborted = (node, attempt_id) in self._aborted
         return [SendAbort(node, attempt_id)] if is_grant and was_aborted else []
 
@@ -293,7 +293,7 @@ class Attempts:
         return ending
 
     def end(self) -> list[Effect]:
-        """End all of them."""
+        """End all attempts."""
         ending = [effect for attempt in self._all() for effect in self._end(attempt)]
         self.second = None
         self.main.state = State.DONE

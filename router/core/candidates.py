@@ -2,7 +2,8 @@
 
 A node that refused or failed an attempt is not asked again before it is forgiven: by the next token
 of the answer (every node), when it is heard again after a loss (that node), or when the request has
-waited for a node, or beside a suspected one that holds it up (every node). A node whose pool is too small for the answer is never forgiven.
+waited for a node, or beside a suspected one that holds it up (every node). A node whose pool is too
+small for the answer is never forgiven.
 
 Failures count until the next token. A request that loses `MAX_DEATHS` nodes without a token in
 between may be what ends them: no other node is asked until one of these is heard again, or has
@@ -39,7 +40,7 @@ which most nodes that restart are back."""
 
 
 class Candidates:
-    """What one request knows of the nodes that it asked."""
+    """The nodes that one request has asked, and with what result."""
 
     def __init__(self) -> None:
         self.failure: PdserveError | None = None
@@ -81,7 +82,7 @@ class Candidates:
     # Events.
 
     def on_refusal(self, node: Incarnation, error: PdserveError, *, can_queue: bool) -> None:
-        """Exclude the node; `can_queue`: it was not asked to queue the request, which it could."""
+        """Exclude the node that refused; `can_queue`: it is full, and was not asked to queue it."""
         # A queue does not help a request for which a queue is too long.
         is_shed = isinstance(error, DeadlineUnreachable)
         self._is_shed |= is_shed
@@ -121,7 +122,7 @@ class Candidates:
         self._failed.discard(node)
 
     def on_moved(self, node: Incarnation) -> None:
-        """Forgive what a node refused in the role that it had."""
+        """Forgive a node that has another role now."""
         self._refused.discard(node)
 
     def on_waited(self) -> None:
@@ -140,7 +141,7 @@ class Candidates:
         return has_any
 
     def on_none(self, error: PdserveError) -> None:
-        """Take why no node could be chosen. Its waits for a longer node begin when it is too long
+        """Record why no node could be chosen. Its waits for a longer node begin when it is too long
         for those that are there."""
         was_too_long, self._is_too_long = self._is_too_long, isinstance(error, InvalidRequest)
         if self._is_too_long and not was_too_long:
@@ -173,7 +174,7 @@ class Candidates:
         return is_new and self._num_waits < WAITS_OF_NEW
 
     def why_none(self, error: PdserveError) -> PdserveError:
-        """Return what the client is told; `error` is why no node could be chosen."""
+        """Return the client's error; `error` is why no node could be chosen."""
         if not isinstance(error, Overloaded):  # it is too long
             if self.failure is None and self._last_refusal:  # a node that had no room holds it
                 return self.overloaded(str(error), WAIT_S)

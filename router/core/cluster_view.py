@@ -1,4 +1,4 @@
-"""What the HTTP edge wants to know of the cluster behind it."""
+"""The state of the cluster, as the HTTP edge reads it."""
 
 from __future__ import annotations
 

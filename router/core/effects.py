@@ -13,7 +13,7 @@ from router.core.generation import TokenChunk
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Name nodes for the request and answer with `on_choice` or `on_no_choice`, at once.
+    """Choose nodes for the request and answer with `on_choice` or `on_no_choice`, at once.
 
     With `decode` set that node holds a reservation, and only a prefill node is wanted; the answer
     then names the same decode node. Nodes in `excluded` were tried.
@@ -70,7 +70,7 @@ class SendPrefill:
 
 @dataclass(frozen=True, slots=True)
 class SendAbort:
-    """Abort this attempt on the node, which may hold something of it."""
+    """Abort this attempt on the node, which may hold blocks or tokens of it."""
 
     node: Incarnation
     attempt: AttemptId
@@ -104,7 +104,7 @@ class PromptComputed:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A node computes the prompt: at most once, and not after a token. Failures may follow."""
+    """A node has begun the prompt: sent at most once, before any token. Failures may follow."""
 
 
 @dataclass(frozen=True, slots=True)

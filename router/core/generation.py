@@ -14,7 +14,7 @@ from router.core.known.sessions import SessionId
 from router.core.ttft_stages import DispatchStages
 
 SHUTTING_DOWN = "the router is shutting down: send the request again"
-"""Why a request ends that is still here when the router does not wait any more."""
+"""The error of a request that is still in progress when the router stops waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class Sink(Protocol):
     """Receives one answer: called on the event loop, returns at once, raises nothing."""
 
     def on_accepted(self) -> None:
-        """Take that a node computes the prompt: at most once, and not after a chunk.
+        """Note that a node computes the prompt: at most once, and not after a chunk.
 
         An error may follow, and another node may go on. Before it nodes were only asked.
         """
 
     def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
-        """Take the next chunks, at least one; those that came together are pushed together.
+        """Receive the next chunks, at least one; chunks of one output are pushed together.
 
         A `finish_reason` on the last of them ends the answer. `send_now` follows.
         """
@@ -95,7 +95,7 @@ class Sink(Protocol):
         """
 
     def on_failed(self, error: Exception) -> None:
-        """Take the error that ends the answer; it may come before the first chunk."""
+        """Receive the error that ends the answer; it may come before the first chunk."""
 
 
 class Generator(Protocol):

@@ -1,10 +1,10 @@
 """What a node holds now, estimated from its last report and from what this router did. No I/O.
 
-A report is old when it is read: by up to a heartbeat of the node and a listing of the store. What
-this router sent and what has ended since then it knows itself, so of a report only the share of
-other routers counts as it is. Without that, prompts that ended long ago count on the nodes that
-reported while they ran, for up to seconds, and weigh more than every request sent since: a burst
-goes to the nodes that reported before or after the burst before it.
+A report is up to one heartbeat of the node and one listing of the store old when it is read. The
+router knows which of its own requests it has sent since and which have ended, so it replaces its
+own share of a report and takes over only the share of other routers. Without this correction,
+prompts that ended seconds ago still count on the nodes that reported them and weigh more than every
+request sent since: each burst would go to the nodes that did not report during the burst before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class OwnLoad:
-    """What this router has on one node, and the most that a report can contain of it.
+    """The load of this router on one node, and the most of it that a report can contain.
 
     `num_tokens` are those of the prompts that the node computes: on a prefill node until the KV was
     taken over, on one that goes on with the answer until its first token.
@@ -46,7 +46,7 @@ class OwnLoad:
         self._peak = max(self._peak, self.num_requests)
 
     def end_prompt(self, num_tokens: int) -> None:
-        """Count the tokens of one prompt no more."""
+        """Stop counting the tokens of one prompt."""
         self.num_tokens = max(0, self.num_tokens - num_tokens)
 
     def close(self, num_tokens: int) -> None:
@@ -55,9 +55,9 @@ class OwnLoad:
         self.end_prompt(num_tokens)
 
     def on_listing(self) -> bool:
-        """Take that a report was read. It was made since the last listing but one.
+        """Note that a report was read, which the node made after the listing before the last one.
 
-        Return whether the estimate is another one though the report is the same.
+        Return whether the estimate changes although the report is the same.
         """
         before, self._most_reported = self._most_reported, max(self._peak, self._peak_before)
         self._peak_before, self._peak = self._peak, self.num_requests
@@ -85,6 +85,8 @@ class OwnLoad:
 
 
 def _combined(reported: float, own_share: float, still: float, own: float) -> float:
-    """Return what others hold, and of this router's what was reported and is still there, or what
-    it knows of, if that is more."""
+    """Return the load of other routers plus this router's own.
+
+    Its own is what was reported and still runs, or what this router has sent, if that is more.
+    """
     return reported * (1 - own_share) + max(reported * own_share * still, own)

@@ -9,7 +9,7 @@ leaves, or when a newer incarnation of it is listed. Placement avoids those that
 A member whose stream broke is left out until it is heard again, and one that is suspected is shown
 as such. A broken stream is opened again for one lease after the store listed the member or it was
 heard. While the store is away, or does not list members that are heard, nothing is known of the
-others: their streams are opened again for `store_grace_s`.
+others: their streams are opened again for `STORE_GRACE_S`.
 
 Between two answers of the store at most half a lease counts. After a whole machine was suspended,
 all leases have expired: a router that polls first must give the nodes time to renew them.
@@ -48,7 +48,7 @@ MAX_NODES = 4096
 MAX_READ = 128
 """Reports of a listing that are read at once."""
 ENDED_BY_NODE = "the node ended the stream"
-"""Why a stream broke where nothing is wrong with it."""
+"""The reason of a stream that ended in order."""
 
 
 class Membership:
@@ -57,10 +57,9 @@ class Membership:
     Each `on_…` returns the effects to perform, in order.
     """
 
-    def __init__(self, *, model: str, lease_s: float, store_grace_s: float = STORE_GRACE_S) -> None:
+    def __init__(self, *, model: str, lease_s: float) -> None:
         self._model = model
         self._lease_s = lease_s
-        self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, Member] = {}
         self._is_store_away = False
         self._num_listed = self._num_asked = 0
@@ -97,13 +96,16 @@ class Membership:
         return self._num_listed
 
     def on_asking(self) -> None:
-        """Take that the store is asked now: nodes lost until here have left, if it lists none."""
+        """Note that the store is asked now.
+
+        Of the nodes lost before, those it does not list have left.
+        """
         self._num_asked += 1
         self._gone_before.update(self._gone)
         self._gone.clear()
 
     def on_listing(self, nodes: Sequence[LiveNode], now_s: float) -> list[MembershipEffect]:
-        """Take over the nodes that the store lists; those left out replace older ones too."""
+        """Take over the listed nodes; one that is left out still replaces older incarnations."""
         self._tell_time(now_s)
         self._is_store_away = False
         listed, left_out = self._usable(nodes)
@@ -126,7 +128,8 @@ class Membership:
     def on_heard(
         self, incarnation: Incarnation, *, stuck_s: float = 0.0, unreached: str = ""
     ) -> list[MembershipEffect]:
-        """Take a message of the node's stream, and why what is sent does not arrive, if so.
+        """Note a message on the node's stream, and why requests do not reach the node, if they do
+        not.
 
         `stuck_s`: how long its step has lasted, if it makes no progress.
         """
@@ -154,7 +157,7 @@ class Membership:
     def on_suspected(
         self, incarnation: Incarnation, reason: str, *, is_heard: bool
     ) -> list[MembershipEffect]:
-        """Take the suspicion that a node is gone or hangs, or is heard and not reached."""
+        """Suspect a node: it is gone or hangs, or its stream works and requests do not reach it."""
         member = self._members.get(incarnation)
         if member is None or member.suspicion is is_heard:
             return []
@@ -178,9 +181,9 @@ class Membership:
         return [StreamLost(incarnation)]
 
     def on_role(self, incarnation: Incarnation, role: Role) -> list[MembershipEffect]:
-        """Take that a node has this role, as it says itself when it has told the store.
+        """Give a node the role that it reports on its stream, after it wrote it to the store.
 
-        A listing that was asked for before says less.
+        A listing that was requested before this report does not change the role back.
         """
         member = self._members.get(incarnation)
         if member is None:
@@ -191,7 +194,7 @@ class Membership:
     def _give(
         self, incarnation: Incarnation, member: Member, record: NodeRecord
     ) -> list[MembershipEffect]:
-        """Take a record with another role, at once: requests may wait for a node that has it."""
+        """Replace a record by one with another role at once: requests may wait for that role."""
         before, member.record = member.record.role, record
         self._changed[incarnation] = None
         begins = before is Role.PREFILL is not record.role
@@ -209,14 +212,14 @@ class Membership:
             self._busier[incarnation] = None
 
     def on_prompt_computed(self, incarnation: Incarnation, num_tokens: int) -> None:
-        """Count the tokens of a prompt no more on the node that goes on with the answer."""
+        """Stop counting the tokens of a prompt on the node that continues with the answer."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.end_prompt(num_tokens)
             self._busier[incarnation] = None
 
     def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
-        """Count one of these requests less, and the tokens that still count for it."""
+        """Count one request less, and its tokens that still count."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(num_tokens)
@@ -226,7 +229,7 @@ class Membership:
 
     @property
     def used(self) -> Set[Incarnation]:
-        """Nodes on which this router has a request, or that it chose for one."""
+        """The nodes that have a request of this router, or were chosen for one."""
         return self._used
 
     @property
@@ -237,8 +240,8 @@ class Membership:
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen, ordered by id, until the next event.
 
-        Asked for every request, which changes the views of the two nodes that get it. Of the
-        reports of a listing each call reads `MAX_READ`: while `has_unread`, others are old.
+        Every request calls this, and changes the views of the two nodes that it is placed on. A
+        call reads at most `MAX_READ` reports of a listing; while `has_unread`, some views are old.
         """
         self._changed |= self._busier
         self._busier.clear()
@@ -260,14 +263,14 @@ class Membership:
 
     @property
     def has_unread(self) -> bool:
-        """Whether `nodes` has not taken over all that was listed."""
+        """Whether some reports of the latest listing are not in `nodes` yet."""
         return bool(self._reported)
 
     def max_model_len(self) -> int | None:
         """Return the longest prompt and answer that a node which can be chosen now can finish.
 
-        None without such a node. How many requests are on the nodes does not matter, so their views
-        are left as they are.
+        None without such a node. Their numbers of requests do not matter, so views stay as they
+        are.
         """
         self._read_changed()
         return self._roster.max_model_len()
@@ -294,7 +297,7 @@ class Membership:
 
     @property
     def last_unlisted(self) -> Set[Incarnation]:
-        """Those that were `unlisted` when the store answered last."""
+        """The nodes that were `unlisted` when the store answered last."""
         return self._unlisted
 
     def was_heard(self, incarnation: Incarnation) -> bool:
@@ -309,8 +312,7 @@ class Membership:
     def _usable(
         self, nodes: Sequence[LiveNode]
     ) -> tuple[dict[Incarnation, LiveNode], list[MembershipEffect]]:
-        """Return the listed nodes that can be members, and tell of those that cannot and are
-        new."""
+        """Return the listed nodes that can be members, and the effects of new ones that cannot."""
         usable: dict[Incarnation, LiveNode] = {}
         left_out: dict[Incarnation, NodeRecord] = {}
         effects: list[MembershipEffect] = []
@@ -334,10 +336,10 @@ class Membership:
         return f"its protocol version is {versions}"
 
     def _ended(self, nodes: Sequence[LiveNode] | None) -> list[MembershipEffect]:
-        """Return the ends of those that were gone before the store was asked.
+        """Return the ends of the nodes whose streams ended before the store was asked.
 
-        One that left in order was unlisted before its stream ended; `nodes` None: the store is
-        away.
+        A node that leaves in order removes its lease before it ends its stream. `nodes` None: the
+        store is away.
         """
         ended, self._gone_before = self._gone_before, {}
         if not ended:
@@ -370,7 +372,7 @@ class Membership:
         return moved
 
     def _replace(self, listed: Collection[Incarnation]) -> None:
-        """Mark the members of which a newer incarnation is listed."""
+        """Mark the members whose node has a newer incarnation in the listing."""
         latest: dict[str, int] = {}
         for node_id, epoch in listed:
             latest[node_id] = max(epoch, latest.get(node_id, 0))
@@ -380,8 +382,10 @@ class Membership:
                 self._changed[incarnation] = None
 
     def _is_listed(self, member: Member) -> bool:
-        """Evaluate the lease at the store's last reply: a router that was suspended must not expire
-        nodes before it has polled again."""
+        """Return whether the lease was valid at the store's last reply.
+
+        A router that was suspended must not expire nodes before it has polled again.
+        """
         return self._waited_s - member.listed_at_s <= self._lease_s
 
     def _forget(self) -> list[MembershipEffect]:
@@ -391,7 +395,7 @@ class Membership:
         """
         unlisted, now_s = self.unlisted(), self._waited_s
         is_store_incomplete = self._is_store_away or bool(unlisted)
-        patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
+        patience_s = STORE_GRACE_S if is_store_incomplete else self._lease_s
         members = self._members.items()
         doubtful = [(at, one) for at, one in members if one.listed_at_s < now_s or one.is_replaced]
         for at, one in doubtful:

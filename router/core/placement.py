@@ -144,24 +144,24 @@ class Chooser:
         return chosen, self._sessions.on_placed(query.session, at, now_s)
 
     def on_blocks(self, node: Incarnation, report: BlockReport) -> int:
-        """Take what a node says of its prefix cache; return how many blocks had no room."""
+        """Record a node's report of its prefix cache; return how many blocks had no room."""
         return self._placer.on_blocks(node, report)
 
     def on_lost(self, node: Incarnation) -> None:
-        """Forget what a node holds: it will say it again, if it comes back."""
+        """Forget the blocks of a node; if it comes back, it reports all of them again."""
         self._placer.on_lost(node)
 
     def on_worked(self, pair: Pair) -> bool:
-        """Take that a handoff worked; return whether the pair had failed before."""
+        """Record a handoff that worked; return whether the pair had failed before."""
         return self._pairs.on_worked(pair)
 
     def on_failed(self, pair: Pair, now_s: float) -> tuple[int, float] | None:
-        """Take that a handoff failed; return what `PairHealth.on_failed` does."""
+        """Record a handoff that failed; return what `PairHealth.on_failed` does."""
         return self._pairs.on_failed(pair, now_s)
 
 
 class Placer:
-    """One policy and what it remembers from placement to placement."""
+    """One policy and its state, which lasts from placement to placement."""
 
     def __init__(self, policy: str, seed: int = 0) -> None:
         """Look the policy up. Raises `KeyError` for a policy that does not exist.
@@ -179,13 +179,13 @@ class Placer:
         return len(self._state.blocks)
 
     def on_blocks(self, node: Incarnation, report: BlockReport) -> int:
-        """Take what a node holds; return for how many blocks there was no room."""
+        """Record a node's report of its blocks; return how many had no room."""
         if report.is_first:
             self.on_lost(node)
         return self._state.blocks.on_report(node, report.added, report.removed, report.tier)
 
     def on_lost(self, node: Incarnation) -> None:
-        """Forget what a node holds."""
+        """Forget the blocks of a node."""
         self._state.blocks.forget(node)
 
     def choose(

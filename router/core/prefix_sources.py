@@ -132,7 +132,7 @@ def _reaches(source: NodeView, node: NodeView) -> bool:
 
 
 class Settled(NamedTuple):
-    """A wish that is over: `source` is to be asked for what `new` may pull; None: nobody is."""
+    """A wish that is settled: `source` is asked to offer its blocks to `new`; None: no node is."""
 
     new: Incarnation
     wanted: str
@@ -150,11 +150,11 @@ class WarmWishes:
         return len(self._wishes)
 
     def add(self, new: Incarnation, wanted: str, now_s: float) -> None:
-        """Take that a new node wants the blocks of the node with the id `wanted`, or of any."""
+        """Add the wish of a new node for the blocks of the node with the id `wanted`, or of any."""
         self._wishes[new] = wanted, now_s + WAIT_S
 
     def forget(self, new: Incarnation) -> None:
-        """Take that a node is lost."""
+        """Drop the wish of a node that is lost."""
         self._wishes.pop(new, None)
 
     def settle(

@@ -33,8 +33,8 @@
                 its pool, tokens emitted
                 deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
 
-`Accepted` is said once for all attempts, by the first node that takes the prompt to compute it. A
-decode node's ticket does not say it: every prefill node may refuse the ticket.
+`Accepted` is emitted once for all attempts, when the first node takes the prompt to compute it. A
+decode node's ticket does not cause it: every prefill node may refuse the ticket.
 
 The attempts and their legs are in `router.core.attempts`, and what is done on an event in
 `.flow_actions`. Every attempt that ends sends `SendAbort` for each open leg, and a grant that
@@ -42,12 +42,12 @@ arrives for a closed attempt is answered with one more. A ticket goes to a secon
 when the first refused it explicitly: after a failed call it is unknown whether the first one
 writes, so that attempt is over.
 
-While a node of the attempt is suspected, a second attempt runs elsewhere; where no other node was
-there, from when one comes, or begins to decode. It goes the same way, but never waits, and its
+While a node of the attempt is suspected, a second attempt runs on other nodes; if there are none,
+it begins when one appears or begins to decode. It has the same states, but never waits, and its
 failures end it alone: another one begins after a while, as long as the node is suspected, and asks
 one node, which may have refused the one before. A full node is asked to queue it only while the
-first one waits for its first word. The first of the two that sends the next token goes on, and the
-other one is aborted. When the first attempt fails, the second takes its place.
+first attempt has had no reply or output. Of the two, the first that sends the next token continues,
+and the other one is aborted. When the first attempt fails, the second takes its place.
 
 An attempt that begins after n tokens were emitted continues after them: its nodes get them with
 the prompt, compute both and draw token n where a new request draws token 0. The client reads the
@@ -103,7 +103,7 @@ class PrefillGrant:
 class RequestFlow(FlowActions):
     """The state machine. Each `on_…` returns the effects to perform, in order."""
 
-    # What the shell may read.
+    # Read by the shell.
 
     @property
     def state(self) -> State:
@@ -131,7 +131,7 @@ class RequestFlow(FlowActions):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of the answer by the attempt for which nodes are to be named."""
+        """The most tokens of the answer of the attempt that nodes are being chosen for."""
         return (self._choosing or self._main).ledger.max_tokens
 
     @property
@@ -164,8 +164,11 @@ class RequestFlow(FlowActions):
     # Events.
 
     def start(self, suspects: Mapping[Incarnation, bool] = NO_SUSPECTS) -> list[Effect]:
-        """Begin the first attempt. `suspects` are the nodes that are suspected now, and whether
-        each is heard; of later ones `on_node_suspected` tells."""
+        """Begin the first attempt.
+
+        `suspects` are the nodes that are suspected now, and whether each is heard; later changes
+        come through `on_node_suspected`.
+        """
         self._attempts.suspects.update(suspects)
         self._choose(self._main)
         return self._take_effects()
@@ -178,7 +181,7 @@ class RequestFlow(FlowActions):
         now_s: float,
         source: PrefixSource | None = None,
     ) -> list[Effect]:
-        """Take the nodes that answer `Choose`, and which other one has more of the prompt."""
+        """Ask the chosen nodes; `source` is another node that has more of the prompt cached."""
         attempt, self._choosing = self._choosing, None
         if attempt is None:
             return []
@@ -199,7 +202,7 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def on_no_choice(self, error: PdserveError) -> list[Effect]:
-        """Take the answer that no node is left for `Choose`."""
+        """Handle that no node could be chosen: ask others, wait, or fail."""
         attempt, self._choosing = self._choosing, None
         if attempt is None:
             return []
@@ -230,7 +233,7 @@ class RequestFlow(FlowActions):
         reply: DecodeGrant | PdserveError,
         now_s: float,
     ) -> list[Effect]:
-        """Take a decode node's grant or refusal."""
+        """Handle a decode node's grant or refusal."""
         attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.decode:
             return self._attempts.answer_late_grant(
@@ -264,7 +267,7 @@ class RequestFlow(FlowActions):
     def on_prefill_reply(
         self, node: Incarnation, attempt_id: AttemptId, reply: PrefillGrant | PdserveError
     ) -> list[Effect]:
-        """Take a prefill node's acceptance or refusal."""
+        """Handle a prefill node's acceptance or refusal."""
         attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.prefill:
             return self._attempts.answer_late_grant(
@@ -279,7 +282,7 @@ class RequestFlow(FlowActions):
     def on_call_failed(
         self, node: Incarnation, attempt_id: AttemptId, error: PdserveError
     ) -> list[Effect]:
-        """Take a call without a reply: its effect on the node is unknown but for the error."""
+        """Handle a call without a reply: only `error` tells what the node may have done."""
         attempt = self._attempts.find(attempt_id)
         if attempt is None or not attempt.waits_for(node):
             return []
@@ -292,8 +295,10 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def next_tokens(self, node: Incarnation, output: RequestOutput) -> TokenChunk | None:
-        """Take the next tokens of a running answer, as almost every output has them: no leg
-        changes. None, with nothing taken: `on_output` takes it."""
+        """Return the chunk of an output that only continues a running answer, as almost all do.
+
+        None, with nothing changed, for any other output: `on_output` handles it.
+        """
         attempts = self._attempts
         attempt = attempts.main
         if (
@@ -307,7 +312,7 @@ class RequestFlow(FlowActions):
         return None
 
     def on_output(self, node: Incarnation, output: RequestOutput) -> list[Effect]:
-        """Take what a node reports: tokens, its start, its end or its failure."""
+        """Handle an output of a node: tokens, the start, the end or a failure."""
         attempt = self._attempts.find(output.id)
         if attempt is None or not attempt.is_on(node):
             return []
@@ -329,15 +334,15 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
-        """Take the loss of a node: its stream broke, or it was silent for too long."""
+        """Handle the loss of a node: its stream broke, or it was silent for too long."""
         self._attempts.suspects.pop(node, None)
         for attempt in self._attempts.on(node):
             self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
         return self._take_effects()
 
     def on_node_suspected(self, node: Incarnation, is_heard: bool = False) -> list[Effect]:
-        """Begin a second attempt elsewhere: a node of this one is silent, but not lost yet, or
-        `is_heard` and does not get what it is asked."""
+        """Begin a second attempt elsewhere: a node of this one is silent but not lost yet, or its
+        stream works (`is_heard`) and requests do not reach it."""
         if self.is_done:
             return []
         attempts = self._attempts
@@ -349,7 +354,7 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def on_node_trusted(self, node: Incarnation) -> list[Effect]:
-        """Take that a node can be chosen: it was heard for the first time, or again.
+        """Handle that a node can be chosen: it was heard for the first time, or again.
 
         A second attempt that computes already goes on until either one sends the next token.
         """
@@ -365,7 +370,7 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def on_node_decodes(self, node: Incarnation) -> list[Effect]:
-        """Take that a node can be chosen to decode: until now it computed prompts alone."""
+        """Handle that a prefill node has become one that decodes."""
         if self.is_done:
             return []
         self._candidates.on_moved(node)

@@ -117,7 +117,7 @@ class TokenLedger:
         self._note(RequestCounts(num_tokens))
 
     def _note(self, counts: RequestCounts) -> None:
-        """Note what a node of this attempt counted; one of them verifies drafts."""
+        """Note the counts of a node of this attempt; one of its nodes verifies drafts."""
         known = self._counts
         if counts == known:
             return

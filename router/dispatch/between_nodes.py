@@ -29,7 +29,7 @@ class PassedPulls:
         self._pulls: dict[Incarnation, deque[tuple[Incarnation, int]]] = {}
 
     def add(self, source: Incarnation, node: Incarnation, lease_token: int) -> None:
-        """Take that a pull of `node` was passed on to `source`."""
+        """Record that a pull of `node` was passed on to `source`."""
         latest = self._pulls.setdefault(source, deque(maxlen=MOST_PER_SOURCE))
         latest.append((node, lease_token))
 
@@ -68,7 +68,7 @@ class BetweenNodes:
             self.warm()
 
     def on_lost(self, lost: Incarnation) -> None:
-        """Tell those that pull from a node that it is lost."""
+        """Report the loss of a node to the nodes that pull from it."""
         self._wishes.forget(lost)
         for node, lease_token in self._passed.take(lost):
             self._refuse(node, lease_token)

@@ -19,7 +19,8 @@ TIMEOUT_S = 5.0
 
 
 class CallsBeside:
-    """Those to one node in one life; `stub` returns that of the channel which is open now."""
+    """The calls beside the stream to one incarnation of a node; `stub` returns the stub of the open
+    channel."""
 
     def __init__(self, node: Incarnation, envelope: pb.Envelope, stub: Callable[[], Any]) -> None:
         self._node = node
@@ -36,7 +37,7 @@ class CallsBeside:
         return reply.timeout_ms / 1000
 
     async def set_role(self, role: Role, number: int) -> None:
-        """Have the node take new work of another role.
+        """Change the role of the node for new work.
 
         Raises what the node refuses it with: `InvalidRequest` where it cannot have this role,
         `StaleEpoch` where it knows of a change with a higher number, and `Draining`; otherwise as

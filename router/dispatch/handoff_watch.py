@@ -1,6 +1,6 @@
-"""Which handoffs work, as outputs show: told to the chooser, counted and logged.
+"""Reads from outputs which handoffs work: passes that to the chooser, counts and logs it.
 
-A prefill node also tells which decode nodes do not answer it; that is a part of its report.
+A prefill node also reports which decode nodes do not answer it, in its load.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class NodeListener(Protocol):
         """Requests in progress, on whatever node."""
 
     def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
-        """Take that a message came, with outputs or without (a heartbeat).
+        """Handle a message, with outputs or without (a heartbeat).
 
         `stuck_s`: how long the node's step has lasted, if it makes no progress; 0 otherwise.
         `is_reached`: as far as is known, the node has what was sent to it.

@@ -88,7 +88,7 @@ class NodePool:
         on_suspected: OnSuspected,
         on_trusted: OnNode,
         on_decodes: OnNode,
-        keys: Keys | None = None,
+        keys: Keys | None,
     ) -> None:
         self._store = store
         self.membership = membership
@@ -127,10 +127,10 @@ class NodePool:
         return source if client is not None and client.sends_blocks else None
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
-        """Have a node take new work of another role from now on; what it has it finishes.
+        """Change the role of a node for new work; it finishes the requests that it has.
 
-        The role that it has already is fine. When this returns, the store and this router know it;
-        other routers learn it from the store. Which roles a node can be given says
+        The role that it already has is accepted. When this returns, the store and this router know
+        it; other routers learn it from the store. Which roles a node can be given says
         `NodeRecord.can_become`. `number` is that of a change that the placement store allowed the
         leader; 0: a person asks.
 
@@ -243,7 +243,7 @@ class NodePool:
         return self._num_running()
 
     def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
-        """Take that a message of a node's stream came; see `NodeListener`."""
+        """Handle a message of a node's stream; see `NodeListener`."""
         unreached = "" if is_reached else UNREACHED
         self._perform(self.membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
 

@@ -1,4 +1,4 @@
-"""The recording of a router's placement: what its two machines were told, and what they answered.
+"""The recording of a router's placement: the inputs and the answers of its two machines.
 
 A line is one call: `to` a machine, `call`, its arguments `with` and `by`, and what it `gave`.
 `simulator/replays` makes the same calls again.
@@ -38,7 +38,7 @@ MEMBERSHIP_CALLS = (
     "nodes",
     "max_model_len",
 )
-"""Those that change something. The rest only reads."""
+"""The calls that change the machine; all others only read."""
 CHOOSER_CALLS = ("choose", "on_blocks", "on_lost", "on_worked", "on_failed")
 
 

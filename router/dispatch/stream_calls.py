@@ -45,7 +45,7 @@ class UnsentCalls:
     def __init__(self, node: Incarnation) -> None:
         self._node = node
         self._messages: deque[pb.RouterMessage] = deque()
-        """Those with calls. The last one takes the next call, if it has room."""
+        """The messages with calls. The last one takes the next call, if it has room."""
         self._num_bytes = 0
         """Bytes of all calls in the last message but its last one."""
         self._pulls: list[pb.Pull] = []
@@ -119,14 +119,16 @@ class UnsentCalls:
         self._aborts[attempt] = None
         self._on_added()
 
-    def set_echo(self, number: int, beat_ms: int = 0) -> None:
-        """Let the next message have this number, and the longest silence of the node, if one is
-        wanted. Nobody waits until it is sent."""
+    def set_echo(self, number: int, beat_ms: int) -> None:
+        """Put this number into the next message, and the node's longest silence, if one is wanted.
+
+        No task waits until it is sent.
+        """
         self._echo, self._beat_ms = number, beat_ms
         self._has_news.set()
 
     def ask_blocks(self) -> None:
-        """Let the next message ask the node to report all of its blocks."""
+        """Ask the node, in the next message, to report all of its blocks."""
         self._wants_blocks = True
         self._has_news.set()
 
@@ -160,7 +162,7 @@ class UnsentCalls:
         await self._all_sent.wait()
 
     def next_message(self) -> pb.RouterMessage:
-        """Take what the next message has room for."""
+        """Return the next message, with as many calls as it has room for."""
         message = self._messages.popleft() if self._messages else pb.RouterMessage()
         message.echo, message.resend_blocks = self._echo, self._wants_blocks
         message.beat_ms = self._beat_ms

@@ -28,7 +28,7 @@ class _State(Enum):
 class CallParser:
     """Parses one answer in one format."""
 
-    def __init__(self, form: CallFormat, names: Collection[str], *, is_alone: bool = False) -> None:
+    def __init__(self, form: CallFormat, names: Collection[str], *, is_alone: bool) -> None:
         """Begin an answer that may call the functions `names`.
 
         `is_alone`: it holds calls from its beginning on, or none.

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
-from common.observing.tracing import NO_SPAN, NO_TRACING, Span, SpanKind, Tracing, trace_id_of
+from common.observing.tracing import NO_SPAN, Span, SpanKind, Tracing, trace_id_of
 from router.text.usage import Usage
 
 log = logging.getLogger("pdserve.router.requests")
@@ -139,7 +139,7 @@ class RequestWatch:
 class RequestWatcher:
     """Begins to watch requests for one model."""
 
-    def __init__(self, model: str, clock: Clock, tracing: Tracing = NO_TRACING) -> None:
+    def __init__(self, model: str, clock: Clock, tracing: Tracing) -> None:
         self._model = model
         self._clock = clock
         self._tracing = tracing

@@ -12,9 +12,6 @@ from tests.compose.project import Project
 from tools.requirements import normal, pins
 
 OURS = ("ROUTER_IMAGE", "NODE_IMAGE", "BALANCER_IMAGE", "STORE_IMAGE")
-BASE_OF = dict(
-    zip(OURS, ("PYTHON_IMAGE", "PYTHON_IMAGE", "DEBIAN_IMAGE", "REDIS_IMAGE"), strict=True)
-)
 BUILD_TOOLS = ("cc", "gcc", "g++", "make", "ld", "as", "git", "curl", "wget", "pip", "pip3")
 SECRETS = (
     "*.key", "key.pem", "*.password", "*.token", "users.acl", "api_keys.json", ".env", ".git",

@@ -37,7 +37,7 @@ def test_without_a_key_it_is_refused_with_what_to_do_and_nothing_starts(tmp_path
     assert done.returncode == 2
     assert done.stdout == ""
     assert "host is '0.0.0.0', where other machines reach the router" in done.stderr
-    assert "wanted --api-key TEXT, or --insecure" in done.stderr
+    assert "wanted --api-key KEY, or --insecure" in done.stderr
     assert "/nowhere" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -115,9 +115,6 @@ class Log:
         words = (message.pulls, message.refused_pulls, message.offered_hashes, message.warm_from)
         assert not any(words), "no node of these tests has anything for others"
 
-    def has_more_than(self, num_messages: int) -> bool:
-        return self.num_messages > num_messages
-
     def on_suspected(self, _node: Incarnation, reason: str, *, is_heard: bool) -> None:
         self.suspected.append(reason)
         self.num_suspected_and_heard += is_heard

@@ -29,7 +29,7 @@ _MARK = "\x00user message\x00"
 
 
 def write_messages(model: TargetModel, work: WorkFolder, count: int, seed: int) -> list[str]:
-    """Let the model write `count` user messages, or read those of an earlier start."""
+    """Generate `count` user messages with the model, or read those of an earlier start."""
     kept = work.read_json("messages.json")
     if kept is not None:
         return [str(text) for text in kept]

@@ -46,7 +46,7 @@ class Sequence:
 class TargetModel:
     """A Hugging Face folder whose architecture the engine's CPU kernels serve."""
 
-    def __init__(self, folder: Path, num_slots: int, num_threads: int = 0) -> None:
+    def __init__(self, folder: Path, num_slots: int, num_threads: int) -> None:
         """Load it with slots for `num_slots` sequences of `MAX_SEQUENCE` tokens.
 
         Raises `CheckpointError` or `ConfigError` when the engine cannot serve the folder.

@@ -81,7 +81,7 @@ class BlockPool:
         return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
 
     def evict_next(self, block_ids: Iterable[int]) -> None:
-        """Let those of these blocks that may be evicted be the next ones, in this order."""
+        """Evict these blocks next, in this order, as far as they may be evicted."""
         for block_id in reversed(list(block_ids)):
             if block_id in self._evictable:
                 self._evictable.move_to_end(block_id, last=False)

@@ -41,7 +41,7 @@ class DiskIndex:
 
     @property
     def num_bytes(self) -> int:
-        """What is counted against the bound."""
+        """The bytes that count against the bound."""
         return len(self._own) * self._file_bytes + self._stranger_bytes
 
     @property
@@ -85,12 +85,12 @@ class DiskIndex:
         return removed
 
     def add(self, block_hash: BlockHash) -> None:
-        """Take that a block was written, complete; there must be room."""
+        """Add a block that was written completely; there must be room."""
         self._own.use(block_hash)
         self._tell(block_hash)
 
     def forget(self, block_hash: BlockHash, folder: str) -> None:
-        """Take that a block is not in this folder, or not to be used."""
+        """Remove a block that is not in this folder, or must not be used."""
         if folder != OWN_FOLDER:
             if self._others.get(block_hash) == folder:
                 del self._others[block_hash]
@@ -99,7 +99,7 @@ class DiskIndex:
         self._tell(block_hash)
 
     def take_own(self, scan: DiskScan) -> None:
-        """Take what this node's folder holds, in place of what was known of it."""
+        """Replace the blocks known of this node's folder."""
         before = list(self._own)
         self._own = LeastRecentlyUsed()
         for block_hash in scan.own:
@@ -109,7 +109,7 @@ class DiskIndex:
         self._tell(*before, *scan.own)
 
     def take_others(self, others: dict[BlockHash, str]) -> None:
-        """Take what the folders of other nodes hold, in place of what was known of them.
+        """Replace the blocks known of other nodes' folders.
 
         The index keeps `others` and changes it.
         """

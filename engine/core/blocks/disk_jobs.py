@@ -1,4 +1,4 @@
-"""What is to be done with files of blocks on disk, and what came of it. Values only."""
+"""Jobs on files of blocks on disk, and their results. Values only."""
 
 from __future__ import annotations
 

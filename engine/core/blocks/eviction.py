@@ -1,4 +1,4 @@
-"""Which block of a prefix makes room first: a policy, so a bad one costs hits and no more.
+"""Which block of a prefix makes room first: a policy, so a bad one costs hits only.
 
 `docs/policies.md` compares these orders with others, by replayed traces.
 """
@@ -51,9 +51,9 @@ class LeastRecentlyUsed(Generic[K]):
 class Segments(Generic[K]):
     """The blocks that may be taken, in three segments, in each by their latest use.
 
-    What is *elsewhere* too, where it was copied, goes first. What was used *once* goes while it is
-    more than `most_once`, so that what comes once, however much of it, takes no more room than that
-    from what was used *again*. That goes then, and the rest of what was used once last.
+    Blocks that were copied *elsewhere* go first. Blocks that were used *once* go while it is more
+    than `most_once`, so that what comes once, however much of it, takes no more room than that from
+    what was used *again*. That goes then, and the rest of what was used once last.
     """
 
     def __init__(self, most_once: int) -> None:

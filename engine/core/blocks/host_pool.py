@@ -16,7 +16,7 @@ from engine.core.blocks.eviction import Segments
 from engine.core.blocks.prefix_cache import PrefixCache
 
 ONCE_SHARE = 0.1
-"""What was used once takes so much of host memory from what was used again, and no more."""
+"""The largest share of host memory for blocks that were used once."""
 
 
 class HostPool:
@@ -174,7 +174,7 @@ class HostPool:
     def end_reading(
         self, host_block_ids: Iterable[int], *, is_good: bool = True, is_in_cache: bool = True
     ) -> None:
-        """Let these prefixes give way again, the first one last; at once if reading has failed.
+        """Unpin these prefixes, evictable in reverse order; at once if reading has failed.
 
         They do so before others if they were copied to the cache, and else as what was used last.
         """
@@ -194,7 +194,7 @@ class HostPool:
         self._pinned.update(host_block_ids)
 
     def unpin(self, host_block_ids: Iterable[int]) -> None:
-        """Let these prefixes give way again, when it would have been their turn."""
+        """Unpin these prefixes: they keep their places in the order of eviction."""
         self._pinned.difference_update(host_block_ids)
 
     def _evict(self, host_block_id: int) -> None:

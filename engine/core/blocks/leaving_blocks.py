@@ -17,16 +17,17 @@ from engine.core.blocks.host_pool import HostPool
 LEAST_AHEAD = 16
 """How many allocations ahead of its eviction a block is copied out, at least."""
 STEPS_AHEAD = 3
-"""So many steps ahead, of those that have taken most blocks lately."""
+"""Steps ahead, counted as those that took most blocks lately."""
 _FORGOTTEN = 0.999
-"""What was taken in a step counts so much less with each one that follows."""
+"""The factor on the blocks that a step took, for each step after it."""
 
 USE_PAYS = 16
 """A use of a block that was used before pays for copying so many that were used once. Computing a
 block takes a hundred times as long as copying it, and one use shows that there will be others."""
 REMEMBERED = 4
-"""So many times the blocks of both pools are remembered by their hashes when they are evicted: what
-is computed again was used again. Turns of a conversation are further apart than a pool holds."""
+"""Multiple of the blocks of both pools that are remembered by hash after their eviction: a block
+that is computed again was used again. Turns of a conversation are further apart than a pool holds.
+"""
 
 
 class LeavingBlocks:
@@ -41,11 +42,11 @@ class LeavingBlocks:
         """Blocks that a step has taken, the most of late."""
         self._num_allocated = self._num_used_again = 0
         self._num_paid = 0
-        """So many blocks that were used once may be copied: no more than both pools have."""
+        """How many blocks that were used once may be copied: at most as many as both pools have."""
         self._saved_until = 0
         """The count of taken blocks until which those that are evicted are saved."""
         self.order: list[int] = []
-        """What was to be evicted next when blocks were last chosen, in this order."""
+        """The blocks to be evicted next, in order, as of the last choice."""
 
     def near(self, num_growing: int = 0) -> list[int]:
         """Return the blocks to be evicted next, if one of the first half of them is unsaved.

@@ -37,7 +37,7 @@ def plan_admissions(
     seated: Sequence[SequenceView],
     growth: Callable[[], GrowthColumns],
     match_prefix: MatchPrefix,
-    awaiting: Set[int] = frozenset(),
+    awaiting: Set[int],
 ) -> None:
     """Plan admissions from the head of the queue.
 

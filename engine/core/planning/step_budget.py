@@ -40,7 +40,7 @@ class StepBudget:
         pool: PoolView,
         policy: PlanPolicy,
         num_seats: int,
-        num_coming: int = 0,
+        num_coming: int,
     ) -> None:
         self.plan = StepPlan()
         self.limits = limits
@@ -134,7 +134,7 @@ class StepBudget:
         return min(num_tokens, self._longest_chunk)
 
     def chunk_tokens(
-        self, start: int, num_uncomputed: int, *, num_kept: int = 0, num_planned: int = 0
+        self, start: int, num_uncomputed: int, *, num_kept: int, num_planned: int = 0
     ) -> int:
         """Return how many tokens of a prompt this step computes; 0 if no granule fits.
 

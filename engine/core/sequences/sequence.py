@@ -91,7 +91,7 @@ class Sequence:
         self.num_prompt = len(request.prompt_token_ids)
         self._output_token_ids: Tokens[int] = request.output_token_ids
         self.prompt_logprobs: list[PromptLogprobs] = []
-        """Those of the chunks that were computed, until the first token is drawn."""
+        """Log probabilities of the computed chunks, until the first token is drawn."""
         self._num_computed = 0
         self._block_table: list[int] = []
         self.max_new_tokens = 0

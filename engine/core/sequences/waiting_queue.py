@@ -38,7 +38,7 @@ class WaitingQueue(Collection[Sequence]):
         self.num_tokens = 0
         """Known tokens of all waiting sequences."""
         self.num_found_tokens = 0
-        """Those of them that were cached when their sequences were queued."""
+        """The tokens of these that were cached when their sequences were queued."""
         self.num_taken_tokens = 0
         """Known tokens of all that were admitted."""
 

@@ -44,7 +44,7 @@ class NumbaMtp:
         decoder: NumbaDecoder,
         cache: KVCache,
         layer_index: int,
-        packed_folder: Path | None = None,
+        packed_folder: Path | None,
     ) -> None:
         """Load the layer; `layer_index` is its layer of the cache.
 

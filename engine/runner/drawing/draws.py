@@ -7,14 +7,13 @@ noise. So drafts change how many tokens a step yields and never which.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from common.request import TokenLogprobs
-from engine.core.runner_contract import DrawnTokens, SampleInput
+from engine.core.runner_contract import DrawnTokens
 from engine.core.step.step_batch import StepBatch
 from engine.runner.decoder import Decoder
 from engine.runner.drawing.sampler import SampledRows, Sampler, token_logprobs
@@ -61,21 +60,6 @@ class DecodingSteps(Protocol):
         `hidden` is the decoder's, and the runner's `RowDraw` has the step's tokens. May set
         `batch.has_gone_on`: then the step after it is begun now or, at the latest, by the draw.
         """
-
-
-def draw_inputs(batch: StepBatch) -> Iterator[SampleInput]:
-    """Yield the inputs of all draws of a batch one by one, in the order of the sampled rows."""
-    for entry in np.flatnonzero(batch.is_sampled).tolist():
-        first = batch[entry].sample
-        assert first is not None
-        yield first
-        drafts = batch.drafts(entry)
-        for count in range(1, len(drafts) + 1):
-            yield replace(
-                first,
-                output_index=first.output_index + count,
-                output_token_ids=[*first.output_token_ids, *drafts[:count]],
-            )
 
 
 def accept_drafts(batch: StepBatch, draws: Draws) -> tuple[list[DrawnTokens | None], list[int]]:

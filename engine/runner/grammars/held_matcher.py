@@ -39,7 +39,7 @@ class Matchers(Protocol):
         """Note that a mask made a grammar larger. Raises `PdserveError` where there is no room."""
 
     def forget(self, grammar: Grammar) -> None:
-        """Compile this grammar anew for the next request."""
+        """Drop the compiled grammar: the next request compiles it again."""
 
     @property
     def writes_every_byte(self) -> bool:
@@ -97,7 +97,7 @@ class HeldMatcher:
     growth: Growth = field(default_factory=Growth)
 
     def move(self, output: Sequence[int]) -> None:
-        """Let the matcher have consumed `output` and nothing else. Raises `InternalError`."""
+        """Move the matcher to the state after exactly `output`. Raises `InternalError`."""
         had, num_same = self.token_ids, 0
         if had != output[: len(had)]:
             while num_same < len(output) and had[num_same] == output[num_same]:

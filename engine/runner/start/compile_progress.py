@@ -1,4 +1,4 @@
-"""Says in the log how far the CPU kernels are compiled; where all are cached, it says nothing."""
+"""Logs how far the CPU kernels are compiled; logs nothing where all are cached."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Counter(event.Listener):  # type: ignore[misc]
             self._tell()
 
     def end(self) -> None:
-        """Log the last number, unless it is told already."""
+        """Log the last number, unless it was logged."""
         if self._num_compiled > self._num_told:
             self._tell()
 

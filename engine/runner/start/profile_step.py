@@ -41,7 +41,7 @@ class FirstLayer:
 
     num_layers = 1
 
-    def __init__(self, decoder: Decoder, most_rows: int | None = None) -> None:
+    def __init__(self, decoder: Decoder, most_rows: int | None) -> None:
         self._decoder = decoder
         self._most_rows = most_rows
 
@@ -60,7 +60,7 @@ def measured_peak_bytes(
     runner: ModelRunner,
     batches: Sequence[Sequence[ScheduledSequence]],
     meter: MemoryMeter,
-    shared_bytes: int = 0,
+    shared_bytes: int,
 ) -> int:
     """Return the most memory that the process takes while `runner` computes each of `batches`.
 

@@ -13,7 +13,7 @@ from engine.runner.weights.tensor_source import TensorSource
 _KEPT_AT_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
 """Rounding these costs the most accuracy, and they are a small part of a large model."""
 WIDE_FORMATS = ("F32", "F16", "BF16")
-"""What is quantised."""
+"""The formats that are quantised."""
 
 
 class QuantisedSource(TensorSource):

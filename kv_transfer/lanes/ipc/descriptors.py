@@ -58,7 +58,7 @@ class OfferedDescriptor:
         self._thread.start()
 
     def close(self) -> None:
-        """Hand out no more; what was handed out stays. Idempotent."""
+        """Stop handing out descriptors; those handed out stay open. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

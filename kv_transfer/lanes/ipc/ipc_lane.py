@@ -170,7 +170,7 @@ class IpcLane:
     def _is_first(self, write: Write) -> bool:
         """Return whether a landing's copies begin with this one.
 
-        Of many landings only the latest are known; to take one for new costs a wait and no more.
+        Of many landings only the latest are known; treating one as new costs a wait only.
         """
         lease = (write.data.lease_token, write.data.generation)
         if lease in self._begun:

@@ -53,7 +53,7 @@ class AttemptQueue:
         return held if held is not None and held.reply_to == compiled.reply_to else None
 
     def on_compiled(self, attempt: NodeAttempt) -> None:
-        """Let an attempt wait for its grammar no more."""
+        """Note that an attempt's grammar is compiled."""
         del self._compiling[attempt.id]
         self.add_if_ready(attempt)
 

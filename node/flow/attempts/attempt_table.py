@@ -1,4 +1,4 @@
-"""The attempts on a node: who asked for them, until when, and what these are told. Pure.
+"""The attempts on a node: their routers, deadlines, leases, and the outputs to report. Pure.
 
 Time comes in as arguments.
 """
@@ -67,7 +67,7 @@ class NodeAttempt:
     transfer: TransferTiming | None = None
     outcome: str = ""
     sent_counts: RequestCounts = NO_COUNTS
-    """What its router was told last."""
+    """The counts that its router received last."""
     is_over: bool = False
     """It ended for the router. It stays in the table until its transfer has released the blocks."""
 

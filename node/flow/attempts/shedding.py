@@ -1,8 +1,8 @@
-"""When a request would end that is queued now, by what the node has measured.
+"""Estimates when a request that is queued now would end, and refuses it if that is too late. Pure.
 
-Pure: the time is an input. While requests wait, the tokens that leave the queue in a second are the
-node's throughput, whatever limits it: computing, blocks or seats. A measurement loses half of its
-weight in some seconds, so that the estimate follows the load.
+While requests wait, the tokens that leave the queue in a second are the node's throughput, whatever
+limits it: computing, blocks or seats. A measurement loses half of its weight in some seconds, so
+that the estimate follows the load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Shedding:
         self._output_s = 0.0
 
     def on_step(self, now_s: float, waiting: WaitingQueue) -> None:
-        """Take how many tokens have left the queue since the start, and whether any are left."""
+        """Record how many tokens have left the queue since the start, and whether any remain."""
         num_taken_tokens = waiting.num_taken_tokens
         if self._seen_at_s is not None and now_s > self._seen_at_s:
             span_s = now_s - self._seen_at_s
@@ -47,7 +47,7 @@ class Shedding:
         self._seen_at_s = now_s if waiting else None
 
     def on_end(self, attempt: NodeAttempt, now_s: float) -> None:
-        """Take an attempt whose output is complete: how long it is, and how long it took."""
+        """Record a complete output: its length and its time."""
         began_at_s = attempt.landed_at_s or attempt.first_token_at_s or now_s
         num_tokens, span_s = attempt.sequence.num_output, now_s - began_at_s
         self._num_outputs = self._num_outputs * _OUTPUT_WEIGHT + 1

@@ -1,4 +1,4 @@
-"""What a node reads from disk instead of computing it, and what it writes there. Pure.
+"""Prefixes that a node reads from disk instead of computing them, and writes there. Pure.
 
 A prompt that is computed here waits for a read before it is queued, where the read should be
 quicker than computing (the rule and the constants of a pull, `pulls.pull_cost`), and for no longer
@@ -111,7 +111,7 @@ class PrefixDisk:
         return self._wait(lease_token, found, go_on, self._cost, now_s)
 
     def forget(self, waiter: Waiter) -> bool:
-        """Let an attempt or a pull wait no more, because it is over; return whether it did."""
+        """Remove an attempt or a pull that is over from the waiters; return whether it was one."""
         return self._waiting.pop(waiter, None) is not None
 
     def write(self) -> list[Effect]:
@@ -124,7 +124,7 @@ class PrefixDisk:
         return self._on_end.pop(message.number)(message.result, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
-        """Let go on what waited for as long as computing takes; look at the folders."""
+        """Release the waiters that waited as long as computing takes, and look at the folders."""
         effects: list[Effect] = []
         if self._cost is None:
             return effects  # there is no disk

@@ -69,17 +69,17 @@ class _Pull:
     num_tokens: int
     """The tokens that it brings, which are in no tier here."""
     num_read: int
-    """So many of them its source reads from disk first."""
+    """How many of them its source reads from disk first."""
     num_kept_tokens: int
-    """Those of the blocks before it, which its commit counts too."""
+    """Tokens of the cached blocks before it; its commit counts them too."""
     num_at_source: int
-    """So many others the step of its source was expected to compute."""
+    """Tokens of other requests that the source's step was expected to compute."""
     began_at_s: float
     waiting: list[NodeAttempt]
     rest: FetchBlocks | None = None
-    """What is fetched when it has landed; no prompt waits for that."""
+    """Further blocks to fetch after it has landed; no prompt waits for them."""
     is_over: bool = False
-    """Nobody waits for it any more; its blocks may still be written."""
+    """No attempt waits for it any more, but its blocks may still be written."""
 
 
 class PrefixPulls:
@@ -110,7 +110,7 @@ class PrefixPulls:
         self._waiting: OrderedDict[AttemptId, _Wanted] = OrderedDict()
         """Pulls for which room is being made, in the order in which they came."""
         self._waiting_part: FetchBlocks | None = None
-        """What is fetched when no prompt waits for room."""
+        """The part to fetch when no prompt waits for room."""
 
     def __len__(self) -> int:
         """Return how many pulls are under way, and how many may still be written."""
@@ -125,7 +125,7 @@ class PrefixPulls:
         return bool(self._waiting) or self._waiting_part is not None
 
     def begin(self, attempt: NodeAttempt, source: PrefixSource, now_s: float) -> list[Effect]:
-        """Let a prompt wait for what `source` has cached of it, where something is to be gained."""
+        """Pull the prefix that `source` has cached, if that pays; the prompt then waits for it."""
         wanted = _Wanted(attempt, source, now_s)
         effects = self._begin(wanted, now_s, self._has_room)
         if effects is None:
@@ -216,7 +216,7 @@ class PrefixPulls:
         return self._fetch_part(wish, now_s, self._has_room)
 
     def end_fetching(self) -> None:
-        """Let no further part follow: this node leaves, and nobody would use it."""
+        """Fetch no further parts: this node leaves, and would not use them."""
         self._fetch_until_s = 0.0
         self._waiting_part = None
 
@@ -262,7 +262,7 @@ class PrefixPulls:
         return [CloseLanding(token)]
 
     def on_refused(self, lease_token: int, now_s: float) -> list[Effect]:
-        """Wait no more for a pull that nobody will answer."""
+        """End the waiting for a pull that was refused."""
         pull = self._pulls.get(lease_token)
         if pull is None or pull.is_over:
             return []
@@ -287,7 +287,7 @@ class PrefixPulls:
         return []
 
     def _join(self, attempt: NodeAttempt, block_hashes: list[BlockHash]) -> bool:
-        """Let an attempt wait for a pull that is under way, if it brings half of these or more."""
+        """Let an attempt wait for a pull in progress that brings half of these tokens or more."""
         half = len(block_hashes) // 2
         for token, pull in self._pulls.items():
             coming = pull.coming.block_hashes
@@ -353,7 +353,7 @@ class PrefixPulls:
         self._end(pull, PullOutcome.MISSED if is_missed else PullOutcome.FAILED)
 
     def _end(self, pull: _Pull, outcome: PullOutcome) -> None:
-        """Let the prompts be computed, once, whose attempts are not over."""
+        """Resume the attempts that waited for this pull and are not over, once."""
         if pull.is_over:
             return
         pull.is_over = True

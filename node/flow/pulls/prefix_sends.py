@@ -49,7 +49,7 @@ class _Send:
     source_ids: tuple[int, ...] | None = None
     """What is kept for it, by the numbers of `PrefixTransfers.pin`."""
     sought: frozenset[BlockHash] = frozenset()
-    """What was read from disk for it."""
+    """The blocks that were read from disk for it."""
     num_read: int = 0
     is_copied: bool = True
     """What is sent can be read; before, its copy uses the blocks."""
@@ -57,7 +57,7 @@ class _Send:
 
 
 class PrefixSends:
-    """What other nodes pull from this one, by lease token.
+    """The pulls of other nodes from this one, by lease token.
 
     With `copies`, blocks of the pool are copied to where transfers read them before any is pushed.
     """
@@ -111,7 +111,7 @@ class PrefixSends:
     def on_ended(self, event: TransferEnded, now_s: float) -> list[Effect]:
         """Release the blocks of a transfer that is over, when no copy uses them.
 
-        A node that it could not reach hears from the router that nothing comes.
+        A node that it could not reach gets the refusal through its router.
         """
         token, send = event.lease_token, self._sends[event.lease_token]
         send.has_ended = True

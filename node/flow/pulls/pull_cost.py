@@ -1,4 +1,4 @@
-"""Whether a pull pays, and from which nodes none comes. Pure.
+"""Whether a pull pays, and which nodes failed to send lately. Pure.
 
 A pull is tried where a prompt should be computed sooner with it:
 
@@ -80,7 +80,7 @@ class PullCost:
         return False
 
     def on_pulled(self, num_tokens: int, took_s: float, num_at_source: int = 0) -> None:
-        """Take how long a pull took, from its request to its landing."""
+        """Learn from the time of a pull, from its request to its landing."""
         # Neither part took longer than the whole. How much of a step was left differs each time.
         self._fixed = _within(min(self._fixed, took_s / FIXED_S))
         self._bound_token(num_tokens, took_s)
@@ -96,7 +96,7 @@ class PullCost:
         self._of_step = min(_within(self._of_step * of_step), 1.0)
 
     def on_sent(self, num_tokens: int, sending_s: float) -> None:
-        """Take how long a handoff took, from its first byte to its last acknowledgement."""
+        """Learn from the time of a handoff, from its first byte to its last acknowledgement."""
         if num_tokens and not self._is_measured:
             self._bound_token(num_tokens, sending_s)
 
@@ -125,11 +125,11 @@ class Pauses:
         return pause is not None and pause.is_on(now_s)
 
     def on_landed(self, node: Incarnation) -> None:
-        """Take that the node sends."""
+        """Record that a pull from the node landed."""
         self._pauses.pop(node, None)
 
     def on_failed(self, node: Incarnation, now_s: float) -> None:
-        """Take that it did not send."""
+        """Record that a pull from the node failed."""
         pause = self._pauses.pop(node) if node in self._pauses else Pause()
         pause.on_failed(now_s)
         self._pauses[node] = pause

@@ -91,7 +91,7 @@ class Choice:
         self._abort: Callable[[], None] = _nothing
 
     def abort_by(self, abort: Callable[[], None]) -> None:
-        """Take what ends the choice on every node, now that it was started."""
+        """Set the function that aborts the choice on every node, once it was started."""
         self._abort = abort
 
     def abort(self) -> None:
@@ -322,8 +322,8 @@ class WholeAnswer(Answer):
         num_choices: int,
         turns: AnswerTurns,
         *,
-        best_of: int = 1,
-        num_best: int = 1,
+        best_of: int,
+        num_best: int,
     ) -> None:
         """Keep the `num_best` likeliest of each prompt's `best_of` choices, best first.
 

@@ -31,9 +31,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def template_options(
-    body: ChatBody, tools: Sequence[Mapping[str, Any]] = (), *, keeps_system: bool = False
+    body: ChatBody, tools: Sequence[Mapping[str, Any]], *, keeps_system: bool
 ) -> ChatOptions:
-    """Return what a template is told besides the messages.
+    """Return the arguments of a chat template besides the messages.
 
     Raises `InvalidRequest` for a final message that cannot be continued.
     """

@@ -1,4 +1,4 @@
-"""Tools that a client knows as something else than the function that the model is told about."""
+"""Tools whose form for the client differs from the function that the model sees."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def answer_rules(
     prompt: str,
     asked_chat: AskedChat,
     asked: Grammar | None,
-    name: Callable[[str], str] = str,
+    name: Callable[[str], str],
 ) -> AnswerRules:
     """Return how the answer behind `prompt` is read, and its grammar.
 

@@ -106,7 +106,7 @@ class BlockIndex:
         """The last look-up, for as long as nothing changes: a choice makes several alike."""
 
     def __len__(self) -> int:
-        """Return how many blocks are known of reports."""
+        """Return how many blocks nodes have reported."""
         return len(self._holders)
 
     def num_held(self, node: Incarnation, tier: Tier = Tier.POOL) -> int:
@@ -114,7 +114,7 @@ class BlockIndex:
         held = self._held.get(self._slots.get(node, -1))
         return 0 if held is None else len(held[tier])
 
-    # What nodes say, and what is placed.
+    # Reports and placements.
 
     def on_report(
         self,
@@ -123,7 +123,7 @@ class BlockIndex:
         removed: Collection[BlockKey],
         tier: Tier = Tier.POOL,
     ) -> int:
-        """Take blocks that entered or left a tier of a node; return how many had no room."""
+        """Record blocks that entered or left a tier of a node; return how many had no room."""
         self._sweep()
         if not added and not removed:
             return 0
@@ -146,7 +146,7 @@ class BlockIndex:
         return len(added) - len(fitting)
 
     def expect(self, keys: Sequence[BlockKey], node: Incarnation) -> None:
-        """Take that the node is about to compute or receive these blocks."""
+        """Expect these blocks on the node, which is about to compute or receive them."""
         bit, self._last = self._bits[self._slot(node)], None
         holders, expected = self._holders, self._expected
 
@@ -172,7 +172,7 @@ class BlockIndex:
             self._drop_first(len(expected) - self._max_expected)
 
     def forget(self, node: Incarnation) -> None:
-        """Forget what a node holds: it has left, or will say it anew."""
+        """Forget the blocks of a node that has left, or that will report all of them again."""
         slot = self._slots.pop(node, None)
         if slot is None:
             return

@@ -1,4 +1,4 @@
-"""One node's reports of blocks, in their order: what they say, and whether one is missing. Pure."""
+"""Reads one node's block reports in order, and notices when one is missing. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _TIERS = frozenset(Tier)
 
 
 class BlockReport(NamedTuple):
-    """Blocks that entered or left a tier. With `is_first` what was said before, of all tiers, is
-    void."""
+    """Blocks that entered or left a tier. `is_first` voids all earlier reports."""
 
     is_first: bool
     added: tuple[BlockKey, ...] = ()
@@ -22,12 +21,15 @@ class BlockReport(NamedTuple):
 
 
 class ReportReader:
-    """The reports of one stream. They begin with the number 1, also when all is said again."""
+    """The reports of one stream.
+
+    They begin with the number 1, also when the node reports all blocks again.
+    """
 
     def __init__(self) -> None:
         self._next = 1
         self.has_lost = False
-        """Whether a report is missing, and the node has not said all again."""
+        """Whether a report is missing, and the node has not reported all blocks again."""
 
     def take(self, number: int, tier: int, added: bytes, removed: bytes) -> BlockReport | None:
         """Return what a report says; None: nothing can be learned from it.

@@ -22,7 +22,7 @@ class Member:
     """None: it is trusted; otherwise whether it is heard."""
     is_replaced: bool = False
     role_told_at: int = -1
-    """How often the store was asked before the node told its role."""
+    """How often the store was asked before the node last reported its role on its stream."""
     own: OwnLoad = field(default_factory=OwnLoad)
 
     @property
@@ -36,7 +36,7 @@ class Member:
         return self.lost_at_s != -math.inf
 
     def take_report(self, record: NodeRecord, load: NodeLoad, now_s: float) -> bool:
-        """Take what the store lists of the node; return whether the node is to be seen anew.
+        """Take over the store's listing of the node; return whether its view has to be made again.
 
         Most reports of an idle node are the same object as the one before. In the replay of a
         recording they are equal ones, of which the same has to follow.

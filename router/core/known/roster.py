@@ -221,7 +221,7 @@ def _kind_key(record: NodeRecord) -> _KindKey:
 
 
 def _keep(nodes: list[Incarnation], node: Incarnation, *, is_in: bool) -> None:
-    """Have the node in an ordered list, or not."""
+    """Put the node into an ordered list, or take it out."""
     index = bisect_left(nodes, node)
     was_in = index < len(nodes) and nodes[index] == node
     if is_in and not was_in:

@@ -62,7 +62,7 @@ class KnownSessions:
         return NO_NODES if found is None else found[0]
 
     def on_placed(self, session: SessionId, nodes: SessionNodes, now_s: float) -> Placed:
-        """Take where a request of the session was placed. A role without a node keeps its last."""
+        """Record where a request of the session was placed; a role without one keeps its last."""
         before = self.last(session, now_s)
         now = SessionNodes(
             before.decode if nodes.decode is None else nodes.decode,

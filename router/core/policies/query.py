@@ -22,7 +22,7 @@ MAX_HASHED_BLOCKS = 8192
 class TooLong(InvalidRequest):
     """No node holds the prompt and the longest answer: the longest one holds `longest` tokens."""
 
-    def __init__(self, message: str, *, longest: int = 0) -> None:
+    def __init__(self, message: str, *, longest: int) -> None:
         super().__init__(message, param="max_tokens")
         self.longest = longest
 

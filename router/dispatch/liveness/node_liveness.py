@@ -49,7 +49,7 @@ class NodeLiveness:
         self._found, self._is_due = SilenceVerdict.NONE, False
 
     def heard(self) -> None:
-        """Take that the node sent something."""
+        """Record a message of the node."""
         self._silence.heard()
         self._is_due = False
 
@@ -58,7 +58,7 @@ class NodeLiveness:
         self._echoes.heard(number)
 
     def use(self) -> int:
-        """Take that the node gets a request now; return the number to send with it, or 0."""
+        """Record that the node gets a request now; return the echo number to send with it, or 0."""
         self._num_unused = 0
         if self.pace is not IDLE:
             return 0
@@ -102,7 +102,7 @@ class NodeLiveness:
         return number
 
     def judge(self) -> NodeVerdict:
-        """Return what is wrong since the last tick; a suspicion of silence is told once."""
+        """Return what is wrong since the last tick; a suspicion of silence is returned once."""
         if self._silence.has_begun:
             self._echoes.forgive()
             if self._found is SilenceVerdict.LOST:
@@ -142,8 +142,7 @@ class NodeLiveness:
         return self._silence.reason
 
     def _wanted_pace(self, is_wide: bool, is_alarm: bool) -> Pace:
-        """Return the pace; never again the usual one, once a node was told that it may be silent
-        for longer: it may just have been heard."""
+        """Return the pace; never again the usual one after the node was allowed longer silence."""
         if not is_wide and self.pace is USUAL:
             return USUAL
         is_quiet = self._num_unused >= IDLE_TICKS and not is_alarm

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 
 class Pace(NamedTuple):
-    """Spans in ticks of `silence.TICK_S`, except the one that a node is told."""
+    """Spans in ticks of `silence.TICK_S`, except `beat_ms`."""
 
     echo_every: int
     """The ticks from one number that is sent to the next one."""
     beat_ms: int
-    """The longest silence of the node, which is told with each number; 0: its own choice."""
+    """The longest silence of the node, sent to it with each echo number; 0: its own choice."""
     late: int
     """A silence that is no news; less than `unreached`, so that a busy node is not taken for one
     that is not reached."""

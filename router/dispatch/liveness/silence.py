@@ -1,7 +1,7 @@
 """How long a node has been silent, counted in ticks of this process.
 
 A node that was not heard for a while is suspected (`pace`). If its process runs nevertheless, its
-Python is busy (`pings`), and it is suspected after `BUSY_S`, because its requests make no progress
+Python is busy (`pings`), and it is suspected after `BUSY_TICKS`: its requests make no progress
 either.
 """
 
@@ -14,7 +14,6 @@ from router.dispatch.liveness.pace import USUAL, Pace
 TICK_S = 0.25
 BUSY_TICKS = 12
 LOSS_TICKS = 20
-BUSY_S = BUSY_TICKS * TICK_S
 LOSS_S = LOSS_TICKS * TICK_S
 
 

@@ -22,7 +22,6 @@ class App:
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
         self.num_asked = 0
-        self.has_lost_client = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         more = True
@@ -50,7 +49,6 @@ class App:
 
     async def _watch(self, receive: Receive) -> None:
         assert (await receive())["type"] == "http.disconnect"
-        self.has_lost_client = True
         self.may_answer.set()
 
 

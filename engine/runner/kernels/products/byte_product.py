@@ -226,7 +226,7 @@ def _byte_rows(
 
 
 @cache
-def byte_kernel(code: int, instruction: str = "", *, is_fine: bool = False) -> int:
+def byte_kernel(code: int, instruction: str = "", *, is_fine: bool) -> int:
     """Return the address of a format's product with int8 rows, which is compiled now or loaded.
 
     Its arguments: `rows` ≤ `FEW_BYTE_ROWS` or = `BYTE_ROWS`, their records' address, a panel's,

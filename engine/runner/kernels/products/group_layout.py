@@ -127,9 +127,9 @@ def group_at(builder: Any, layout: PanelLayout, panel: Any, index: Any) -> Group
     return GroupAt(header, builder.add(builder.add(header, INT64(layout.header)), within))
 
 
-def _load(builder: Any, address: Any, offset: int, kind: Any, align: int = 16) -> Any:
+def _load(builder: Any, address: Any, offset: int, kind: Any) -> Any:
     pointer = vector_at(builder, builder.add(address, INT64(offset)), kind)
-    return builder.load(pointer, align=align)
+    return builder.load(pointer, align=16)
 
 
 def _halves_at(builder: Any, address: Any, offset: int) -> Any:

@@ -90,8 +90,8 @@ def packed_view(
     formats_and_shapes: Sequence[FormatAndShape],
     data: Bytes,
     *,
-    with_bytes: bool = False,
-    is_fine: bool = False,
+    with_bytes: bool,
+    is_fine: bool,
 ) -> PackedWeight:
     """Return what `pack_into` wrote for the kernels; `data` begins at a multiple of 64 bytes.
 

@@ -100,7 +100,7 @@ class Tools:
         self._put({"type": "function", "function": function}, field)
 
     def _description(self, tool: Mapping[str, Any], field: str) -> Any:
-        """Return what the model is told about a custom tool, with the grammar of its input."""
+        """Return the description of a custom tool for the model, with the grammar of its input."""
         form: Any = tool.get("format")
         if _kind(form) != "grammar":
             return tool.get("description")

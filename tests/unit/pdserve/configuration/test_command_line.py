@@ -90,7 +90,7 @@ def test_the_short_help_has_what_is_set_every_day_and_names_the_groups(
         (["up", "--help=modle"], "all: did you mean model?"),
         (["--help=statsu"], "did you mean status?"),
         (["status", "--help=x"], "argument -h/--help: ignored explicit argument 'x'"),
-        (["serv"], "pdserve: there is no command 'serv': wanted serve, up, status"),
+        (["serv"], "pdserve: there is no command 'serv': wanted up, serve, status"),
         (["serv"], "; did you mean `pdserve serve`?"),
         (["run", "llama3"], "; `pdserve up --model MODEL` runs a cluster, and `pdserve chat`"),
         (["demo"], "; `pdserve up --model demo` runs a cluster"),
@@ -159,7 +159,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["surf"], "pdserve: there is no command 'surf': wanted serve, up, "),
+        (["surf"], "pdserve: there is no command 'surf': wanted up, serve, "),
         (["--versoin"], "unexpected argument: --versoin: did you mean --version?"),
         (["keys", "ini"], "; did you mean `pdserve keys init`?"),
         (["api-keys", "ps"], "there is no command 'ps': wanted add, revoke, list\n"),
@@ -167,7 +167,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["keys", "init", "d", "--days", "x"], "--days is 'x': wanted a whole number"),
         (["keys", "renew", "d", "nod"], "wanted router, node or redis: did you mean node?"),
         (["status", "--url"], "--url has no value"),
-        (["up", "--log-folder", __file__], f"--log-folder {__file__} is a file: wanted a folder"),
+        (
+            ["up", "--port", "0", "--log-folder", __file__],
+            f"--log-folder {__file__} is a file: wanted a folder",
+        ),
         (["keys", "init", __file__], f"{__file__} is no folder: wanted the name of a new one"),
         (["up", "--prefil", "2"], "unknown flag --prefil: did you mean --prefill?"),
         (["check-config", "--al"], "unknown flag --al: did you mean --all?"),

@@ -70,7 +70,7 @@ def test_a_router_is_told_of_its_own_folder() -> None:
 @pytest.mark.parametrize("host", REACHED)
 def test_up_wants_an_api_key_where_others_reach_its_router(host: str) -> None:
     (said,) = problems("up", "--host", host)
-    assert "--api-key TEXT, or --insecure" in said
+    assert "--api-key KEY, or --insecure" in said
     assert problems("up", "--host", host, "--api-key", "x") == []
     assert problems("up", "--host", host, "--insecure") == []
 
