@@ -12,7 +12,7 @@ from common.ids import Incarnation
 
 @dataclass(slots=True)
 class _Asked:
-    """Of one request: the nodes that were asked to decode it, and what nodes said last."""
+    """The nodes that were asked to decode one request, and what nodes said last."""
 
     may_wait: dict[Incarnation, bool] = field(default_factory=dict)
     """Whether the last time it was asked a node was to queue it."""

@@ -163,8 +163,7 @@ class FaultyNode(SimulatedNode):
             has_grammars=True,
             hand_over=HandOver(scheduler.prefix_transfers),
         )
-        self.shape, self.clock = shape, clock
-        self._compilations = Compilations()
+        self.shape, self.clock, self._compilations = shape, clock, Compilations()
         self.memory = KVMemory(
             shape.num_blocks, shape.num_host_blocks, shape.block_size, is_staged=shape.is_staged
         )
@@ -184,10 +183,9 @@ class FaultyNode(SimulatedNode):
             tell=self._say,
             disk=None if index is None else NodeDisk(disk, name, clock, self.memory),
         )
-        self.kv = joining.end[0]
+        self.kv, self.copies = joining.end[0], LateCopies(clock, self.memory, shape.step_s)
         expected_s = expected_step_s(facts.step_costs, most_tokens)
         self._hung = HungSteps(clock, execution, expected_s)
-        self.copies = LateCopies(clock, self.memory, shape.step_s)
         self.cached = CachedBlocks()
         self.streams: dict[Incarnation, NodeLink] = {}
         """The open streams by router, as far as this end knows."""
