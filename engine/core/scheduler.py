@@ -193,7 +193,7 @@ class Scheduler:
         by_id, has_drafts = self.running.by_id, self._draft()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
-            self.counters.plans_ahead[AheadRule.BEGUN.value] += 1
+            self.counters.plans_ahead[AheadRule.BEGUN] += 1
         else:
             ahead = self._take_ahead(by_id.keys(), has_drafts=has_drafts)
             plan = ahead or tried or self._decide()
@@ -341,7 +341,7 @@ class Scheduler:
             rule = ahead.rule
             if plan is not None and self.kept_prefixes.prepare(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
-        self.counters.plans_ahead[rule.value] += 1
+        self.counters.plans_ahead[rule] += 1
         return plan
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
