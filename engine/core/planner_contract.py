@@ -85,7 +85,8 @@ class StepLimits:
         return 1 + self.num_speculative_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# One is made for each plan, and a frozen dataclass costs three times as much.
+@dataclass(slots=True, kw_only=True)
 class PlanPolicy:
     """The planner's choices. A bad one costs speed but breaks no budget."""
 
