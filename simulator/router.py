@@ -199,18 +199,18 @@ class SimulatedRouter:
             case PromptAccepted():
                 effects = flow.on_prefill_reply(node, attempt, PrefillGrant())
             case CallRefused(error) if node == flow.prefill:
-                self._note(choice, f"{node} refuses the prompt: {error.code}")
+                self._note(choice, "{} refuses the prompt: {}", node, error.code)
                 effects = flow.on_prefill_reply(node, attempt, error)
             case Reserved(ticket):
-                self._note_grant(choice, f"{node} has a place for it", ticket.num_cached_tokens)
+                self._note_grant(choice, node, "has a place for it", ticket.num_cached_tokens)
                 reply = DecodeGrant(ticket, ticket.num_cached_tokens)
                 effects = flow.on_reserve_reply(node, attempt, reply, now_s)
             case StartedLocally(num_cached_tokens):
-                self._note_grant(choice, f"{node} computes the prompt itself", num_cached_tokens)
+                self._note_grant(choice, node, "computes the prompt itself", num_cached_tokens)
                 reply = DecodeGrant(None, num_cached_tokens)
                 effects = flow.on_reserve_reply(node, attempt, reply, now_s)
             case CallRefused(error):
-                self._note(choice, f"{node} refuses it: {error.code}")
+                self._note(choice, "{} refuses it: {}", node, error.code)
                 effects = flow.on_reserve_reply(node, attempt, error, now_s)
         self._perform(choice, effects)
 
@@ -232,8 +232,8 @@ class SimulatedRouter:
         if details.compute_s:
             served = choice.served
             served.queue_s, served.compute_s = details.queue_s, details.compute_s
-            spans = f"{details.queue_s:.4f} s queued, {details.compute_s:.4f} s computed"
-            self._note(choice, f"token 0 of {node}: {spans}")
+            told = "token 0 of {}: {:.4f} s queued, {:.4f} s computed"
+            self._note(choice, told, node, details.queue_s, details.compute_s)
         chunk = choice.flow.next_tokens(node, output)
         if chunk is not None:
             self._on_chunk(choice, chunk, times)
@@ -294,8 +294,9 @@ class SimulatedRouter:
         return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
-        pair = f"decode {chosen.decode}, prefill {chosen.prefill or 'none'}"
-        self._note(choice, f"placed by {chosen.reason}: {pair}")
+        prefill = chosen.prefill or "none"
+        told = "placed by {}: decode {}, prefill {}"
+        self._note(choice, told, chosen.reason, chosen.decode, prefill)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
         submit = Submit(
@@ -331,19 +332,21 @@ class SimulatedRouter:
         self._timeline.after(self._latency_s, partial(self._deliver[node], message))
         return True
 
-    def _note_grant(self, choice: _Choice, what: str, num_cached: int) -> None:
+    def _note_grant(self, choice: _Choice, node: Incarnation, what: str, num_cached: int) -> None:
         choice.served.granted_at_s = self._timeline.now_s()
-        self._note(choice, f"{what}: {num_cached} of {choice.num_prompt_tokens} tokens cached")
+        num_prompt = choice.num_prompt_tokens
+        self._note(choice, "{} {}: {} of {} tokens cached", node, what, num_cached, num_prompt)
 
-    def _note(self, choice: _Choice, what: str) -> None:
+    def _note(self, choice: _Choice, what: str, *values: object) -> None:
+        """Note what happened, put together with its values only if somebody wants to know it."""
         if choice.served.story is not None:
-            choice.served.story.append((self._timeline.now_s(), what))
+            choice.served.story.append((self._timeline.now_s(), what.format(*values)))
 
     def _fail(self, choice: _Choice, error: PdserveError) -> None:
         self._end(choice, error.code)
 
     def _end(self, choice: _Choice, outcome: str) -> None:
-        self._note(choice, f"ended: {outcome}, {choice.served.num_tokens} tokens")
+        self._note(choice, "ended: {}, {} tokens", outcome, choice.served.num_tokens)
         choice.served.outcome = outcome
         if self._choices.pop(choice.flow.attempt.choice_id, None) is not None:
             self._on_end(choice.served)

@@ -75,7 +75,7 @@ class DiskPrefixes:
 
     def count(self, event: DiskEvent, num: int = 1) -> None:
         """Count something that the disk did, or did not."""
-        self._counters.disk[event.value] += num
+        self._counters.disk[event] += num
 
     # --- out --------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Protocol
 
 from engine.core.blocks.block_pool import BlockPool
@@ -37,6 +38,29 @@ class SchedulerState(Protocol):
 def check_state(state: SchedulerState) -> None:
     """Raise `AssertionError` unless blocks, seats and statuses agree."""
     state.pool.check()
+    num_kept = sum(map(len, state.quarantined.values())) + state.prefix_transfers.num_quarantined
+    assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
+    seated = [*state.running, *state.receiving.values()]
+    assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
+    state.seats.check([sequence.seat for sequence in seated])
+    for sequence in state.running:
+        num_slots = sequence.num_held_blocks * state.limits.block_size
+        assert sequence.num_computed <= num_slots, "computed tokens without a block"
+        if sequence.is_decoding:
+            assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
+    waiting_tokens = found_tokens = 0
+    for sequence in state.waiting:
+        num_known, num_found = sequence.num_known, sequence.num_found_tokens
+        assert 0 <= num_found < num_known, "all of one is cached"
+        waiting_tokens, found_tokens = waiting_tokens + num_known, found_tokens + num_found
+    assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
+    assert state.waiting.num_found_tokens == found_tokens, "cached ones of them miscounted"
+    if state.host_pool.num_blocks:  # else nothing that is said of it can have an entry
+        _check_host_memory(state)
+
+
+def _check_host_memory(state: SchedulerState) -> None:
+    """Raise `AssertionError` unless host blocks are held for what copies, reads and sends them."""
     state.host_pool.check()
     state.kept_prefixes.check()
     state.disk_prefixes.check()
@@ -46,26 +70,8 @@ def check_state(state: SchedulerState) -> None:
     assert all(map(state.host_pool.holds, sent)), "evicted from host memory while it is sent"
     num_written_from = state.disk_prefixes.num_written_from
     assert state.host_pool.num_pinned == num_written_from, "a prefix is pinned for no write"
-    seated = [*state.running, *state.receiving.values()]
-    assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
-    for sequence in state.running:
-        num_slots = sequence.num_held_blocks * state.limits.block_size
-        assert sequence.num_computed <= num_slots, "computed tokens without a block"
-        if sequence.is_decoding:
-            assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
-    waiting_tokens = found_tokens = num_swapped = 0
-    for sequence in state.waiting:
-        num_known, num_found = sequence.num_known, sequence.num_found_tokens
-        assert 0 <= num_found < num_known, "all of one is cached"
-        waiting_tokens, found_tokens = waiting_tokens + num_known, found_tokens + num_found
-        num_swapped += len(sequence.host_block_ids)
-    assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
-    assert state.waiting.num_found_tokens == found_tokens, "cached ones of them miscounted"
-    num_kept = sum(map(len, state.quarantined.values())) + state.prefix_transfers.num_quarantined
-    assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
-    state.seats.check([sequence.seat for sequence in seated])
-    for sequence in state.receiving.values():
-        num_swapped += len(sequence.host_block_ids)
-    num_held = num_swapped + state.swapping.num_held + state.kept_prefixes.num_written
+    swapped = chain(state.waiting, state.receiving.values())
+    num_held = sum(len(sequence.host_block_ids) for sequence in swapped)
+    num_held += state.swapping.num_held + state.kept_prefixes.num_written
     num_held += state.disk_prefixes.num_read_into
     assert state.host_pool.num_used == num_held, "host blocks without an owner"

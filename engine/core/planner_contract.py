@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 from common.settings.scheduling_config import SchedulingConfig
@@ -85,7 +85,8 @@ class StepLimits:
         return 1 + self.num_speculative_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# One is made for each plan, and a frozen dataclass costs three times as much.
+@dataclass(slots=True, kw_only=True)
 class PlanPolicy:
     """The planner's choices. A bad one costs speed but breaks no budget."""
 
@@ -96,7 +97,7 @@ class PlanPolicy:
     """Whether a preempted sequence's blocks are available only after a copy, beside the steps."""
 
 
-class StopRule(Enum):
+class StopRule(StrEnum):
     """The rule that ended the admissions of a plan."""
 
     NOTHING_WAITS = "nothing_waits"
@@ -115,7 +116,7 @@ class StopRule(Enum):
     """The step had begun before the one before it ended, so no admission was tried."""
 
 
-class AheadRule(Enum):
+class AheadRule(StrEnum):
     """Whether a step was planned while the one before it ran, or what prevented that."""
 
     TAKEN = "taken"
@@ -138,7 +139,7 @@ class AheadRule(Enum):
     host memory, or what a prompt evicts was still to be copied there."""
 
 
-class PreemptionReason(Enum):
+class PreemptionReason(StrEnum):
     """Why a sequence lost its blocks."""
 
     BLOCKS = "blocks"

@@ -109,6 +109,7 @@ class Scheduler:
             fingerprint=fingerprint,
             is_enabled=enable_prefix_caching,
         )
+        self._match_prefix = cast(MatchPrefix, self._prefixes.match)
         self.kept_prefixes = kept = KeptPrefixes(
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
@@ -193,7 +194,7 @@ class Scheduler:
         by_id, has_drafts = self.running.by_id, self._draft()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
-            self.counters.plans_ahead[AheadRule.BEGUN.value] += 1
+            self.counters.plans_ahead[AheadRule.BEGUN] += 1
         else:
             ahead = self._take_ahead(by_id.keys(), has_drafts=has_drafts)
             plan = ahead or tried or self._decide()
@@ -341,29 +342,29 @@ class Scheduler:
             rule = ahead.rule
             if plan is not None and self.kept_prefixes.prepare(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
-        self.counters.plans_ahead[rule.value] += 1
+        self.counters.plans_ahead[rule] += 1
         return plan
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
         """Decide the next step from the present state, or from what it will be."""
         if not (self.waiting or (self.running if forecast is None else forecast.running)):
             return StepPlan()
+        num_copies = self.swapping.num_under_way + len(self.kept_prefixes.under_way)
+        num_coming = 0
+        if num_copies:
+            num_coming = self.swapping.num_coming(self.pool) + self.kept_prefixes.num_coming
         return plan_step(
             running=self.running if forecast is None else forecast.running,
             lacking=(self._held if forecast is None else forecast).lacking(),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
-            num_copies=(
-                self.swapping.num_under_way
-                + len(self.kept_prefixes.under_way)
-                + len(self.prefix_transfers)
-            ),
-            num_coming=self.swapping.num_coming(self.pool) + self.kept_prefixes.num_coming,
+            num_copies=num_copies + len(self.prefix_transfers),
+            num_coming=num_coming,
             awaiting=self.kept_prefixes.awaiting,
             growth=self.seats.growth if forecast is None else forecast.growth,
             pool=self.pool if forecast is None else forecast.pool,
-            match_prefix=cast(MatchPrefix, self._prefixes.match),
+            match_prefix=self._match_prefix,
             limits=self.limits,
             policy=self._policy(),
         )

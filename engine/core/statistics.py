@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import AheadRule, PreemptionReason, StepPlan, StopRule
 
 
-class PullOutcome(Enum):
+class PullOutcome(StrEnum):
     """What became of a prefix that another node has cached and this one has not."""
 
     LANDED = "landed"
@@ -25,7 +25,7 @@ class PullOutcome(Enum):
     NO_ROOM = "no_room"
 
 
-class DiskEvent(Enum):
+class DiskEvent(StrEnum):
     """What happened to blocks of prefixes on disk."""
 
     WRITTEN = "written"
@@ -45,13 +45,8 @@ class DiskEvent(Enum):
     WRITE_FAILED = "write_failed"
 
 
-_Kinds = (
-    type[PreemptionReason] | type[StopRule] | type[AheadRule] | type[PullOutcome] | type[DiskEvent]
-)
-
-
-def _counts(kinds: _Kinds) -> dict[str, int]:
-    return dict.fromkeys((kind.value for kind in kinds), 0)
+def _counts(kinds: type[StrEnum]) -> dict[str, int]:
+    return dict.fromkeys(map(str, kinds), 0)
 
 
 @dataclass(slots=True)
@@ -121,23 +116,23 @@ class StepCounters:
 
     def on_plan(self, plan: StepPlan) -> None:
         """Count a plan that will be run."""
-        self.last_step_tokens = plan.num_tokens
-        self.num_steps += plan.num_tokens > 0
+        self.last_step_tokens = num_tokens = plan.num_tokens
+        self.num_steps += num_tokens > 0
         self.num_decode_tokens += plan.num_decode_tokens
         self.num_draft_tokens += plan.num_draft_tokens
         self.num_chunk_tokens += plan.num_chunk_tokens
         self.num_growth_blocks = plan.num_growth_blocks
-        self.stops[plan.stopped_by.value] += 1
+        self.stops[plan.stopped_by] += 1
         for preemption in plan.preempted:
-            self.preemptions[preemption.reason.value] += 1
+            self.preemptions[preemption.reason] += 1
 
     def on_repeated(self, num_tokens: int, num_times: int) -> None:
         """Count a step of `num_tokens` decodes, planned once, that was run `num_times` more."""
         self.num_steps += num_times
         self.num_decode_tokens += num_tokens * num_times
         self.num_growth_blocks = 0
-        self.stops[StopRule.NOTHING_WAITS.value] += num_times
-        self.plans_ahead[AheadRule.NO_STEP.value] += num_times
+        self.stops[StopRule.NOTHING_WAITS] += num_times
+        self.plans_ahead[AheadRule.NO_STEP] += num_times
 
     def on_ran(self, took_s: float, *, has_prompts: bool) -> None:
         """Count the time of a step, or of a step that was run several times."""
@@ -160,7 +155,7 @@ class StepCounters:
 
     def on_pull(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool) -> None:
         """Count a prefix of so many tokens that another node has cached."""
-        self.pulls[outcome.value] += 1
+        self.pulls[outcome] += 1
         if outcome is PullOutcome.LANDED:
             self.num_pulled_tokens += num_tokens
             self.num_fetched_tokens += num_tokens * is_fetched

@@ -13,8 +13,11 @@ MANY_OUTDATED = 64
 
 def earliest_s(*times_s: float | None) -> float | None:
     """Return the earliest of these times; None: there is none."""
-    due_s = [at_s for at_s in times_s if at_s is not None]
-    return min(due_s) if due_s else None
+    earliest_s = None
+    for at_s in times_s:
+        if at_s is not None and (earliest_s is None or at_s < earliest_s):
+            earliest_s = at_s
+    return earliest_s
 
 
 class Deadlines(Generic[Key]):

@@ -27,7 +27,13 @@ from enum import Enum, auto
 from typing import TypeVar
 
 
-class HandoffState(Enum):
+class _Known(Enum):
+    """A state or a step, many of which are looked up; `Enum` hashes a name in Python."""
+
+    __hash__ = object.__hash__
+
+
+class HandoffState(_Known):
     RESERVED = auto()
     TRANSFERRING = auto()
     COMMITTING = auto()
@@ -39,7 +45,7 @@ class HandoffState(Enum):
     QUARANTINED = auto()
 
 
-class HandoffStep(Enum):
+class HandoffStep(_Known):
     BEGIN = auto()
     COMMIT = auto()
     COMPLETE = auto()
@@ -52,13 +58,13 @@ class HandoffStep(Enum):
     RELEASE = auto()
 
 
-class LinkState(Enum):
+class LinkState(_Known):
     CONNECTING = auto()
     READY = auto()
     WAITING = auto()
 
 
-class LinkStep(Enum):
+class LinkStep(_Known):
     WELCOMED = auto()
     BROKEN = auto()
     RETRY = auto()

@@ -28,10 +28,9 @@ News = Mapping[Tier, Mapping[BlockHash, bool]]
 
 def tiers_of(scheduler: Scheduler) -> dict[Tier, TellsNews]:
     """Return what notes which blocks enter and leave, for each tier of a node."""
-    tiers: dict[Tier, TellsNews] = {
-        Tier.POOL: scheduler.pool.prefix_cache,
-        Tier.HOST: scheduler.host_pool,
-    }
+    tiers: dict[Tier, TellsNews] = {Tier.POOL: scheduler.pool.prefix_cache}
+    if scheduler.host_pool.num_blocks:
+        tiers[Tier.HOST] = scheduler.host_pool
     if scheduler.disk_prefixes.index is not None:
         tiers[Tier.DISK] = scheduler.disk_prefixes.index
     return tiers

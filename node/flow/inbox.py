@@ -20,7 +20,9 @@ class Inbox:
     """
 
     def __init__(self, *, max_requests: int) -> None:
-        self._condition = threading.Condition()
+        # A condition is entered in Python, a lock is not, and each message and turn does it.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._messages: deque[Message] = deque()
         self._max_requests = max_requests
         self._num_requests = 0
@@ -33,7 +35,7 @@ class Inbox:
         Raises `Overloaded` when there is no room for it, and `Draining` for a request to a node
         that stops.
         """
-        with self._condition:
+        with self._lock:
             if isinstance(message, Submit):
                 if self._is_closed:
                     raise Draining("the node is stopping")
@@ -61,7 +63,7 @@ class Inbox:
         """Return all waiting messages, oldest first, without blocking."""
         if not self._messages:
             return []  # one that comes now is there when `wait` looks
-        with self._condition:
+        with self._lock:
             taken = list(self._messages)
             self._messages.clear()
             self._num_requests = self._num_aborts = 0

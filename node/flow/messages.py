@@ -206,9 +206,8 @@ class AnswerCall:
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class SendOutput:
-    """Send an output to the router that asked for it."""
+class SendOutput(NamedTuple):
+    """Send an output to the router that asked for it. A tuple, as the output is."""
 
     router: Incarnation
     output: RequestOutput
@@ -275,9 +274,11 @@ class OpenTransfer:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PushBlocks:
-    """Send a layer of these blocks, which can be read; None: all layers."""
+class PushBlocks(NamedTuple):
+    """Send a layer of these blocks, which can be read; None: all layers.
+
+    A tuple, because there is one for each layer of each prompt in a step.
+    """
 
     lease_token: int
     layer: int | None

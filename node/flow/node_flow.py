@@ -165,12 +165,13 @@ class NodeFlow:
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Fail attempts past their deadline; while draining, report when nothing is left."""
-        due_s = self._next_due_s()
-        effects = self.report() if due_s is not None and due_s <= now_s else []
-        for attempt in self.attempts.expired(now_s):
-            if not attempt.is_over:
-                error = DeadlineExceeded("the request's deadline passed on the node")
-                effects += self._fail(attempt, error)
+        due_s, effects = self._next_due_s(), list[Effect]()
+        if due_s is not None and due_s <= now_s:
+            effects += self.report()
+            for attempt in self.attempts.expired(now_s):
+                if not attempt.is_over:
+                    error = DeadlineExceeded("the request's deadline passed on the node")
+                    effects += self._fail(attempt, error)
         effects += self._disk.on_time(now_s)
         if self._hand_over_at_s is not None and now_s >= self._hand_over_at_s:
             self._hand_over_at_s = None
@@ -209,11 +210,13 @@ class NodeFlow:
         self._shedding.on_step(now_s, self.scheduler.waiting)
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
-        end = self.scheduler.end_copy
-        effects += [self._copies.begin_swap(copy, end) for copy in step.swap_copies]
+        if step.swap_copies:
+            end = self.scheduler.end_copy
+            effects += [self._copies.begin_swap(copy, end) for copy in step.swap_copies]
         effects += pulled
         effects += self._disk.write()
-        effects += self.reservations.on_reserved(step, now_s)
+        if step.reserved:
+            effects += self.reservations.on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
             if attempt is None:
@@ -445,5 +448,8 @@ def _is_asked_again(attempt: NodeAttempt, message: Submit) -> bool:
 
 
 def _earliest(*times_s: float | None) -> float | None:
-    due_s = [time_s for time_s in times_s if time_s is not None]
-    return min(due_s) if due_s else None
+    earliest_s = None
+    for time_s in times_s:
+        if time_s is not None and (earliest_s is None or time_s < earliest_s):
+            earliest_s = time_s
+    return earliest_s

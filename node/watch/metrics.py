@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -170,7 +169,7 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "kv_blocks",
         "KV blocks: free, cached (can be evicted), running, reserved, receiving or quarantined",
         "state",
-        asdict(scheduler.blocks),
+        scheduler.blocks._asdict(),
     )
     yield gauge(
         "kv_blocks_used_ratio",
@@ -190,7 +189,7 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
 
 
 def _used_share(blocks: BlockCounts) -> float:
-    total = sum(asdict(blocks).values())
+    total = sum(blocks)
     return 1 - (blocks.free + blocks.cached) / total if total else 0.0
 
 

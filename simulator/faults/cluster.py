@@ -83,6 +83,8 @@ class FaultyCluster:
         self._salts = Salts(map(_salted, self._requests), shape.block_size, self._fingerprint)
         self._num_open = len(self._requests)
         self._ended_at_s = 0.0
+        deadlines_s = (asked.at_s + asked.deadline_s for asked in history.requests)
+        self._deadlines_end_s = max(deadlines_s, default=0.0)
         self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
         self._first_broken_s = _first(history.faults, BREAKING)
         self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
@@ -264,8 +266,7 @@ class FaultyCluster:
     def _look(self) -> None:
         now_s = self.timeline.now_s()
         if self._num_open:
-            latest_s = max(one.asked.at_s + one.asked.deadline_s for one in self._requests)
-            if now_s > latest_s + PATIENCE_S:
+            if now_s > self._deadlines_end_s + PATIENCE_S:
                 raise Violation(f"{self._num_open} requests wait, long after their deadlines")
         elif now_s > self._faults_end_s:
             why = self._why_busy()

@@ -158,7 +158,7 @@ class KVMemory:
         num_full, num_more = divmod(end, self.block_size)
         total = 0
         for of_layer in self.slots:
-            total += sum(sum(of_layer[block]) for block in table[:num_full])
+            total += sum(map(sum, map(of_layer.__getitem__, table[:num_full])))
             if num_more:
                 total += sum(of_layer[table[num_full]][:num_more])
         return total & _MASK

@@ -315,7 +315,9 @@ class FaultyRouter(WatchedRouter):
         self._num_performing -= 1
         if not self._num_performing:
             choices = self._choices.values()
-            running = ((one.num_prompt_tokens, one.flow._attempts._all()) for one in choices)
+            running = [
+                (len(one.query.prompt_token_ids), one.flow._attempts._all()) for one in choices
+            ]
             check_counted(self._membership, running)
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:

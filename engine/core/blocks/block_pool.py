@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, compress, islice
+from typing import NamedTuple
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.prefix_cache import PrefixCache
@@ -30,8 +30,7 @@ class BlockUse(Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCounts:
+class BlockCounts(NamedTuple):
     """The number of blocks in each state; the sum is `num_blocks`."""
 
     free: int

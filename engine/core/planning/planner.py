@@ -99,8 +99,9 @@ def plan_step(
             awaiting=awaiting,
         )
     chunks.after_admissions()
-    assert plan.num_tokens <= limits.max_num_batched_tokens, "a step exceeds its token budget"
-    assert plan.num_tokens + budget.tokens_left == limits.max_num_batched_tokens, "miscounted"
+    num_tokens = plan.num_tokens
+    assert num_tokens <= limits.max_num_batched_tokens, "a step exceeds its token budget"
+    assert num_tokens + budget.tokens_left == limits.max_num_batched_tokens, "miscounted"
     assert budget.available >= 0, "a step hands out blocks that it does not have"
     return plan
 

@@ -165,9 +165,9 @@ class Seats:
             "a seat is lost or taken twice"
         )
         num_blocks, num_known = self.num_blocks.tolist(), self.num_known.tolist()
-        assert not any(num_blocks[seat] or num_known[seat] for seat in self._free), (
-            "an empty seat holds blocks"
-        )
+        for counts in (num_blocks, num_known):
+            held = map(counts.__getitem__, self._free)
+            assert not any(held), "an empty seat holds blocks"
         is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]
         assert not np.count_nonzero(self.block_tables[is_behind]), (
             "a block behind those that are held"

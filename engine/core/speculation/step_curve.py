@@ -47,7 +47,7 @@ class StepCurve:
         self.rows: tuple[int, ...] = tuple(rows)
         self.step_s: tuple[float, ...] = tuple(measured_s)
         """Seconds of a step of `rows[i]` rows."""
-        self._measured_s = np.array(measured_s)
+        self._knots, self._measured_s = np.array(rows, np.float64), np.array(measured_s)
         self._log_rows = np.log(rows)
         self._num_steps = 0
         self._ratios = np.ones(len(rows))
@@ -76,7 +76,7 @@ class StepCurve:
         if self._num_steps >= self._fresh_until[knot]:
             self._ratios[knot], self._num_taught[knot] = self._shown[knot], 0
         ratio = float(self._ratios[knot])
-        expected_s = float(np.interp(rows, self.rows, self._measured_s)) * ratio
+        expected_s = float(np.interp(rows, self._knots, self._measured_s)) * ratio
         factor = step_s / expected_s
         if 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR:
             self._num_taught[knot] += 1

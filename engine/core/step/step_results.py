@@ -210,9 +210,9 @@ class PlainDecodes:
         self._num_output, self._num_recorded = num_output, num_recorded
         self._sequences = step.sequences
         self._drawn = cast("Items[DrawnTokens]", results)
-        self.are_all = np.count_nonzero(self.is_plain) == len(rows)
+        chosen = self.is_plain.tolist()
+        self.are_all = all(chosen)
         if not self.are_all:
-            chosen = self.is_plain.tolist()
             self._columns = [column[self.is_plain] for column in self._columns]
             self._num_output = num_output[self.is_plain]
             self._sequences = list(compress(step.sequences, chosen))

@@ -60,7 +60,7 @@ class NodeLiveness:
     def use(self) -> int:
         """Record that the node gets a request now; return the echo number to send with it, or 0."""
         self._num_unused = 0
-        if self.pace is not IDLE:
+        if self._echoes.pace is not IDLE:
             return 0
         self._set_pace(WIDE)
         return self._echoes.ask()
@@ -90,7 +90,7 @@ class NodeLiveness:
             self._is_due = number > 0
             self._can_rest = not (self._is_due or self.is_pinged)
             return number
-        was_idle = self.pace is IDLE
+        was_idle = self._echoes.pace is IDLE
         self._set_pace(self._wanted_pace(is_wide, is_alarm))
         number = self._echoes.tick()
         if was_idle and is_used and not number:
@@ -119,7 +119,7 @@ class NodeLiveness:
     @property
     def is_at_rest(self) -> bool:
         """Whether the node is idle and nothing is to come from it: there is nothing to judge."""
-        return self.pace is IDLE and not self._is_due
+        return self._echoes.pace is IDLE and not self._is_due
 
     @property
     def latest(self) -> int:
@@ -143,7 +143,7 @@ class NodeLiveness:
 
     def _wanted_pace(self, is_wide: bool, is_alarm: bool) -> Pace:
         """Return the pace; never again the usual one after the node was allowed longer silence."""
-        if not is_wide and self.pace is USUAL:
+        if not is_wide and self._echoes.pace is USUAL:
             return USUAL
         is_quiet = self._num_unused >= IDLE_TICKS and not is_alarm
         is_well = self.is_reached and not self._silence.has_begun

@@ -110,8 +110,8 @@ class ComputedExecution:
         Raises `WrongStep` for one of more tokens than the budget, or that has not begun so.
         """
         columns = batch.rows, batch.starts, batch.num_tokens, batch.num_drafts, batch.is_sampled
-        self._entries = list(map(_Entry, *(one.tolist() for one in columns)))
-        num_tokens = sum(one.num_tokens for one in self._entries)
+        self._entries = list(map(_Entry, *[one.tolist() for one in columns]))
+        num_tokens = sum(batch.num_tokens.tolist())
         if num_tokens > self._most_tokens:
             raise WrongStep("a step of more tokens than its budget has")
         self._take_begun(batch)
