@@ -23,6 +23,15 @@ from tests.support.stores.redis_server import RedisServer, redis_server
 ROOT = Path(__file__).resolve().parents[1]
 NOT_QUICK = ("tests/unit/engine/runner/", "tests/unit/bench/", "tests/unit/tools/test_train_mtp.py")
 """Unit tests that compute with kernels, train a layer with Paddle, or replay benchmarks."""
+WITH_OPTION = {
+    "tests/chart/": "--chart",
+    "tests/compose/": "--compose",
+    "tests/gpu_kernels/": "--kernels",
+    "tests/models/": "--models",
+    "tests/page/": "--page",
+}
+"""Folders that are ignored without an option of theirs. Each process of a run would import their
+`conftest.py`, with what these import: clients of OpenAI and Docker take longer than all others."""
 
 # Thousands of collected tests, and whatever the tests of a process have imported, are looked at in
 # each full collection of garbage. With Python's threshold of 700 objects these are a third of the
@@ -107,10 +116,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore what a quick run leaves out, before its modules are imported."""
+    """Ignore what a run leaves out, before its modules are imported. None leaves it to pytest."""
     place = collection_path.relative_to(ROOT).as_posix()
     place = place if collection_path.is_file() else f"{place}/"
-    return True if config.getoption("--quick") and place.startswith(NOT_QUICK) else None
+    options = (option for folder, option in WITH_OPTION.items() if place.startswith(folder))
+    is_left_out = not all(config.getoption(option, default=False) for option in options)
+    is_slow = config.getoption("--quick") and place.startswith(NOT_QUICK)
+    return True if is_left_out or is_slow else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,12 +15,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--models", action="store_true", help="test models that are fetched for it")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore this folder without the option. None leaves the choice to pytest."""
-    is_wanted = config.getoption("--models", default=False)
-    return None if is_wanted or collection_path.suffix != ".py" else True
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests of this folder more time; in a run of several folders all are passed."""
     for item in items:

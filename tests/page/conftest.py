@@ -18,12 +18,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--page", action="store_true", help="test the live page in a browser")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore this folder without the option."""
-    is_wanted = config.getoption("--page", default=False)
-    return None if is_wanted or collection_path.suffix != ".py" else True
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     path = find_chromium()
