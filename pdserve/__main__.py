@@ -58,9 +58,13 @@ def open_standard_streams() -> None:
 
 
 def _is_output_lost() -> bool:
-    """Return whether standard output keeps what it cannot write."""
+    """Return whether standard output takes no more.
+
+    It is tried with an empty line: where `PYTHONUNBUFFERED` is set, nothing is kept that a flush
+    would try again. An error of something else ends with its trace, and the line is before that.
+    """
     try:
-        sys.stdout.flush()
+        print(flush=True)
     except OSError:
         return True
     return False

@@ -62,11 +62,14 @@ def test_a_closed_stream_is_an_empty_one(closed: str, tmp_path: Path) -> None:
     assert ended.stderr == ("" if "2>&-" in closed else "said\n")
 
 
-def test_an_output_that_is_full_is_said(tmp_path: Path) -> None:
-    ended = _ended(tmp_path, "> /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_said(unbuffered: str, tmp_path: Path) -> None:
+    """Also in a container, where Python usually keeps no output back."""
+    ended = _ended(tmp_path, "> /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert ended.returncode == 1
+    said = "" if unbuffered else "said\n"
     assert ended.stderr == (
-        "said\npdserve: the output cannot be written: No space left on device\n"
+        f"{said}pdserve: the output cannot be written: No space left on device\n"
     )
 
 
