@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 from common.addresses import host_port
 from common.errors import ConfigError
 
+TRY_S = 1.0
+"""For one of several addresses to accept a connection."""
+
 
 def tcp(host: str, port: int) -> str:
     """Return the endpoint of a host and a port."""
@@ -36,22 +39,44 @@ def is_number(host: str) -> bool:
     return True
 
 
-def look_up(host: str) -> str:
-    """Return an address of the name `host`; waits for name servers. Raises `OSError`.
+def look_up(host: str, port: int) -> str:
+    """Return the address of the name `host` where a peer listens. Raises `OSError`.
 
-    IPv4 is preferred: a node that listens on every IPv4 address is the most frequent case.
+    It waits for name servers and, where the name has several addresses, for the peer: the first
+    one that accepts a connection is returned, or the last one.
+    """
+    *others, last = addresses_of(host)
+    return next((address for address in others if _accepts(address, port)), last)
+
+
+def addresses_of(host: str) -> list[str]:
+    """Return one address at least. Raises `OSError`.
+
+    IPv4 precedes: a node that listens on every IPv4 address is the most frequent case.
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    by_family = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
-    address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
-    if address is None:
+    addresses = [
+        str(address[0])
+        for wanted in (socket.AF_INET, socket.AF_INET6)
+        for family, _, _, _, address in found
+        if family == wanted
+    ]
+    if not addresses:
         raise OSError("it has neither an IPv4 nor an IPv6 address")
-    return address
+    return list(dict.fromkeys(addresses))
+
+
+def _accepts(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), TRY_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def address_to_bind(host: str) -> str:
     """Return the address of a host to listen on. Raises `ConfigError` for an unknown name."""
     try:
-        return host if is_number(host) else look_up(host)
+        return host if is_number(host) else addresses_of(host)[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"KV host {host} cannot be resolved: {error}") from None

@@ -1,9 +1,9 @@
 """Host names of peers, resolved beside the connector's thread: a slow answer delays no other peer.
 
-Each name is asked for in a thread of its own, at most `MAX_LOOK_UPS` at once. The address of a peer
-is remembered while the peer answers there: another incarnation of a node is another peer, so the
-address cannot change under it, and a link that is opened again after an idle time asks no name
-server. A peer that does not answer there is looked up again. An answer that comes after its
+Each name and port is looked up in a thread of its own, at most `MAX_LOOK_UPS` at once. The address
+of a peer is remembered while the peer answers there: another incarnation of a node is another peer,
+so the address cannot change under it, and a link that is opened again after an idle time asks no
+name server. A peer that does not answer there is looked up again. An answer that comes after its
 connection was given up is remembered too: otherwise a peer behind a slow name server would never be
 reached.
 """
@@ -26,6 +26,7 @@ MAX_LOOK_UPS = 32
 SLOW_S = 1.0
 """A name server that takes longer is logged."""
 
+HostPort = tuple[str, int]
 Found = str | Exception
 """An address, or why there is none."""
 
@@ -38,8 +39,8 @@ class NameLookup:
         self._known: OrderedDict[Peer, str] = OrderedDict()
         self._tried: dict[Peer, str] = {}
         self._lock = threading.Lock()
-        self._waiting: deque[str] = deque()
-        self._peers_of: dict[str, set[Peer]] = {}
+        self._waiting: deque[HostPort] = deque()
+        self._peers_of: dict[HostPort, set[Peer]] = {}
         self._num_threads = 0
         self._found: list[tuple[Peer, Found]] = []
 
@@ -73,14 +74,15 @@ class NameLookup:
 
     # Names.
 
-    def ask(self, peer: Peer, host: str) -> None:
+    def ask(self, peer: Peer, host: str, port: int) -> None:
         """Look up the name of `peer`; the result comes by `take`."""
+        wanted = host, port
         with self._lock:
-            if host in self._peers_of:
-                self._peers_of[host].add(peer)
+            if wanted in self._peers_of:
+                self._peers_of[wanted].add(peer)
                 return
-            self._peers_of[host] = {peer}
-            self._waiting.append(host)
+            self._peers_of[wanted] = {peer}
+            self._waiting.append(wanted)
             if self._num_threads == MAX_LOOK_UPS:
                 return
             self._num_threads += 1
@@ -107,25 +109,25 @@ class NameLookup:
             return found
 
     def _run(self) -> None:
-        while (host := self._next_name()) is not None:
+        while (wanted := self._next_name()) is not None:
             began_at_s = time.monotonic()
             found: Found
             try:
-                found = endpoints.look_up(host)
+                found = endpoints.look_up(*wanted)
             except Exception as error:  # Whatever it is, this thread has other names to look up.
                 found = error
             span_s = time.monotonic() - began_at_s
             if span_s > SLOW_S:
-                logger.warning("resolving the name %s took %.1f s", host, span_s)
+                logger.warning("resolving the name %s took %.1f s", wanted[0], span_s)
             with self._lock:
-                self._note(host, found)
+                self._note(wanted, found)
             self._wake()
 
-    def _note(self, host: str, found: Found) -> None:
+    def _note(self, wanted: HostPort, found: Found) -> None:
         """Keep a result for `take`; the caller has the lock."""
-        self._found += [(peer, found) for peer in self._peers_of.pop(host)]
+        self._found += [(peer, found) for peer in self._peers_of.pop(wanted)]
 
-    def _next_name(self) -> str | None:
+    def _next_name(self) -> HostPort | None:
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()

@@ -146,7 +146,7 @@ class ZmqTransport:
         address = host if is_number(host) else self._names.try_known(peer)
         if address is None:
             self._unsent[peer] = []
-            self._names.ask(peer, host)
+            self._names.ask(peer, host, port)
         else:
             self._connect_to(peer, address, port)
 

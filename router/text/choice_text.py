@@ -20,6 +20,7 @@ from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
 from router.core.generation import PromptResult, TokenChunk
 from router.text.stop_strings import StopStrings
 from router.tools.stop_scope import StopScope
+from router.tools.thinking import ThinkingFormat, ThinkingTokens
 
 
 class TextDecoder(Protocol):
@@ -52,10 +53,12 @@ class DeltaDetails:
     Of the accepted drafts, `counts` has those that are among the choice's tokens; None: as in the
     delta before. `stop_reason` is the stop string, or the id of the stop token, that ended the
     choice; None for any other end, such as an end-of-sequence token. `of_prompt` is the chunk's.
-    `echoed` are the entries of a prompt that is shown, with the first delta.
+    `num_thinking` of the tokens so far are thinking; None: as in the delta before. `echoed` are the
+    entries of a prompt that is shown, with the first delta.
     """
 
     counts: RequestCounts | None = None
+    num_thinking: int | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     of_prompt: PromptResult | None = None
@@ -106,6 +109,7 @@ class ChoiceText:
         echoed: MakeEchoed | None = None,
         has_output: bool = True,
         scope: StopScope | None = None,
+        thinking: ThinkingFormat = ThinkingFormat.NONE,
     ) -> None:
         """Start a choice.
 
@@ -115,7 +119,8 @@ class ChoiceText:
         then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
         prompt) is shown before the answer, with the entries that `echoed` makes of its log
         probabilities; stop strings are not searched in it, nor outside of `scope` where there is
-        one. Without `has_output` that is all: what a node drew is not shown or counted.
+        one. Without `has_output` that is all: what a node drew is not shown or counted. How the
+        answer may begin with thinking, whose tokens are counted, is `thinking`.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop, is_shown=shows_stop)
@@ -123,7 +128,10 @@ class ChoiceText:
         self._num_tokens = 0
         self._num_unstoppable = 0  # characters of those tokens that are not searched yet
         self._is_plain = not stop and not has_logprobs
+        self._thinking: ThinkingTokens | None = None
         self._is_bare = self._is_plain and has_output and not echo and echoed is None
+        if thinking is not ThinkingFormat.NONE:
+            self._thinking = ThinkingTokens(thinking)
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
         self._stop_token_ids = stop_token_ids
@@ -142,7 +150,8 @@ class ChoiceText:
         for chunk in chunks:
             _, token_ids, _, reason, counts, of_prompt = chunk
             is_usual = reason is None and counts is None and of_prompt is None
-            if is_usual and self._is_bare and len(token_ids) == 1:
+            is_bare = self._is_bare and self._thinking is None
+            if is_usual and is_bare and len(token_ids) == 1:
                 # As in almost all chunks.
                 deltas.append(_new_delta((decode(token_ids[0]), 1, token_ids, (), _NO_DETAILS)))
                 continue
@@ -165,8 +174,9 @@ class ChoiceText:
         echoed: Sequence[LogprobEntry] = ()
         stop_reason: str | int | None = None
         num_tokens = len(token_ids)
+        thinking = self._thinking
         if self._is_plain:
-            text = "".join(map(self._decoder.push, self._shown(chunk)))
+            text = "".join(map(self._decode, self._shown(chunk)))
             if finish_reason is not None:
                 text += self._decoder.flush()
                 stop_reason = self._stop_token(chunk)
@@ -188,6 +198,7 @@ class ChoiceText:
             echoed, self._echoed = self._echoed(_logprobs_of(of_prompt)), None
         details = DeltaDetails(
             counts=counts,
+            num_thinking=None if thinking is None else thinking.num,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             of_prompt=of_prompt,
@@ -207,6 +218,14 @@ class ChoiceText:
         )
         return Delta(self._echo, 0, (), details=details)
 
+    def _decode(self, token_id: int) -> str:
+        text = self._decoder.push(token_id)
+        if self._thinking is not None:
+            self._thinking.push(text)
+            if self._thinking.is_over:
+                self._thinking = None
+        return text
+
     def _filter(self, chunk: TokenChunk) -> tuple[str, int]:
         """Return the text that stop strings let through, and how many tokens were generated."""
         if self._has_logprobs and len(chunk.logprobs) != len(chunk.token_ids):
@@ -216,7 +235,7 @@ class ChoiceText:
         pieces = []
         num_tokens = len(chunk.token_ids)
         for index, token_id in enumerate(self._shown(chunk)):
-            decoded = self._decoder.push(token_id)
+            decoded = self._decode(token_id)
             if self._has_logprobs:
                 offset = self._decoded_chars
                 has_text = bool(decoded) or self._decoder.has_pending

@@ -25,7 +25,8 @@ class CachedTokens(TypedDict):
     cached_tokens: Count
 
 
-class DraftedTokens(TypedDict):
+class OutputTokens(TypedDict):
+    reasoning_tokens: Count
     accepted_prediction_tokens: Count
     rejected_prediction_tokens: Count
 
@@ -35,7 +36,7 @@ class UsageAnswer(TypedDict):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: DraftedTokens
+    completion_tokens_details: OutputTokens
 
 
 @dataclass(slots=True)
@@ -44,7 +45,8 @@ class Usage:
 
     Choice i answers prompt `i // choices_per_prompt`. The cached tokens of a prompt are those that
     its first choice found, because the others may find what the first has just cached. Drafts are
-    those of all choices; a draft that is not in the answer was rejected.
+    those of all choices; a draft that is not in the answer was rejected. Tokens of thinking are
+    among those of the completion.
     """
 
     prompt_lengths: tuple[int, ...]
@@ -52,6 +54,7 @@ class Usage:
     completion_tokens: int = 0
     _counts: dict[int, RequestCounts] = field(default_factory=dict)
     """The latest counts of each choice."""
+    _num_thinking: dict[int, int] = field(default_factory=dict)
 
     def count(self, choice: int, deltas: Sequence[Delta]) -> None:
         """Add the next deltas of one choice."""
@@ -59,6 +62,8 @@ class Usage:
             self.completion_tokens += delta.num_tokens
             if delta.details.counts is not None:
                 self._counts[choice] = delta.details.counts
+            if delta.details.num_thinking is not None:
+                self._num_thinking[choice] = delta.details.num_thinking
 
     @property
     def prompt_tokens(self) -> int:
@@ -68,6 +73,10 @@ class Usage:
     def cached_tokens(self) -> int:
         firsts = [choice for choice in self._counts if choice % self.choices_per_prompt == 0]
         return sum(self._counts[choice].num_cached_tokens for choice in firsts)
+
+    @property
+    def thinking_tokens(self) -> int:
+        return sum(self._num_thinking.values())
 
     @property
     def accepted_tokens(self) -> int:
@@ -85,6 +94,7 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {
+                "reasoning_tokens": self.thinking_tokens,
                 "accepted_prediction_tokens": self.accepted_tokens,
                 "rejected_prediction_tokens": self.rejected_tokens,
             },

@@ -53,11 +53,18 @@ class ThinkingSplit:
         """Begin an answer."""
         self._held = ""
         self._has_thought = False
+        self.has_begun = form is ThinkingFormat.BEGUN
+        """Whether there is thinking."""
         self._state = {
             ThinkingFormat.NONE: _State.ANSWER,
             ThinkingFormat.TAGGED: _State.OPENING,
             ThinkingFormat.BEGUN: _State.THINKING,
         }[form]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what comes is no thinking any more."""
+        return self._state in (_State.GAP, _State.ANSWER)
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; return what is thought and what is answered, each '' where nothing is new."""
@@ -82,6 +89,7 @@ class ThinkingSplit:
         bare = self._held.lstrip()
         if bare.startswith(BEGIN):
             self._state = _State.THINKING
+            self.has_begun = True
             self._held = bare[len(BEGIN) :]
         elif not BEGIN.startswith(bare):
             self._state = _State.ANSWER
@@ -105,3 +113,31 @@ class ThinkingSplit:
     def _all_held(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+class ThinkingTokens:
+    """Counts the tokens of an answer's thinking, its tags among them.
+
+    Text comes one token at a time: a group of tokens may hold the end of the thinking.
+    """
+
+    def __init__(self, form: ThinkingFormat) -> None:
+        """Begin an answer."""
+        self._split = ThinkingSplit(form)
+        self._num = 0
+
+    @property
+    def num(self) -> int:
+        """The tokens so far; 0 as long as the answer may still have no thinking."""
+        return self._num if self._split.has_begun else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the number is final."""
+        return self._split.is_over
+
+    def push(self, text: str) -> None:
+        """Add the text that a token made certain, which may be ''."""
+        if not self.is_over:
+            self._num += 1
+            self._split.push(text)

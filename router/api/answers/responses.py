@@ -110,7 +110,7 @@ class ResponseFormat(ItemsFormat):
                 "cache_write_tokens": 0,  # what is written to a cache is not counted apart
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 

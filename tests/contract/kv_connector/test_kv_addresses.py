@@ -59,17 +59,17 @@ def test_a_handoff_reaches_the_advertised_endpoint(
     assert np.array_equal(decode.pool, prefill.pool)
 
 
-def fake_names(monkeypatch: pytest.MonkeyPatch, addresses: dict[str, str]) -> list[str]:
+def fake_names(monkeypatch: pytest.MonkeyPatch, addresses: dict[str, list[str]]) -> list[str]:
     """Let these names be known and no others; return the list of what is asked for."""
     asked: list[str] = []
 
-    def look_up(host: str) -> str:
+    def addresses_of(host: str) -> list[str]:
         asked.append(host)
         if host not in addresses:
             raise OSError("Name or service not known")
         return addresses[host]
 
-    monkeypatch.setattr(endpoints, "look_up", look_up)
+    monkeypatch.setattr(endpoints, "addresses_of", addresses_of)
     return asked
 
 
@@ -95,9 +95,20 @@ def test_a_name_with_an_ipv6_address_only(
 ) -> None:
     if not has_ipv6_loopback():
         pytest.skip("this machine has no IPv6 loopback")
-    fake_names(monkeypatch, {"d.example": "::1"})
+    fake_names(monkeypatch, {"d.example": ["::1"]})
     prefill = zmq_cluster.node("p")
     hand_over(zmq_cluster, prefill, named(zmq_cluster, "d", "d.example", host="::1"))
+
+
+@pytest.mark.parametrize("elsewhere", [["127.0.0.1"], ["127.0.0.1", "127.0.0.3"]])
+def test_a_name_with_several_addresses_is_reached_where_its_node_listens(
+    elsewhere: list[str], zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As routers reach it: a machine in two networks, or with IPv4 and IPv6 of which one is
+    used."""
+    fake_names(monkeypatch, {"d.example": [*elsewhere, "127.0.0.2"]})
+    prefill = zmq_cluster.node("p")
+    hand_over(zmq_cluster, prefill, named(zmq_cluster, "d", "d.example", host="127.0.0.2"))
 
 
 def test_a_slow_name_server_stops_no_other_peer(
@@ -106,13 +117,13 @@ def test_a_slow_name_server_stops_no_other_peer(
     """And the peer whose name it is starts when the answer has come."""
     may_answer, is_asked = threading.Event(), threading.Event()
 
-    def look_up(host: str) -> str:
+    def addresses_of(host: str) -> list[str]:
         if host == "slow.example":
             is_asked.set()
             assert may_answer.wait(WAIT_S)
-        return "127.0.0.1"
+        return ["127.0.0.1"]
 
-    monkeypatch.setattr(endpoints, "look_up", look_up)
+    monkeypatch.setattr(endpoints, "addresses_of", addresses_of)
     prefill = zmq_cluster.node("p")
     slow = named(zmq_cluster, "slow", "slow.example")
     quick = named(zmq_cluster, "quick", "quick.example")
@@ -134,7 +145,7 @@ def test_a_peer_that_has_answered_is_not_looked_up_again(
     zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when its link was closed because it was idle; a name server may be away then."""
-    asked = fake_names(monkeypatch, {"d.example": "127.0.0.1"})
+    asked = fake_names(monkeypatch, {"d.example": ["127.0.0.1"]})
     prefill, decode = zmq_cluster.node("p"), named(zmq_cluster, "d", "d.example")
     sending = prefill.connector.sending
     for _ in range(3):
@@ -161,7 +172,7 @@ def test_a_name_that_nobody_knows_fails_its_transfer_at_once(
 def test_a_host_to_listen_on_may_be_a_name(
     zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_names(monkeypatch, {"data-network.example": "127.0.0.1"})
+    fake_names(monkeypatch, {"data-network.example": ["127.0.0.1"]})
     decode = named(zmq_cluster, "d", "127.0.0.1", host="data-network.example")
     hand_over(zmq_cluster, zmq_cluster.node("p"), decode)
     with pytest.raises(ConfigError, match=r"KV host nowhere.example cannot be resolved"):

@@ -11,7 +11,7 @@ import pytest
 from common.ids import Incarnation
 from kv_transfer.shared.effects import Peer
 from kv_transfer.zmq import endpoints, name_lookup
-from kv_transfer.zmq.endpoints import is_number, look_up, parse_tcp
+from kv_transfer.zmq.endpoints import addresses_of, is_number, look_up, parse_tcp
 from kv_transfer.zmq.name_lookup import NameLookup
 
 WAIT_S = 20.0
@@ -52,13 +52,34 @@ V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 0, 0, 0))
 
 @pytest.mark.parametrize(
     ("found", "wanted"),
-    [([V4], "10.0.0.7"), ([V6], "fd00::7"), ([V6, V4, OTHER_V4], "10.0.0.7")],
+    [
+        ([V4], ["10.0.0.7"]),
+        ([V6], ["fd00::7"]),
+        ([V6, V4, OTHER_V4, V4], ["10.0.0.7", "10.0.0.8", "fd00::7"]),
+    ],
 )
-def test_ipv4_is_preferred_and_ipv6_will_do(
-    found: list[object], wanted: str, monkeypatch: pytest.MonkeyPatch
+def test_ipv4_precedes_and_ipv6_will_do(
+    found: list[object], wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert look_up("d.example") == wanted
+    assert addresses_of("d.example") == wanted
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        (["127.0.0.1", "127.0.0.2", "127.0.0.3"], "127.0.0.2"),
+        (["127.0.0.2", "127.0.0.1"], "127.0.0.2"),
+        (["127.0.0.1", "127.0.0.3"], "127.0.0.3"),  # nobody listens: whoever connects is told
+        (["127.0.0.1"], "127.0.0.1"),  # and is not tried before
+    ],
+)
+def test_of_several_addresses_one_that_accepts_is_taken(
+    known: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "addresses_of", lambda _: known)
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        assert look_up("d.example", server.getsockname()[1]) == wanted
 
 
 class Names:
@@ -72,7 +93,7 @@ class Names:
         self.lookup = NameLookup(self._woken.set)
         monkeypatch.setattr(endpoints, "look_up", self._answer)
 
-    def _answer(self, host: str) -> str:
+    def _answer(self, host: str, _port: int) -> str:
         self.asked.append(host)
         assert self.may_answer.wait(WAIT_S)
         if host not in self.answers:
@@ -98,15 +119,24 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 def test_a_name_is_looked_up_once_for_all_peers_that_need_it(names: Names) -> None:
     again = Peer(PEER.endpoint, Incarnation("d", 2))
     for peer in (PEER, again, PEER):
-        names.lookup.ask(peer, "d.example")
+        names.lookup.ask(peer, "d.example", 1)
     names.may_answer.set()
     assert names.take(2) == {PEER: "10.0.0.7", again: "10.0.0.7"}
     assert names.asked == ["d.example"]
     assert names.lookup.take() == []
 
 
+def test_of_two_nodes_of_one_name_each_is_looked_up_at_its_port(names: Names) -> None:
+    beside = Peer("tcp://d.example:2", Incarnation("d2", 1))
+    names.lookup.ask(PEER, "d.example", 1)
+    names.lookup.ask(beside, "d.example", 2)
+    names.may_answer.set()
+    assert names.take(2) == {PEER: "10.0.0.7", beside: "10.0.0.7"}
+    assert names.asked == ["d.example", "d.example"]
+
+
 def test_a_name_that_is_unknown(names: Names) -> None:
-    names.lookup.ask(PEER, "nowhere.example")
+    names.lookup.ask(PEER, "nowhere.example", 1)
     names.may_answer.set()
     (error,) = names.take(1).values()
     assert isinstance(error, OSError)
@@ -117,17 +147,17 @@ def test_a_name_that_is_unknown(names: Names) -> None:
 def test_a_lookup_that_fails_in_an_unknown_way_keeps_no_place(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(host: str) -> str:
+    def broken(host: str, _port: int) -> str:
         raise KeyError(host)
 
     monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
     with monkeypatch.context() as patch:
         patch.setattr(endpoints, "look_up", broken)
-        names.lookup.ask(PEER, "d.example")
+        names.lookup.ask(PEER, "d.example", 1)
         error = names.take(1)[PEER]
     assert (type(error), str(error)) == (KeyError, "'d.example'")
     names.may_answer.set()
-    names.lookup.ask(PEER, "d.example")
+    names.lookup.ask(PEER, "d.example", 1)
     assert names.take(1) == {PEER: "10.0.0.7"}
 
 
@@ -140,11 +170,11 @@ def test_without_a_thread_no_name_is_found_and_the_next_may_be(
     monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", cannot_start)
-        names.lookup.ask(PEER, "d.example")
+        names.lookup.ask(PEER, "d.example", 1)
         error = names.take(1)[PEER]
     assert (type(error), str(error)) == (RuntimeError, "can't start new thread")
     names.may_answer.set()
-    names.lookup.ask(PEER, "d.example")
+    names.lookup.ask(PEER, "d.example", 1)
     assert names.take(1) == {PEER: "10.0.0.7"}
 
 
@@ -154,18 +184,18 @@ def test_a_thread_that_does_not_start_leaves_its_name_to_one_that_runs(
     def cannot_start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    names.lookup.ask(PEER, "d.example")
+    names.lookup.ask(PEER, "d.example", 1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", cannot_start)
-        names.lookup.ask(OTHER, "e.example")
+        names.lookup.ask(OTHER, "e.example", 1)
     names.may_answer.set()
     assert names.take(2) == {PEER: "10.0.0.7", OTHER: "10.0.0.8"}
 
 
 def test_lookups_at_once_are_bounded(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
-    names.lookup.ask(PEER, "d.example")
-    names.lookup.ask(OTHER, "e.example")
+    names.lookup.ask(PEER, "d.example", 1)
+    names.lookup.ask(OTHER, "e.example", 1)
     assert len(names.asked) <= 1
     names.may_answer.set()
     assert names.take(2) == {PEER: "10.0.0.7", OTHER: "10.0.0.8"}

@@ -123,12 +123,12 @@ def test_an_address_that_is_found_too_late_is_used_the_next_time(
     asked: list[str] = []
     may_answer = threading.Event()
 
-    def look_up(host: str) -> str:
+    def addresses_of(host: str) -> list[str]:
         asked.append(host)
         assert may_answer.wait(20.0)
-        return "127.0.0.1"
+        return ["127.0.0.1"]
 
-    monkeypatch.setattr(endpoints, "look_up", look_up)
+    monkeypatch.setattr(endpoints, "addresses_of", addresses_of)
     peer = Peer("tcp://d.example:1", Incarnation("d", 1))
     transport.connect(peer)
     assert transport.send(peer, [memoryview(b"hello")])
@@ -169,7 +169,9 @@ def test_what_waits_for_a_name_is_bounded(
     transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_answer = threading.Event()
-    monkeypatch.setattr(endpoints, "look_up", lambda _: may_answer.wait(20.0) and "127.0.0.1")
+    monkeypatch.setattr(
+        endpoints, "addresses_of", lambda _: may_answer.wait(20.0) and ["127.0.0.1"]
+    )
     peer = Peer("tcp://d.example:1", Incarnation("d", 1))
     transport.connect(peer)
     for _ in range(MAX_UNSENT):
@@ -230,12 +232,12 @@ def test_a_connection_that_failed_is_not_told_of_when_it_is_over(
 ) -> None:
     """It would end the next one, whose name may be found, or whose port may be open."""
 
-    def look_up(host: str) -> str:
+    def addresses_of(host: str) -> list[str]:
         if is_found:
-            return "127.0.0.1"
+            return ["127.0.0.1"]
         raise OSError(f"{host} is unknown")
 
-    monkeypatch.setattr(endpoints, "look_up", look_up)
+    monkeypatch.setattr(endpoints, "addresses_of", addresses_of)
     names = [f"{name}.example" for name in "de"]
     peers = [Peer(f"tcp://{name}:{refusing}", Incarnation(name, 1)) for name in names]
     for peer in peers:

@@ -48,6 +48,7 @@ async def test_a_chat() -> None:
         "completion_tokens_details": {
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
+            "reasoning_tokens": 0,
         },
     }
     assert call.closed.is_set()
@@ -247,6 +248,7 @@ async def test_usage_sums_the_drafts_of_all_choices() -> None:
     assert usage["completion_tokens_details"] == {
         "accepted_prediction_tokens": 2,
         "rejected_prediction_tokens": 8,
+        "reasoning_tokens": 0,
     }
     assert edge.metric("pdserve_accepted_prediction_tokens_total") == 2
     assert edge.metric("pdserve_rejected_prediction_tokens_total") == 8

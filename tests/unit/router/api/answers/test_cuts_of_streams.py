@@ -15,6 +15,7 @@ import pytest
 
 from common.request import FinishReason
 from router.core.generation import TokenChunk
+from router.text.text_model import TextModel
 from router.tools.formats import HERMES
 from tests.support.examples import everyday
 from tests.support.http.http_edge import make_edge, plays
@@ -169,3 +170,40 @@ async def test_any_groups_of_tokens_stream_the_same_answer(
         *parts, (end, _) = joined(api, response.text)
         assert parts == wanted, f"grouping {seed}"
         assert end == api.ends[is_stopped], f"grouping {seed}"
+
+
+def num_thinking(model: TextModel, token_ids: list[int]) -> int:
+    """The tokens up to the one that completes the end of the thinking."""
+    decoder = model.new_detokenizer(with_special_tags=True)
+    text = ""
+    for number, token_id in enumerate(token_ids, 1):
+        text += decoder.push(token_id)
+        if "</think>" in text:
+            return number
+    return len(token_ids)
+
+
+@pytest.mark.parametrize(
+    ("api", "details"),
+    [(APIS[0], "completion_tokens_details"), (APIS[1], "output_tokens_details")],
+    ids=["chat", "responses"],
+)
+@pytest.mark.parametrize("text", [ANSWER, "\nIt is Zürich 🏔"], ids=["answered", "thought alone"])
+@pytest.mark.parametrize("stop", [[], ["I look"]], ids=["no stop string", "a stop string"])
+async def test_tokens_of_thinking_are_counted_in_any_groups_and_are_tokens_of_the_answer(
+    api: Api, details: str, text: str, stop: list[str]
+) -> None:
+    model = hermes_model()
+    token_ids = list(model.encode(text, add_special_tokens=False, param=""))
+    wanted = num_thinking(model, token_ids)
+    streamed: dict[str, Any] = {"stream": True, api.stop_field: stop}
+    if details == "completion_tokens_details":
+        streamed["stream_options"] = {"include_usage": True}
+    for seed in range(NUM_GROUPINGS):
+        edge = make_edge(plays(grouped(token_ids, random.Random(seed))), model=model)
+        async with edge.client() as client:
+            response = await client.post(api.path, json=api.body | streamed)
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if "usage" in line]
+        last = events[-1].get("response", events[-1])["usage"]
+        assert last[details]["reasoning_tokens"] == wanted, f"grouping {seed}"
+        assert wanted <= last.get("completion_tokens", last.get("output_tokens"))
