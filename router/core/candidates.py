@@ -2,8 +2,8 @@
 
 A node that refused or failed an attempt is not asked again before it is forgiven: by the next token
 of the answer (every node), when it is heard again after a loss (that node), when the request has
-waited for a node (every node), or has waited for the first word of a suspected one (those that
-refused). A node whose pool is too small for the answer is never forgiven.
+waited for a node (every node), or was held up by a suspected one for a while (those that refused).
+A node whose pool is too small for the answer is never forgiven.
 
 Failures count until the next token. A request that loses `MAX_DEATHS` nodes without a token in
 between may be what ends them: no other node is asked until one of these is heard again, or has

@@ -106,11 +106,16 @@ class FlowActions:
             self._choose(self._attempts.begin_second())
 
     def _wait_beside(self) -> None:
-        """Have those that refused asked again after a while, where the request waits for the first
-        word of a suspected node: they may have room long before that is heard or lost."""
-        attempts = self._attempts
-        if attempts.second is None and attempts.is_unanswered and self._candidates.has_refusals:
+        if self._may_ask_again:
             self._out.append(Wait(WAIT_S))
+
+    @property
+    def _may_ask_again(self) -> bool:
+        """Whether those that refused may be asked again after a while, where a suspected node holds
+        the request up: they may have room long before that is heard or lost."""
+        attempts = self._attempts
+        is_alone = attempts.second is None and attempts.is_held_up(attempts.main)
+        return is_alone and self._candidates.has_refusals
 
     def _is_cut(self, attempt: Attempt, longest: int) -> bool:
         """Cut an attempt to what the longest node holds, if that leaves another token; one of two

@@ -45,8 +45,8 @@ writes, so that attempt is over.
 While a node of the attempt is suspected, a second attempt runs elsewhere; where no other node was
 there, from when one comes, or begins to decode. It goes the same way, but never waits, and its
 failures end it alone. A full node is asked to queue it only while the first
-one waits for its first word; then all that refused are also asked again once a second, because
-a node whose step hangs may be suspected for minutes. The first of the two that sends the next token
+one waits for its first word. Those that refused are asked again once a second, because a node
+whose step hangs may be suspected for minutes. The first of the two that sends the next token
 goes on, and the other one is aborted. When the first attempt fails, the second takes its place.
 
 An attempt that begins after n tokens were emitted continues after them: its nodes get them with
@@ -215,13 +215,12 @@ class RequestFlow(FlowActions):
 
     def on_waited(self) -> list[Effect]:
         """Ask for nodes again: the time of `Wait` has passed."""
-        attempts = self._attempts
         if self.state is State.WAITING:
             self._candidates.on_waited()
             self._choose_again()
-        elif attempts.second is None and attempts.is_unanswered and self._candidates.has_refusals:
+        elif self._may_ask_again:
             self._candidates.forgive_refusals()
-            self._choose(attempts.begin_second())
+            self._choose(self._attempts.begin_second())
         return self._take_effects()
 
     def on_reserve_reply(

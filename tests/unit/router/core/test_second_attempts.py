@@ -126,7 +126,7 @@ def test_refusals_lead_a_second_attempt_to_the_next_node_and_to_no_queue() -> No
     assert effects == [LegClosed(D1, has_prompt=True), Choose(None, frozenset({D0, D1}))]
     flow.on_choice(D2, None, "why", 0.0)
     effects = flow.on_reserve_reply(D2, SECOND, InvalidRequest("too long"), 0.0)
-    assert effects == [LegClosed(D2, has_prompt=True)]
+    assert effects == [LegClosed(D2, has_prompt=True), Wait(WAIT_S)]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
 
 
@@ -349,7 +349,7 @@ def test_an_answer_that_runs_on_a_suspected_node_waits_in_no_queue_beside() -> N
     flow.on_choice(D1, None, "another one", 0.0)
     flow.on_reserve_reply(D1, FIRST, LOCAL, 0.0)
     assert flow.on_node_suspected(D1) == [Choose(None, frozenset({D0, D1}))]
-    assert flow.on_no_choice(Overloaded("all tried")) == []
+    assert flow.on_no_choice(Overloaded("all tried")) == [Wait(WAIT_S)]
 
 
 def test_suspects_are_known_until_they_are_trusted_lost_or_forgotten() -> None:
@@ -412,7 +412,7 @@ def test_while_a_suspected_node_does_not_answer_those_that_refused_are_asked_aga
 
 
 def test_nodes_that_refused_are_not_asked_again_once_the_suspected_one_has_answered() -> None:
-    flow = unanswered()
+    flow = unanswered(is_heard=True)
     flow.on_choice(D0, None, "nobody else is left", 10.0)
     flow.on_reserve_reply(D0, FIRST, LOCAL, 10.5)
     assert flow.on_waited() == []
@@ -446,3 +446,29 @@ def test_a_node_that_refuses_late_is_asked_to_queue_what_others_were_asked_to_qu
     effects = flow.on_reserve_reply(D0, FIRST, Overloaded("its queue is full"), 0.6)
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
     assert isinstance(failure(flow.on_no_choice(Overloaded("all tried"))), Overloaded)
+
+
+def test_an_answer_that_a_suspected_node_holds_up_asks_those_again_that_had_no_room() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    assert flow.on_no_choice(Overloaded("all tried")) == [Wait(WAIT_S)]
+    assert flow.on_waited() == [Choose(None, frozenset({D0}))]
+    (reserve,) = flow.on_choice(D1, None, "why", 1.0)
+    assert isinstance(reserve, SendReserve)
+    assert not reserve.may_wait, "nor does it wait in a queue now"
+    flow.on_reserve_reply(D1, THIRD, LOCAL, 1.0)
+    effects = flow.on_output(D1, output(THIRD, 1, 11))
+    assert emitted(effects) == [11]
+    assert aborts(effects) == {(D0, FIRST)}
+
+
+def test_an_answer_that_goes_on_asks_nobody_again() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    flow.on_no_choice(Overloaded("all tried"))
+    flow.on_node_trusted(D0)
+    assert flow.on_waited() == []
