@@ -1,4 +1,4 @@
-"""Requests that wait for a suspected node although an idle one can be asked. Pure."""
+"""Requests that a suspected node holds up although an idle one can be asked. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_UNANSWERED_TICKS = 8
 
 
 class Unanswered:
-    """Requests that wait for the first word of a suspected node while others are idle."""
+    """Requests that a suspected node holds up while others are idle."""
 
     def __init__(self) -> None:
         self._num_ticks: Counter[AttemptId] = Counter()
@@ -29,7 +29,8 @@ class Unanswered:
         alone = [
             flow
             for flow in flows
-            if flow._attempts.second is None and any(map(flow._main.waits_for, suspects))
+            if flow._attempts.second is None
+            and (flow._attempts.is_held_up(flow._main) or any(map(flow._main.waits_for, suspects)))
         ]
         nodes = idle() if alone else {}
         held = [
