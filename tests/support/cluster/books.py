@@ -88,7 +88,7 @@ class Books:
             "host blocks of no prefix": self.num_host_blocks,
         }
         held = [f"{count} {what}" for what, count in counts.items() if count]
-        total = sum(getattr(blocks, state) for state in BlockCounts.__slots__)
+        total = sum(blocks)
         if total != self.num_blocks:
             held.append(f"{total} blocks in its counts, and {self.num_blocks} in its record")
         return held

@@ -491,3 +491,13 @@ def test_a_node_that_refuses_late_is_asked_to_queue_what_others_were_asked_to_qu
     effects = flow.on_reserve_reply(D0, FIRST, Overloaded("its queue is full"), 0.6)
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
     assert isinstance(failure(flow.on_no_choice(Overloaded("all tried"))), Overloaded)
+
+
+def test_an_answer_that_goes_on_asks_nobody_again() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    flow.on_no_choice(Overloaded("all tried"))
+    flow.on_node_trusted(D0)
+    assert flow.on_waited() == []
