@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from simulator.faults.kinds import CHANGES, STORE, WAYS, FaultKind
 from simulator.faults.shape import ROUTER, Shape, node_names, problems_of, router_names
 
-FORMAT = 8
+FORMAT = 9
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 
 

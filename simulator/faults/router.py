@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -11,12 +10,11 @@ from itertools import count
 from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, NodeLost
-from common.ids import AttemptId, Incarnation
+from common.ids import Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
-from router.core.attempts import Attempt
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -27,16 +25,15 @@ from router.core.known.member_effects import (
     NodeTrusted,
     StreamLost,
 )
-from router.core.known.node_view import NodeView
-from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
-from router.core.membership import Membership
+from router.core.known.sessions import SessionId
 from router.core.placement import ChosenNodes
-from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
+from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
+from simulator.faults.books.requests import Unanswered, check_counted
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
@@ -48,7 +45,6 @@ from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
-MOST_UNANSWERED_TICKS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -227,7 +223,9 @@ class FaultyRouter(SimulatedRouter):
         for link in list(self.links.values()):
             link.tick()
         flows = [choice.flow for choice in self._choices.values()]
-        self._unanswered.check(self._membership.suspects, flows, self._idle_nodes)
+        stuck = dict.fromkeys((n for n, one in self.links.items() if one.node.stuck_s), False)
+        suspects = {**self._membership.suspects, **stuck}
+        self._unanswered.check(suspects, flows, self._idle_nodes)
         self.clock.after(TICK_S, self._tick)
 
     def _idle_nodes(self) -> set[Incarnation]:
@@ -356,134 +354,3 @@ class FaultyRouter(SimulatedRouter):
 def _answered(choice: _Choice) -> Answered:
     assert isinstance(choice.served, Answered), "requests come by `ask_for`"
     return choice.served
-
-
-def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[Attempt]]]) -> None:
-    """Check the requests and prompt tokens that count on nodes.
-
-    `running` has of each request the tokens of its prompt, and the attempts that go on. Raises
-    `InternalError`.
-    """
-    requests: dict[Incarnation, int] = defaultdict(int)
-    tokens: dict[Incarnation, int] = defaultdict(int)
-    for num_tokens, attempts in running:
-        for one in attempts:
-            for node in (one.prefill, one.planned_prefill):
-                if node is not None:
-                    requests[node] += 1
-                    tokens[node] += num_tokens
-            if one.decode is not None:
-                requests[one.decode] += 1
-                tokens[one.decode] += num_tokens if one._has_prompt else 0
-    for node, member in membership._members.items():
-        found = member.own.num_requests, member.own.num_tokens
-        has = requests[node], tokens[node]
-        if found != has:
-            raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
-
-
-class Unanswered:
-    """Requests that suspected nodes hold up while others are idle."""
-
-    def __init__(self) -> None:
-        self._num_ticks: Counter[AttemptId] = Counter()
-        """How many ticks each has had no other attempt, by its last one."""
-
-    def check(
-        self,
-        suspects: Mapping[Incarnation, bool],
-        flows: Sequence[RequestFlow],
-        idle: Callable[[], set[Incarnation]],
-    ) -> None:
-        """Count a tick. Raises `InternalError` for a request that an idle node is not asked for.
-
-        `suspects` are the suspected nodes, and whether each is heard.
-        """
-        alone = [
-            flow
-            for flow in flows
-            if flow._attempts.second is None and _is_held_up(flow._main, suspects)
-        ]
-        nodes = idle() if alone else set()
-        held = [
-            flow.attempt
-            for flow in alone
-            if nodes - flow._candidates._failed
-            and flow._candidates.may_try_beside
-            and not flow._candidates.has_lost_too_many
-        ]
-        self._num_ticks = Counter({one: self._num_ticks[one] + 1 for one in held})
-        for attempt, num_ticks in self._num_ticks.items():
-            if num_ticks > MOST_UNANSWERED_TICKS:
-                raise InternalError(f"{attempt} waits for a suspected node, and others are idle")
-
-
-def _is_held_up(attempt: Attempt, suspects: Mapping[Incarnation, bool]) -> bool:
-    """Return whether a suspected node may hold an attempt up; a heard one if it has no word yet."""
-    return any(
-        attempt.waits_for(node) if is_heard else attempt.is_on(node)
-        for node, is_heard in suspects.items()
-    )
-
-
-class SessionBooks:
-    """Where the requests of sessions were placed, as long as sessions are known."""
-
-    def __init__(self, ttl_s: float) -> None:
-        self._ttl_s = ttl_s
-        self._placed: dict[SessionId, tuple[SessionNodes, float]] = {}
-
-    def check(self, query: Query, chosen: ChosenNodes, num_known: int, now_s: float) -> None:
-        """Check what a choice was told of its session, and how many are known after it.
-
-        Raises `InternalError`.
-        """
-        self._placed = {
-            name: placed for name, placed in self._placed.items() if placed[1] + self._ttl_s > now_s
-        }
-        last, _ = self._placed.get(query.session, (NO_NODES, 0.0))
-        if query.last != last:
-            raise InternalError(f"a session was last on {last}: the choice is told {query.last}")
-        nodes = SessionNodes(
-            chosen.decode or last.decode,
-            chosen.prefill or last.prefill,
-            len(query.prompt_token_ids),
-        )
-        self._placed[query.session] = nodes, now_s
-        if num_known != len(self._placed):
-            raise InternalError(f"{num_known} sessions are known: {len(self._placed)} are not over")
-
-
-def check_choice(nodes: Iterable[NodeView], wanted: Choose, chosen: ChosenNodes) -> None:
-    """Check that chosen nodes can take a request: they are there, stay, and have not refused it.
-
-    One that holds a reservation is not chosen anew. Raises `InternalError`.
-    """
-    able = {one.incarnation for one in nodes if not one.load.is_draining} - wanted.excluded
-    for node in filter(None, (chosen.decode, chosen.prefill)):
-        if node not in able and node != wanted.decode:
-            raise InternalError(f"{node} is chosen, which is gone, leaves or has refused it")
-    if chosen.decode is not None and chosen.decode == chosen.prefill:
-        raise InternalError(f"{chosen.decode} is chosen to send to itself")
-
-
-def check_kept(
-    nodes: Iterable[NodeView], query: Query, wanted: Choose, chosen: ChosenNodes
-) -> None:
-    """Check that a session stays on its node where that can decode the request, has a seat and has
-    no more to do than any other. Raises `InternalError`.
-    """
-    able = {
-        one.incarnation: one
-        for one in nodes
-        if one.record.role is not Role.PREFILL
-        and not (one.load.is_draining or one.is_suspected)
-        and query.fits(one.record)
-        and one.incarnation not in wanted.excluded
-    }
-    last = able.get(query.last.decode) if query.last.decode is not None else None
-    is_asked = wanted.decode is None and chosen.decode is not None
-    if last is None or last.is_full or not is_asked or chosen.decode == last.incarnation:
-        return
-    if all(last.pressure <= one.pressure for one in able.values()):
-        raise InternalError(f"a session leaves {last.incarnation}, which is as idle as any")
