@@ -9,10 +9,12 @@ cluster       runs one history
 fault_events  what each kind of fault does to a cluster
 checks        what must hold, whatever happens
 router        the simulator's router, on streams that break; its books are checked
+books/        what a router counts, remembers and chooses, checked
 streams       the stream of a router and a node: what gRPC over TCP does to messages
 between       what nodes have for each other, through a router
 beside        changes that an administrator asks a router for
 demand/       what requests want of nodes, and when nodes may refuse them
+roles/        roles that follow the load
 node/         a node whose process stops, freezes and restarts
 kv/           the real machines of `kv_transfer`, on connections that break and memory that is late
 leases        the store's leases: pure

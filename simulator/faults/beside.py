@@ -30,7 +30,7 @@ from simulator.timeline import Timeline
 Ask = Callable[[NodeLife], PdserveError | None]
 
 
-class Reply:
+class AwaitedReply:
     """What a coroutine waits for, until `end` is called; what comes after that is too late."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Reply:
             self._is_over = True
             self.on_end(found)
 
-    def __await__(self) -> Generator[Reply, Any, Any]:
+    def __await__(self) -> Generator[AwaitedReply, Any, Any]:
         found = yield self
         if isinstance(found, PdserveError):
             raise found
@@ -115,9 +115,9 @@ class AdministratorCalls:
         self._refresh_soon()
         return 0.0
 
-    def call(self, node: Incarnation, ask: Ask) -> Reply:
+    def call(self, node: Incarnation, ask: Ask) -> AwaitedReply:
         """Ask a node something; it answers when that is done."""
-        reply = Reply()
+        reply = AwaitedReply()
         self._timeline.after(self._latency_s, partial(self._arrive, self._lives[node], ask, reply))
         late = DeadlineExceeded(f"{node} did not answer within {TIMEOUT_S:g} s")
         self._clock.after(TIMEOUT_S, partial(reply.end, late))
@@ -125,15 +125,17 @@ class AdministratorCalls:
 
     # Inside.
 
-    def _arrive(self, node: FaultyNode, ask: Ask, reply: Reply) -> None:
+    def _arrive(self, node: FaultyNode, ask: Ask, reply: AwaitedReply) -> None:
         if self._paths.is_open(self._router.node_id, node.me.node_id):
             node.clock.run(partial(self._take, node, ask, reply))
 
-    def _take(self, node: FaultyNode, ask: Ask, reply: Reply) -> None:
+    def _take(self, node: FaultyNode, ask: Ask, reply: AwaitedReply) -> None:
         answer = ask(node.life)
         self._timeline.after(self._latency_s, partial(self._arrive_back, node, answer, reply))
 
-    def _arrive_back(self, node: FaultyNode, answer: PdserveError | None, reply: Reply) -> None:
+    def _arrive_back(
+        self, node: FaultyNode, answer: PdserveError | None, reply: AwaitedReply
+    ) -> None:
         if self._paths.is_open(node.me.node_id, self._router.node_id):
             self._clock.run(partial(reply.end, answer))
 
@@ -146,7 +148,7 @@ def drive(
 ) -> None:
     """Run a call until it waits for an answer, and on when that has come; then call `on_end`."""
     try:
-        reply: Reply = call.send(found)
+        reply: AwaitedReply = call.send(found)
     except StopIteration:
         on_end()
     except (ApiError, UnknownNode, PdserveError):

@@ -194,16 +194,16 @@ def check_files(
 
 
 def right_blocks(
-    texts: Iterable[tuple[str, tuple[int, ...]]], block_size: int, fingerprint: str
+    texts: Iterable[tuple[str, tuple[int, ...]]], block_size: int, fingerprint: str, revision: int
 ) -> dict[BlockHash, Numbers]:
     """Return what every full block of these texts, each with its salt, holds in each layer, by its
-    hash."""
+    hash, on nodes of a revision, which has this fingerprint."""
     found: dict[BlockHash, Numbers] = {}
     for salt, text in texts:
         names = hash_full_blocks(text, block_size, fingerprint, salt)
         if all(name in found for name in names):
             continue
-        values = values_of(states_of(text))
+        values = values_of(states_of(text), revision)
         for index, name in enumerate(names):
             part = slice(index * block_size, (index + 1) * block_size)
             found[name] = [of_layer[part] for of_layer in values]

@@ -9,6 +9,7 @@ from itertools import count
 
 from common.errors import InvalidRequest
 from common.ids import AttemptId, Incarnation
+from common.kv.blocks import BlockHash
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from node.control.drain import LAST_GRACE_S
@@ -17,7 +18,7 @@ from router.core.membership import ENDED_BY_NODE
 from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
-from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
+from simulator.faults.contents import STOP_TOKEN_ID, Numbers, prompt_of, right_answer
 from simulator.faults.demand.grammars import grammar_of, refusals_of_grammar
 from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long, tokens_wanted
 from simulator.faults.demand.salts import Salted, Salts
@@ -25,13 +26,13 @@ from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.kinds import BREAKING, CHANGES, FaultKind
+from simulator.faults.kinds import BREAKING, CHANGES, DRAINS, FaultKind
 from simulator.faults.kv.wires import KVWires
 from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
-from simulator.faults.roles.roles_by_load import RolesByLoad
+from simulator.faults.roles.cluster_roles import RolesByLoad
 from simulator.faults.router import Answered, FaultyRouter
 from simulator.faults.shape import longest_of, node_names, router_names, shape_of
 from simulator.faults.streams import RESET, NodeLink
@@ -76,6 +77,8 @@ class FaultyCluster:
         self.lives: dict[Incarnation, FaultyNode] = {}
         self.nodes: dict[str, FaultyNode] = {}
         """The life of each node that is alive, by the name that it began with."""
+        self.revisions: dict[str, int] = {}
+        """Those with which nodes start from now on, by name; 0 without."""
         self._lease_tokens = count(1)
         self._router_epochs = count(1)
         self._requests = [_request(asked) for asked in history.requests]
@@ -88,7 +91,7 @@ class FaultyCluster:
         self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
         self._first_broken_s = _first(history.faults, BREAKING)
         self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
-        self._first_drain_s = _first(history.faults, (FaultKind.DRAIN,))
+        self._first_drain_s = _first(history.faults, DRAINS)
         self.router_stood_s = 0.0
         self.roles = RolesByLoad(history, self.timeline, self.paths, self.leases, self.nodes)
         self._store = LifeStore(
@@ -123,6 +126,10 @@ class FaultyCluster:
         answers = [(one.asked.name, one.answered) for one in self._requests]
         return [(name, answered.outcome, answered.tokens) for name, answered in answers]
 
+    def ended_s(self) -> list[float]:
+        """Return when each request ended."""
+        return [one.answered.ended_at_s for one in self._requests]
+
     # Processes.
 
     def start_node(self, name: str, node_id: str) -> None:
@@ -146,6 +153,7 @@ class FaultyCluster:
             self._store,
             self.disk,
             name=name,
+            revision=self.revisions.get(name, 0),
             on_turn=self._check_node,
         )
         self.lives[me] = self.nodes[name] = node
@@ -214,7 +222,7 @@ class FaultyCluster:
 
     def _end_of(self, fault: Fault) -> float:
         """Return when a fault or a change is over, whatever becomes of it."""
-        if fault.kind is FaultKind.DRAIN:
+        if fault.kind in DRAINS:
             return fault.at_s + self.history.shape.drain_s + LAST_GRACE_S + fault.span_s
         return fault.at_s + fault.span_s
 
@@ -313,7 +321,10 @@ class FaultyCluster:
             self._check_answered(request)
         self._check_roles()
         texts = {(one.asked.salt, (*one.prompt, *one.right)) for one in self._requests}
-        right = checks.right_blocks(sorted(texts), shape.block_size, self._fingerprint)
+        right: dict[BlockHash, Numbers] = {}
+        for revision in {0, *self.revisions.values()}:
+            fingerprint = layout_of(shape.block_size, revision).fingerprint
+            right |= checks.right_blocks(sorted(texts), shape.block_size, fingerprint, revision)
         for node in self.nodes.values():
             self._check_node(node)
             checks.check_cache(node, right)

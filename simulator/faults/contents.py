@@ -4,6 +4,9 @@ A slot holds a number that depends on its token, on all tokens before it, and on
 step draws depends on the sum of all slots that its sequence reads, on the request's seed, and on
 the position. So an answer is right exactly if every slot was, whatever moved it there.
 
+Nodes of another revision write the same answers with other numbers: what they read of the KV of an
+earlier revision is wrong.
+
 A block in one layer is a tuple of its slots: most of what is done is to move and to compare a few
 whole blocks, and small arrays are slow at that.
 """
@@ -21,6 +24,8 @@ _OFFSETS = (0, 0x5851F42D4C957F2D)
 NUM_LAYERS = len(_OFFSETS)
 _LAYER_SUM = sum(_OFFSETS)
 
+_OF_REVISION = 0x2545F4914F6CDD1D
+"""What a slot holds more with each revision."""
 _SPOILED = 0xBAD0BAD0BAD0BAD0
 
 Slots = tuple[int, ...]
@@ -90,9 +95,13 @@ def states_of(token_ids: Sequence[int]) -> list[int]:
     return states
 
 
-def values_of(states: Sequence[int]) -> Numbers:
+def values_of(states: Sequence[int], revision: int = 0) -> Numbers:
     """Return what slots of these states hold in every layer, as if they were one block."""
-    return [tuple([(state + offset) & _MASK for state in states]) for offset in _OFFSETS]
+    return [tuple([(state + offset) & _MASK for state in states]) for offset in _offsets(revision)]
+
+
+def _offsets(revision: int) -> tuple[int, ...]:
+    return tuple(offset + revision * _OF_REVISION for offset in _OFFSETS)
 
 
 def right_answer(
@@ -127,24 +136,33 @@ class KVMemory:
     """
 
     def __init__(
-        self, num_blocks: int, num_host_blocks: int, block_size: int, *, is_staged: bool = False
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        *,
+        is_staged: bool = False,
+        revision: int = 0,
     ) -> None:
         self.block_size = block_size
         self.slots = _empty(num_blocks, block_size)
         self.host = _empty(num_host_blocks, block_size)
         self._staged = _empty(num_blocks, block_size) if is_staged else self.slots
         self._spoiled = (_SPOILED,) * block_size
+        self._offsets = _offsets(revision)
+        self._of_slot = (sum(self._offsets) - _LAYER_SUM) & _MASK
+        """What all layers of a slot hold more than those of the first revision."""
 
     def state_before(self, table: Sequence[int], position: int) -> int:
         """Return the state that the slot before `position` holds."""
         if position == 0:
             return FIRST_STATE
         block, slot = divmod(position - 1, self.block_size)
-        return self.slots[0][table[block]][slot]
+        return (self.slots[0][table[block]][slot] - self._offsets[0]) & _MASK
 
     def write(self, layer: int, table: Sequence[int], start: int, states: Sequence[int]) -> None:
         """Write the states of the tokens from `start` on, in one layer."""
-        offset, of_layer, size = _OFFSETS[layer], self.slots[layer], self.block_size
+        offset, of_layer, size = self._offsets[layer], self.slots[layer], self.block_size
         values = [(state + offset) & _MASK for state in states]
         index, first = divmod(start, size)
         while values:
@@ -154,9 +172,10 @@ class KVMemory:
             index, first = index + 1, 0
 
     def total(self, table: Sequence[int], end: int) -> int:
-        """Return what the first `end` slots add up to, in all layers."""
+        """Return what the first `end` slots would add up to, in all layers, if all were of the
+        first revision."""
         num_full, num_more = divmod(end, self.block_size)
-        total = 0
+        total = -end * self._of_slot
         for of_layer in self.slots:
             total += sum(map(sum, map(of_layer.__getitem__, table[:num_full])))
             if num_more:

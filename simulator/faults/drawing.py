@@ -37,6 +37,8 @@ NUM_BEGINNINGS = 4
 TIMES_LATER = 10.0
 ON_CARD = 0.3
 """The share of the clusters whose caches are on cards, where their lane is one of such."""
+UPGRADED = 0.15
+"""The share of the histories in which nodes are upgraded."""
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
@@ -69,8 +71,8 @@ class Wishes:
 def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed.
 
-    Its routers, changes, priorities, sessions, further breaks, steps that fail or hang, and roles
-    that follow the load, and where its nodes keep KV, come from random numbers of their own:
+    Its routers, changes, priorities, sessions, further breaks, steps that fail or hang, upgrades,
+    roles that follow the load, and where its nodes keep KV, come from random numbers of their own:
     whatever is drawn of them, the rest of a seed's history is the same.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
@@ -84,7 +86,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
     ]
     breaking = [kind for kind in wishes.kinds if kind in BREAKING and kind not in OF_STEPS]
-    changing = [kind for kind in wishes.kinds if kind in HARMLESS]
+    changing = [kind for kind in wishes.kinds if kind in HARMLESS and kind is not FaultKind.UPGRADE]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
     sessions = random.Random(f"sessions of {seed}")
@@ -103,6 +105,8 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         faults += list(_broken_again(again, faults, breaking, shape.kv_message_s))
     if FaultKind.PARTITION in wishes.kinds:
         faults += list(cut_from_store(roles, shape, requests))
+    if FaultKind.UPGRADE in wishes.kinds:
+        faults += _upgrades(random.Random(f"upgrades of {seed}"), names, routers, requests)
     if FaultKind.STEP in wishes.kinds:
         steps = random.Random(f"steps of {seed}")
         faults += [
@@ -201,6 +205,35 @@ def _hung_step(rng: random.Random, names: Sequence[str], around_s: float) -> Fau
         span_s=rng.choice((0.5, 3.0, 8.0, 20.0)),
         how="",
     )
+
+
+def _upgrades(
+    rng: random.Random,
+    names: Sequence[str],
+    routers: Sequence[str],
+    requests: Sequence[AskedRequest],
+) -> list[Fault]:
+    """Return a rolling upgrade of some histories: of all nodes, one after the other, or of some;
+    now and then one goes back."""
+    if rng.random() >= UPGRADED:
+        return []
+    order = rng.sample(list(names), rng.choice((len(names), rng.randint(1, len(names)))))
+    order += rng.sample(list(names), rng.choice((0, 0, 1)))
+    at_s, pause_s = rng.choice(requests).at_s, rng.choice((0.1, 0.5, 2.0, 6.0))
+    found = []
+    for number, name in enumerate(order):
+        found.append(
+            Fault(
+                at_s=round(at_s, 4),
+                kind=FaultKind.UPGRADE,
+                target=name,
+                other=rng.choice(routers),
+                span_s=rng.choice((0.05, 0.5, 3.0)),
+                how="new" if number == order.index(name) else "old",
+            )
+        )
+        at_s += pause_s * (0.5 + rng.random())
+    return found
 
 
 def _change(

@@ -28,6 +28,8 @@ class Breakable(Protocol):
     nodes: dict[str, FaultyNode]
     routers: dict[str, FaultyRouter]
     router_stood_s: float
+    revisions: dict[str, int]
+    """Those with which nodes start from now on, by name; 0 without."""
 
     def start_node(self, name: str, node_id: str) -> None:
         """Start a node, in another life than before."""
@@ -69,7 +71,7 @@ def begin(cluster: Breakable, fault: Fault) -> None:
         case FaultKind.HANG if fault.target in cluster.nodes:
             node = cluster.nodes[fault.target]
             node.clock.run(partial(node.hang, fault.span_s))
-        case FaultKind.ROLE | FaultKind.DRAIN if fault.target in cluster.nodes:
+        case FaultKind.ROLE | FaultKind.DRAIN | FaultKind.UPGRADE if fault.target in cluster.nodes:
             _change(cluster, fault)
         case FaultKind.DISK:
             _trouble_disk(cluster, fault)
@@ -167,6 +169,8 @@ def _change(cluster: Breakable, fault: Fault) -> None:
         change = partial(router.beside.give_role, node.me.node_id, Role(fault.how))
     else:
         node.restarts_in_s = fault.span_s
+        if fault.kind is FaultKind.UPGRADE:
+            cluster.revisions[fault.target] = ("old", "new").index(fault.how)
         change = partial(router.beside.have_leave, node.me.node_id)
     router.clock.run(change)
 

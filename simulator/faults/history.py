@@ -19,7 +19,7 @@ from simulator.faults.shape import (
     router_names,
 )
 
-FORMAT = 12
+FORMAT = 13
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 
 

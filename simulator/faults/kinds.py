@@ -29,6 +29,8 @@ class FaultKind(Enum):
 
     role       a router gives a node another role, as `pdserve role` does
     drain      a router has a node leave in order; it starts again after `span_s` (0: never)
+    upgrade    as `drain`, and what starts again is of the `new` revision or of the `old` one, whose
+               KV nodes of the other one cannot use
     disk       the files of a node's prefixes are `slow`, give an `error` or are `corrupt` for
                `span_s`; that costs hits, and nothing else
     """
@@ -44,10 +46,13 @@ class FaultKind(Enum):
     HANG = "hang"
     ROLE = "role"
     DRAIN = "drain"
+    UPGRADE = "upgrade"
     DISK = "disk"
 
 
-CHANGES = (FaultKind.ROLE, FaultKind.DRAIN)
+DRAINS = (FaultKind.DRAIN, FaultKind.UPGRADE)
+"""What has a node leave in order."""
+CHANGES = (FaultKind.ROLE, *DRAINS)
 """What a router is asked for."""
 HARMLESS = (*CHANGES, FaultKind.DISK)
 """What breaks nothing."""
@@ -64,6 +69,7 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.HANG: ("",),
     FaultKind.ROLE: ("prefill", "decode", "mixed"),
     FaultKind.DRAIN: ("",),
+    FaultKind.UPGRADE: ("new", "old"),
     FaultKind.DISK: ("slow", "error", "corrupt"),
 }
 OF_STEPS = (FaultKind.STEP, FaultKind.HANG)

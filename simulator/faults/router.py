@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -16,7 +15,6 @@ from common.nodes import Role
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
-from router.core.attempts import Attempt
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -27,17 +25,15 @@ from router.core.known.member_effects import (
     NodeTrusted,
     StreamLost,
 )
-from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
-from router.core.membership import Membership
+from router.core.known.sessions import SessionId
 from router.core.placement import ChosenNodes
-from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
-from simulator.faults.demand.choices import check_choice, check_kept
-from simulator.faults.demand.unanswered import Unanswered
+from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
+from simulator.faults.books.requests import Unanswered, check_counted
 from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
@@ -235,7 +231,9 @@ class FaultyRouter(WatchedRouter):
         for link in list(self.links.values()):
             link.tick()
         flows = [choice.flow for choice in self._choices.values()]
-        self._unanswered.check(self._membership.suspects, flows, self._idle_nodes)
+        stuck = dict.fromkeys((n for n, one in self.links.items() if one.node.stuck_s), False)
+        suspects = {**self._membership.suspects, **stuck}
+        self._unanswered.check(suspects, flows, self._idle_nodes)
         self.clock.after(TICK_S, self._tick)
 
     def _idle_nodes(self) -> dict[Incarnation, int]:
@@ -366,55 +364,3 @@ class FaultyRouter(WatchedRouter):
 def _answered(choice: _Choice) -> Answered:
     assert isinstance(choice.served, Answered), "requests come by `ask_for`"
     return choice.served
-
-
-def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[Attempt]]]) -> None:
-    """Check the requests and prompt tokens that count on nodes.
-
-    `running` has of each request the tokens of its prompt, and the attempts that go on. Raises
-    `InternalError`.
-    """
-    requests: dict[Incarnation, int] = defaultdict(int)
-    tokens: dict[Incarnation, int] = defaultdict(int)
-    for num_tokens, attempts in running:
-        for one in attempts:
-            for node in (one.prefill, one.planned_prefill):
-                if node is not None:
-                    requests[node] += 1
-                    tokens[node] += num_tokens
-            if one.decode is not None:
-                requests[one.decode] += 1
-                tokens[one.decode] += num_tokens if one._has_prompt else 0
-    for node, member in membership._members.items():
-        found = member.own.num_requests, member.own.num_tokens
-        has = requests[node], tokens[node]
-        if found != has:
-            raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
-
-
-class SessionBooks:
-    """Where the requests of sessions were placed, as long as sessions are known."""
-
-    def __init__(self, ttl_s: float) -> None:
-        self._ttl_s = ttl_s
-        self._placed: dict[SessionId, tuple[SessionNodes, float]] = {}
-
-    def check(self, query: Query, chosen: ChosenNodes, num_known: int, now_s: float) -> None:
-        """Check what a choice was told of its session, and how many are known after it.
-
-        Raises `InternalError`.
-        """
-        self._placed = {
-            name: placed for name, placed in self._placed.items() if placed[1] + self._ttl_s > now_s
-        }
-        last, _ = self._placed.get(query.session, (NO_NODES, 0.0))
-        if query.last != last:
-            raise InternalError(f"a session was last on {last}: the choice is told {query.last}")
-        nodes = SessionNodes(
-            chosen.decode or last.decode,
-            chosen.prefill or last.prefill,
-            len(query.prompt_token_ids),
-        )
-        self._placed[query.session] = nodes, now_s
-        if num_known != len(self._placed):
-            raise InternalError(f"{num_known} sessions are known: {len(self._placed)} are not over")

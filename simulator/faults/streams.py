@@ -60,6 +60,11 @@ class LinkedNode(Protocol):
     streams: dict[Incarnation, NodeLink]
     """The open streams by router, as far as this end knows."""
 
+    @property
+    def stuck_s(self) -> float:
+        """How long its step has lasted, if it says that it makes no progress; 0 otherwise."""
+        ...
+
     def put(self, message: Message) -> None:
         """Take a message."""
 

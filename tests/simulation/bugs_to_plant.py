@@ -150,6 +150,13 @@ ROUTER = [
         "            nodes.prefill,\n",
     ),
     Bug(
+        "nodes whose KV is another one are paired",
+        "router.core.placement",
+        "    return [node for node in prefillers if node.record.can_exchange_kv(decode.record)]\n",
+        "    return [node for node in prefillers if node.record]\n",
+        (FaultKind.UPGRADE,),
+    ),
+    Bug(
         "a session moves to another node without a reason",
         "router.core.policies.session_nodes",
         "    return held if is_near else None\n",
@@ -176,17 +183,18 @@ HUNG = [
 
 ROLES = [
     Bug(
-        "a role gives away its only node",
-        "router.core.scaling.moves",
-        "    if giving.num_nodes < 2:\n",
-        "    if giving.num_nodes < 1:\n",
+        "a node that was told to leave is counted on when another one's role changes",
+        "router.core.known.changes",
+        "        is_leaving = node.load.is_draining or me in self._leaving\n",
+        "        is_leaving = False\n",
+        (FaultKind.DRAIN, FaultKind.ROLE),
     ),
     Bug(
-        "a change that was asked for does not hold up those by load",
-        "router.cluster.role_keeper",
-        "            elif move is not None and not changes.are_asked(nodes):\n",
-        "            elif move is not None:\n",
-        (FaultKind.DRAIN, FaultKind.ROLE),
+        "a role without a node waits as long as one that gets a node back",
+        "router.core.scaling.moves",
+        "        is_back = bool(short.num_nodes) and self._is_back(short.role)\n",
+        "        is_back = self._is_back(short.role)\n",
+        (FaultKind.CRASH,),
     ),
     Bug(
         "a leader closes an open change without telling the node",

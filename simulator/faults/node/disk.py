@@ -29,27 +29,35 @@ TIMES_SLOW = 100
 SLOW, ERROR, CORRUPT = "slow", "error", "corrupt"
 
 
+Files = dict[BlockHash, Numbers]
+"""Blocks in every layer, by their hashes."""
+
+
 class Disk:
-    """All files, a block in every layer by its hash, in folders by the names of the nodes."""
+    """All files, in folders by the names of the nodes, for each revision others."""
 
     def __init__(self) -> None:
-        self.folders: dict[str, dict[BlockHash, Numbers]] = {}
+        self.revisions: dict[int, dict[str, Files]] = {}
         self.trouble: dict[str, str] = {}
         """What is wrong with the disk of a node now."""
 
     def files(self) -> Iterator[tuple[BlockHash, Numbers]]:
         """Yield all files."""
-        for files in self.folders.values():
-            yield from files.items()
+        for folders in self.revisions.values():
+            for files in folders.values():
+                yield from files.items()
 
 
 class NodeDisk:
-    """The `BlockDisk` of the node `name` in one life."""
+    """The `BlockDisk` of the node `name` in one life, which is of one revision."""
 
-    def __init__(self, disk: Disk, name: str, clock: ProcessClock, memory: KVMemory) -> None:
+    def __init__(
+        self, disk: Disk, name: str, revision: int, clock: ProcessClock, memory: KVMemory
+    ) -> None:
         self._disk, self._name = disk, name
         self._clock, self._memory = clock, memory
-        self._own = disk.folders.setdefault(name, {})
+        self._folders = disk.revisions.setdefault(revision, {})
+        self._own = self._folders.setdefault(name, {})
 
     def begin(self, job: DiskJob, on_result: OnResult) -> None:
         """Begin a job; `on_result` is called with its end."""
@@ -82,7 +90,7 @@ class NodeDisk:
     def _read(self, job: DiskRead) -> DiskResult:
         blocks = zip(job.host_block_ids, job.hashes, job.folders, strict=True)
         for num_done, (host_block, block_hash, folder) in enumerate(blocks):
-            files = self._own if folder == OWN_FOLDER else self._disk.folders[folder]
+            files = self._own if folder == OWN_FOLDER else self._folders[folder]
             if block_hash not in files:
                 return DiskResult(num_done=num_done, failure=DiskFailure.VANISHED)
             if self._disk.trouble.get(self._name) == CORRUPT:
@@ -94,7 +102,7 @@ class NodeDisk:
     def _look(self) -> DiskScan:
         others = {
             block_hash: name
-            for name, files in self._disk.folders.items()
+            for name, files in self._folders.items()
             if name != self._name
             for block_hash in files
         }

@@ -60,10 +60,11 @@ COMPUTE_S = 20e-3
 """Seconds that a token of a prompt is expected to take, where a pull is thought of: pulls pay."""
 
 
-def layout_of(block_size: int) -> KVLayout:
-    """Return the layout of blocks whose slots hold a number."""
+def layout_of(block_size: int, revision: int = 0) -> KVLayout:
+    """Return the layout of blocks whose slots hold a number. Each revision has another
+    fingerprint."""
     return KVLayout(
-        model_digest=MODEL,
+        model_digest=f"{MODEL}-{revision}" if revision else MODEL,
         num_layers=NUM_LAYERS,
         num_kv_heads=1,
         head_dim=4,
@@ -72,10 +73,10 @@ def layout_of(block_size: int) -> KVLayout:
     )
 
 
-def facts_of(shape: Shape) -> ModelledFacts:
+def facts_of(shape: Shape, revision: int = 0) -> ModelledFacts:
     """Return what a scheduler wants to know of the model."""
     return ModelledFacts(
-        layout=layout_of(shape.block_size),
+        layout=layout_of(shape.block_size, revision),
         num_blocks=shape.num_blocks,
         max_model_len=(shape.num_blocks - 1) * shape.block_size,
         pairs_per_token=64,
@@ -94,10 +95,11 @@ class _Wires:
     clock: ProcessClock
     memory: KVMemory
     scheduler: Scheduler
+    layout: KVLayout
     end: list[KVEnd] = field(default_factory=list)
 
     def join(self, node: Incarnation, on_event: OnEvent) -> KVEnd:
-        pool, layout = self.scheduler.pool, layout_of(self.scheduler.limits.block_size)
+        pool, layout = self.scheduler.pool, self.layout
         window = _PIECES_PER_WINDOW * 2 * layout.piece_bytes
         limits = Limits(window_bytes=window, max_frame_bytes=window // 2)
         end = KVEnd(
@@ -115,6 +117,16 @@ class _Wires:
         return end
 
 
+def _memory_of(shape: Shape, revision: int) -> KVMemory:
+    return KVMemory(
+        shape.num_blocks,
+        shape.num_host_blocks,
+        shape.block_size,
+        is_staged=shape.is_staged,
+        revision=revision,
+    )
+
+
 def _moved_kv_cost() -> PullCost:
     """Return the rule by which moving KV pays; each use corrects its own."""
     return PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S)
@@ -126,7 +138,7 @@ class FaultyNode(SimulatedNode):
     `on_turn` is called after each turn in which anything was done. Many are there only to look
     whether a copy has ended or a time has passed: what it looks at is as it was then.
 
-    `name` is that of its folder on `disk`.
+    `name` is that of its folder on `disk`. Nodes of one `revision` can use each other's KV.
     """
 
     def __init__(
@@ -141,9 +153,10 @@ class FaultyNode(SimulatedNode):
         disk: Disk,
         *,
         name: str,
+        revision: int,
         on_turn: Callable[[FaultyNode], object],
     ) -> None:
-        nature = nature_of(shape, role)
+        nature = nature_of(shape, role, revision)
         config, facts = nature.config, nature.facts
         index = None
         if shape.num_disk_blocks:
@@ -164,10 +177,8 @@ class FaultyNode(SimulatedNode):
             hand_over=HandOver(scheduler.prefix_transfers),
         )
         self.shape, self.clock, self._compilations = shape, clock, Compilations()
-        self.memory = KVMemory(
-            shape.num_blocks, shape.num_host_blocks, shape.block_size, is_staged=shape.is_staged
-        )
-        joining = _Wires(wires, clock, self.memory, scheduler)
+        self.memory = _memory_of(shape, revision)
+        joining = _Wires(wires, clock, self.memory, scheduler, facts.layout)
         most_tokens = scheduler.limits.max_num_batched_tokens
         self.steps = execution = ComputedExecution(
             clock, self.memory, shape.step_s, most_tokens, plans_ahead=is_on_device(shape)
@@ -181,11 +192,10 @@ class FaultyNode(SimulatedNode):
             facts.layout,
             max_queued_requests=config.handoff.max_queued_requests,
             tell=self._say,
-            disk=None if index is None else NodeDisk(disk, name, clock, self.memory),
+            disk=None if index is None else NodeDisk(disk, name, revision, clock, self.memory),
         )
         self.kv, self.copies = joining.end[0], LateCopies(clock, self.memory, shape.step_s)
-        expected_s = expected_step_s(facts.step_costs, most_tokens)
-        self._hung = HungSteps(clock, execution, expected_s)
+        self._hung = HungSteps(clock, execution, expected_step_s(facts.step_costs, most_tokens))
         self.cached = CachedBlocks()
         self.streams: dict[Incarnation, NodeLink] = {}
         """The open streams by router, as far as this end knows."""
@@ -381,7 +391,7 @@ class Nature:
 
 
 @lru_cache(maxsize=64)
-def nature_of(shape: Shape, role: Role) -> Nature:
+def nature_of(shape: Shape, role: Role, revision: int = 0) -> Nature:
     """Return it; nodes start often, and rules about settings take long."""
     config = config_of(shape, role)
-    return Nature(config, facts_of(shape), refused_roles(config))
+    return Nature(config, facts_of(shape, revision), refused_roles(config))

@@ -26,7 +26,7 @@ class Leading:
         self._num_emptied = 0
         self.last_move: RoleMove | None = None
         self.begun_s = 0.0
-        """When it was begun, as `now_s`."""
+        """The time at which it was begun, as `now_s`."""
 
     def lead(self, router: Incarnation, lease_s: float, now_s: float) -> Leadership:
         """Take or renew the lease, unless another router has it."""

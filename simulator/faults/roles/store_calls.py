@@ -14,7 +14,7 @@ from common.ids import Incarnation
 from common.nodes import Role
 from placement.redis_store import CALL_TIMEOUT_S
 from placement.store import Leadership, PlacementUnavailable, RoleMove
-from simulator.faults.beside import Reply
+from simulator.faults.beside import AwaitedReply
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kinds import STORE
 from simulator.faults.leases import Leases
@@ -69,14 +69,14 @@ class StoreCalls:
 
     # Inside.
 
-    def _call(self, do: Do) -> Reply:
-        reply = Reply()
+    def _call(self, do: Do) -> AwaitedReply:
+        reply = AwaitedReply()
         self._timeline.after(self._latency_s, partial(self._arrive, do, reply))
         away = PlacementUnavailable("the store does not answer")
         self._clock.after(CALL_TIMEOUT_S, partial(reply.end, away))
         return reply
 
-    def _arrive(self, do: Do, reply: Reply) -> None:
+    def _arrive(self, do: Do, reply: AwaitedReply) -> None:
         if not self._clock.is_alive or self._leases.is_away:
             return
         if not self._paths.is_open(self._router.node_id, STORE):
@@ -85,6 +85,6 @@ class StoreCalls:
         found = do(self._timeline.now_s())
         self._timeline.after(self._latency_s, partial(self._arrive_back, reply, found))
 
-    def _arrive_back(self, reply: Reply, found: object) -> None:
+    def _arrive_back(self, reply: AwaitedReply, found: object) -> None:
         if self._paths.is_open(STORE, self._router.node_id):
             self._clock.run(partial(reply.end, found))

@@ -95,3 +95,26 @@ def test_the_end_of_one_router_ends_no_request_of_another() -> None:
     of_other = {ended[one.name] for one in asked if one.router == "router-2"}
     assert of_other <= {"length", "stop"}
     assert "router_lost" in ended.values()
+
+
+def test_nodes_that_are_upgraded_one_after_the_other_serve_on_with_other_kv() -> None:
+    names = ("prefill-0", "decode-0", "decode-1")
+    upgrades = [
+        Fault(
+            at_s=0.35 + 1.5 * number,
+            kind=FaultKind.UPGRADE,
+            target=name,
+            other=ROUTER,
+            span_s=0.1,
+            how="new",
+        )
+        for number, name in enumerate(names)
+    ]
+    asked = [an_asked_request(0.2 + 0.1 * number, f"r{number}") for number in range(60)]
+    asked = [replace(one, num_shared=16) for one in asked]
+    before, cluster = run(a_history(a_shape(), asked)), run(a_history(a_shape(), asked, *upgrades))
+    assert outcomes(cluster) <= {"length", "stop"}
+    assert cluster.outcomes() == before.outcomes(), "answers are the same"
+    layouts = {node.layout.fingerprint for node in cluster.nodes.values()}
+    assert len(layouts) == 1
+    assert layouts != {node.layout.fingerprint for node in before.nodes.values()}

@@ -67,3 +67,18 @@ def test_prompts_of_a_group_begin_alike_and_go_on_otherwise() -> None:
     assert one[:8] == other[:8]
     assert one[8:] != other[8:12]
     assert contents.prompt_of(2, 8, 12, 1)[:8] != one[:8]
+
+
+def test_kv_of_another_revision_is_wrong() -> None:
+    memories = [KVMemory(8, 0, 4, revision=revision) for revision in (0, 1)]
+    states, table = states_of(PROMPT), [5, 2, 7]
+    for memory in memories:
+        for layer in range(contents.NUM_LAYERS):
+            memory.write(layer, table, 0, states)
+        assert memory.total(table, 10) == total_of(states)
+        assert memory.state_before(table, 10) == states[-1]
+    first, second = memories
+    assert second.of_block(5) == contents.values_of(states[:4], 1)
+    for layer in range(contents.NUM_LAYERS):
+        second.put(layer, table[:1], first.read(layer, table[:1]))
+    assert second.total(table, 10) != total_of(states)

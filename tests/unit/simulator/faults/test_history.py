@@ -56,7 +56,7 @@ def test_what_is_wished_for_is_drawn() -> None:
 def test_every_kind_and_every_way_is_drawn() -> None:
     drawn = {(f.kind, f.how) for seed in range(300) for f in a_history(seed).faults}
     assert {kind for kind, _ in drawn} == set(FaultKind)
-    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2 + 3 + 1 + 3 + 1 + 3
+    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2 + 3 + 1 + 3 + 1 + 2 + 3
 
 
 def test_changes_do_not_move_what_is_broken() -> None:
@@ -126,7 +126,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 99}, "format 12"),
+        ({"format": 99}, "format 13"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),

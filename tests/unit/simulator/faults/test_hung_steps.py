@@ -26,7 +26,7 @@ def ends_s(num_requests: int, target: str, at_s: float = 2.0, max_tokens: int = 
     with quiet():
         cluster.run()
     assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
-    return [one.answered.ended_at_s for one in cluster._requests]
+    return cluster.ended_s()
 
 
 def test_answers_on_a_node_whose_step_hangs_go_on_elsewhere() -> None:

@@ -99,6 +99,5 @@ def test_a_role_by_a_change_that_is_not_open_is_wrong() -> None:
 def test_a_person_may_not_take_the_last_node_that_decodes() -> None:
     cluster = run(a_history(replace(SHAPE, num_routers=1, num_decode=1), LONG[:1]))
     (decode,) = (one for one in cluster.nodes.values() if one.role is Role.DECODE)
-    decode.life._role.current = Role.PREFILL
     with pytest.raises(InternalError, match="was the last node that decodes"):
-        cluster.roles.on_role(decode.me, 0)
+        decode.life.set_role(Role.PREFILL)

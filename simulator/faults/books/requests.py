@@ -1,16 +1,41 @@
-"""Requests that a suspected node holds up although an idle one can be asked. Pure."""
+"""What counts on nodes, and requests that suspected nodes hold up while others are idle."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from common.errors import InternalError
 from common.ids import AttemptId, Incarnation
 from router.core.attempts import Attempt
+from router.core.membership import Membership
 from router.core.request_flow import RequestFlow
 
 MOST_UNANSWERED_TICKS = 16
+
+
+def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[Attempt]]]) -> None:
+    """Check the requests and prompt tokens that count on nodes.
+
+    `running` has of each request the tokens of its prompt, and the attempts that go on. Raises
+    `InternalError`.
+    """
+    requests: dict[Incarnation, int] = defaultdict(int)
+    tokens: dict[Incarnation, int] = defaultdict(int)
+    for num_tokens, attempts in running:
+        for one in attempts:
+            for node in (one.prefill, one.planned_prefill):
+                if node is not None:
+                    requests[node] += 1
+                    tokens[node] += num_tokens
+            if one.decode is not None:
+                requests[one.decode] += 1
+                tokens[one.decode] += num_tokens if one._has_prompt else 0
+    for node, member in membership._members.items():
+        found = member.own.num_requests, member.own.num_tokens
+        has = requests[node], tokens[node]
+        if found != has:
+            raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
 
 
 class Unanswered:
@@ -28,7 +53,8 @@ class Unanswered:
     ) -> None:
         """Count a tick. Raises `InternalError` for a request that an idle node is not asked for.
 
-        `suspects` are the suspected nodes, and whether each is heard.
+        `suspects` are the nodes that are to be suspected, and whether each is heard; `idle` returns
+        the idle ones, and how many tokens a request may have there.
         """
         alone = [
             flow
@@ -49,14 +75,14 @@ class Unanswered:
                 raise InternalError(f"{attempt} waits for a suspected node, and others are idle")
 
 
-def _long_enough(nodes: Mapping[Incarnation, int], flow: RequestFlow) -> set[Incarnation]:
-    num_tokens = len(flow._prompt.token_ids) + flow.max_tokens
-    return {node for node, most in nodes.items() if num_tokens <= most}
-
-
 def _is_held_up(attempt: Attempt, suspects: Mapping[Incarnation, bool]) -> bool:
     """Return whether a suspected node may hold an attempt up; a heard one if it has no word yet."""
     return any(
         attempt.waits_for(node) if is_heard else attempt.is_on(node)
         for node, is_heard in suspects.items()
     )
+
+
+def _long_enough(nodes: Mapping[Incarnation, int], flow: RequestFlow) -> set[Incarnation]:
+    num_tokens = len(flow._prompt.token_ids) + flow.max_tokens
+    return {node for node, most in nodes.items() if num_tokens <= most}

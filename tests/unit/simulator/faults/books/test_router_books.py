@@ -19,12 +19,8 @@ from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
-from simulator.faults.demand.choices import check_choice, check_kept
-from simulator.faults.demand.unanswered import MOST_UNANSWERED_TICKS, Unanswered
-from simulator.faults.router import (
-    SessionBooks,
-    check_counted,
-)
+from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
+from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Unanswered, check_counted
 from tests.support.nodes.node_views import node, prefill
 
 D, P = Incarnation("d", 1), Incarnation("p", 1)
@@ -100,6 +96,9 @@ def test_a_chosen_node_can_take_the_request() -> None:
     itself = ChosenNodes(decode=D, prefill=D, reason="")
     with pytest.raises(InternalError, match="d#1 is chosen to send to itself"):
         check_choice(nodes, Choose(None, frozenset()), itself)
+    others = [node("d", fingerprint="another"), prefill("p")]
+    with pytest.raises(InternalError, match="KV is to go between layouts"):
+        check_choice(others, Choose(None, frozenset()), pair)
 
 
 def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment() -> None:

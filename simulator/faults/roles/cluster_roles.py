@@ -42,7 +42,7 @@ class RolesByLoad:
         self._known_s = 0.0 if history.shape.num_routers == 1 else history.shape.lease_s / 2
         """How long a leader may not know of a change that another router was asked for."""
         self._changed_s: dict[Incarnation, float] = {}
-        """When each node took the role that it has of an administrator."""
+        """The time at which each node took a role that an administrator gave it."""
         self.leading = Leading(leases)
         self.turns: list[RoleTurns] = []
         """Those of all lives of all routers."""
@@ -55,7 +55,13 @@ class RolesByLoad:
         shape, me = self._shape, router.me
         clock, latency_s = router.clock, shape.message_s
         store = StoreCalls(
-            *(me, clock, self._timeline, self._paths, self._leases, self.leading, latency_s)
+            me,
+            clock,
+            self._timeline,
+            self._paths,
+            self._leases,
+            self.leading,
+            latency_s,
         )
         targets = LatencyTargets(ttft_s=shape.target_ttft_s, tpot_s=shape.target_tpot_s)
         turns = RoleTurns(me, clock, store, router.beside, targets, shape.lease_s)
