@@ -140,7 +140,7 @@ class SimulatedCluster:
         def until() -> bool:
             nonlocal is_stopped
             assert has_to_stop is not None, "it is asked only if there is one"
-            is_stopped = has_to_stop(self.served, self.timeline.now_s())
+            is_stopped = has_to_stop(self.served, self.timeline.present_s)
             return is_stopped
 
         self.timeline.run(None if has_to_stop is None else until)
@@ -218,7 +218,7 @@ class SimulatedCluster:
         if served is None:
             self._close_one()
             return
-        at_s = max(served.arrived_at_s, self.timeline.now_s())
+        at_s = max(served.arrived_at_s, self.timeline.present_s)
         self.timeline.at(at_s, partial(self._arrive, served, coming))
 
     def _arrive(self, served: ServedRequest, coming: Iterator[ServedRequest]) -> None:
@@ -255,7 +255,7 @@ class SimulatedCluster:
             self.timeline.after(self._renewal_s, self._list)
 
     def _follow_load(self) -> None:
-        now_s = self.timeline.now_s()
+        now_s = self.timeline.present_s
         if self._scaling is None:
             return
         move = self._scaling.decide(self.router.nodes(), now_s).choice.move

@@ -93,7 +93,7 @@ class ModelledExecution:
 
     def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
         """Begin a step."""
-        self._batch, self._began_s = batch, self._timeline.now_s()
+        self._batch, self._began_s = batch, self._timeline.present_s
         self._num_left, self._num_recorded, self._until_end = num_left(batch), 0, 0
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
@@ -120,7 +120,7 @@ class ModelledExecution:
 
     def interrupt(self) -> bool:
         """Have the steps under way end with the one that runs now; return whether that is new."""
-        index = bisect_left(self._ends_s, self._timeline.now_s(), self._num_recorded)
+        index = bisect_left(self._ends_s, self._timeline.present_s, self._num_recorded)
         is_new = index + 1 < len(self._ends_s)
         del self._ends_s[index + 1 :]
         return is_new
@@ -130,7 +130,7 @@ class ModelledExecution:
 
         To be called when nothing has reached the node, and its loop would only run them again.
         """
-        batch, now_s, due_s = self._batch, self._timeline.now_s(), self._next_due_s()
+        batch, now_s, due_s = self._batch, self._timeline.present_s, self._next_due_s()
         num_steps = len(self._ends_s)
         if num_steps >= self._until_end or (due_s is not None and due_s <= now_s):
             return False
@@ -151,10 +151,10 @@ class ModelledExecution:
         """Return the results. The clock must be at `ends_at_s`."""
         batch, self._batch = self._batch, None
         assert batch is not None, "a step is under way"
-        assert self._timeline.now_s() == self.ends_at_s, "its results are asked for when it ends"
+        assert self._timeline.present_s == self.ends_at_s, "its results are asked for when it ends"
         self.ended_s, self._ends_s = self._ends_s, []
         if self._cores is not None and self._paced is not None:
-            self._cores.end(self._paced, self._timeline.now_s())
+            self._cores.end(self._paced, self._timeline.present_s)
         took_s = self.ended_s[-1] - self._began_s
         self.busy_s += took_s
         count = len(self.ended_s)
@@ -179,7 +179,7 @@ class ModelledExecution:
             at_s = self._cores.done_at_s(self._paced, share)
         else:
             at_s = self._began_s + (self._ends_s[0] - self._began_s) * share
-        self._layer_at_s = max(self._timeline.now_s(), min(at_s, self._ends_s[0]))
+        self._layer_at_s = max(self._timeline.present_s, min(at_s, self._ends_s[0]))
         self._timeline.at(self._layer_at_s, partial(self._end_layer, self._layer_at_s))
 
     def _end_layer(self, planned_for_s: float) -> None:

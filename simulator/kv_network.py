@@ -104,7 +104,7 @@ class ModelledNetwork:
         if ticket.lease_token in self._transfers:
             raise ValueError(f"lease {ticket.lease_token} is open")
         num_pieces = len(ticket.target_block_ids) * self._num_layers
-        now_s = self._timeline.now_s()
+        now_s = self._timeline.present_s
         self._transfers[ticket.lease_token] = _Transfer(ticket, node, num_pieces, opened_at_s=now_s)
         if ticket.lease_token not in self._ports[ticket.decode_node].landings:
             self._end(ticket.lease_token, HandoffFailed("the landing is closed"))
@@ -120,7 +120,7 @@ class ModelledNetwork:
         num_bytes = num_blocks * self._piece_bytes
         self.num_bytes += num_bytes
         self._catch_up()
-        target, now_s = transfer.ticket.decode_node, self._timeline.now_s()
+        target, now_s = transfer.ticket.decode_node, self._timeline.present_s
         if transfer.first_sent_at_s is None:
             transfer.first_sent_at_s = now_s
         transfer.is_moving = True
@@ -159,7 +159,7 @@ class ModelledNetwork:
         What happens at the end of a flow happens there, however late it is taken. An event of its
         own is needed only for the end of a transfer that is committed.
         """
-        for token in self._links.take_ended(self._timeline.now_s()):
+        for token in self._links.take_ended(self._timeline.present_s):
             transfer = self._transfers[token]
             transfer.is_moving = False
             if transfer.commit is not None:
@@ -173,7 +173,7 @@ class ModelledNetwork:
         at_s = self._links.next_end_s()
         if at_s < self._looking_at_s:
             self._looking_at_s = at_s
-            self._timeline.at(max(at_s, self._timeline.now_s()), partial(self._on_end, at_s))
+            self._timeline.at(max(at_s, self._timeline.present_s), partial(self._on_end, at_s))
 
     def _on_end(self, looked_for_s: float) -> None:
         if looked_for_s != self._looking_at_s:
@@ -208,14 +208,14 @@ class ModelledNetwork:
         if transfer is None:
             return
         self._ending.discard(token)
-        self._links.drop(token, self._timeline.now_s())
+        self._links.drop(token, self._timeline.present_s)
         self._look_at_end()
         timing = None if error else self._timing(transfer)
         event: KVEvent = TransferEnded(token, error, timing)
         self._timeline.after(self._latency_s, partial(self._ports[transfer.source].on_event, event))
 
     def _timing(self, transfer: _Transfer) -> TransferTiming:
-        now_s = self._timeline.now_s()
+        now_s = self._timeline.present_s
         num_blocks = len(transfer.ticket.target_block_ids)
         num_pieces = num_blocks * self._num_layers - transfer.num_missing
         return TransferTiming(

@@ -126,7 +126,7 @@ class SimulatedNode:
             self._tell(refused)
             return
         if not self.execution.is_running:
-            self._turn_at(self._timeline.now_s())
+            self._turn_at(self._timeline.present_s)
         elif self.execution.interrupt():
             self._turn_at(self.execution.ends_at_s)
 
@@ -215,11 +215,11 @@ class SimulatedNode:
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)
         elif is_busy and self._has_more():
-            self._turn_at(self._timeline.now_s())
+            self._turn_at(self._timeline.present_s)
         elif self._turn_at_s < 0:  # otherwise a message came in this turn, which is read next
             due_s = self.flow.next_deadline_s()
             if due_s is not None and due_s < float("inf"):
-                self._turn_at(max(due_s, self._timeline.now_s()))
+                self._turn_at(max(due_s, self._timeline.present_s))
 
     def _has_more(self) -> bool:
         scheduler = self.scheduler

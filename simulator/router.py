@@ -139,7 +139,7 @@ class SimulatedRouter:
     def on_listing(self, nodes: Sequence[LiveNode]) -> None:
         """Take what the store lists; the nodes are heard from now on."""
         self._membership.on_asking()
-        self._membership.on_listing(nodes, self._timeline.now_s())
+        self._membership.on_listing(nodes, self._timeline.present_s)
         for node in nodes:
             self._membership.on_heard(node.record.incarnation)
         while self._membership.has_unread:
@@ -163,7 +163,7 @@ class SimulatedRouter:
             name,
             prompt,
             request.sampling,
-            deadline_at_s=self._timeline.now_s() + request.deadline_s,
+            deadline_at_s=self._timeline.present_s + request.deadline_s,
             priority=request.priority,
             is_cut_to_fit=is_cut_to_fit,
             cache_salt=request.cache_salt,
@@ -193,7 +193,7 @@ class SimulatedRouter:
     def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:
         choice, called, attempt = self._calls.pop(reply_to)
         assert called == node, "an answer of another node"
-        flow, now_s = choice.flow, self._timeline.now_s()
+        flow, now_s = choice.flow, self._timeline.present_s
         reply: DecodeGrant | PdserveError
         match answer:
             case PromptAccepted():
@@ -217,7 +217,7 @@ class SimulatedRouter:
     def _on_outputs(
         self, node: Incarnation, outputs: Sequence[RequestOutput], step_ends_s: Sequence[float]
     ) -> None:
-        now = TokenTimes.of([self._timeline.now_s()])
+        now = TokenTimes.of([self._timeline.present_s])
         num_steps, of_steps = len(step_ends_s), now
         if num_steps > 1:
             of_steps = TokenTimes.of([end_s + self._latency_s for end_s in step_ends_s])
@@ -260,7 +260,7 @@ class SimulatedRouter:
         for effect in effects:
             match effect:
                 case TokenChunk():
-                    at = times or TokenTimes.of([self._timeline.now_s()])
+                    at = times or TokenTimes.of([self._timeline.present_s])
                     self._on_chunk(choice, effect, at)
                 case Choose():
                     self._perform(choice, self._choose(choice, effect))
@@ -285,7 +285,7 @@ class SimulatedRouter:
     def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
         flow = choice.flow
         try:
-            nodes, now_s = self._membership.nodes(), self._timeline.now_s()
+            nodes, now_s = self._membership.nodes(), self._timeline.present_s
             choice.query.max_tokens = flow.max_tokens
             chosen, _ = self._chooser.choose(nodes, choice.query, effect, now_s)
         except PdserveError as none_left:
@@ -303,7 +303,7 @@ class SimulatedRouter:
             request=effect.request,
             router=self.me,
             reply_to=self._call(choice, effect.node, effect.request.id),
-            received_at_s=self._timeline.now_s() + self._latency_s,
+            received_at_s=self._timeline.present_s + self._latency_s,
             source=effect.source,
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
@@ -315,7 +315,7 @@ class SimulatedRouter:
             request=effect.request,
             router=self.me,
             reply_to=self._call(choice, effect.node, effect.request.id),
-            received_at_s=self._timeline.now_s() + self._latency_s,
+            received_at_s=self._timeline.present_s + self._latency_s,
             is_prompt=True,
             ticket=cast("Ticket | None", effect.ticket),
             source=effect.source,
@@ -333,14 +333,14 @@ class SimulatedRouter:
         return True
 
     def _note_grant(self, choice: _Choice, node: Incarnation, what: str, num_cached: int) -> None:
-        choice.served.granted_at_s = self._timeline.now_s()
+        choice.served.granted_at_s = self._timeline.present_s
         num_prompt = choice.num_prompt_tokens
         self._note(choice, "{} {}: {} of {} tokens cached", node, what, num_cached, num_prompt)
 
     def _note(self, choice: _Choice, what: str, *values: object) -> None:
         """Note what happened, put together with its values only if somebody wants to know it."""
         if choice.served.story is not None:
-            choice.served.story.append((self._timeline.now_s(), what.format(*values)))
+            choice.served.story.append((self._timeline.present_s, what.format(*values)))
 
     def _fail(self, choice: _Choice, error: PdserveError) -> None:
         self._end(choice, error.code)

@@ -18,7 +18,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.present_s = 0.0
-        """The seconds since the start, to be read."""
+        """The seconds since the start, to be read: what is modelled asks for them often."""
         self._events: list[_Event] = []
         self._numbers = count()
         self._is_stopping = False

@@ -201,10 +201,10 @@ class Scheduler:
             while self.kept_prefixes.prepare(plan, self.waiting):
                 plan = self._decide()
         self.counters.on_plan(plan)
-        step, ratio_before = self._take(plan, by_id), self.reservation.ratio
+        step, before = self._take(plan, by_id), self.reservation
         self._adapt_reservation(plan)
         if plan.preempted:
-            ratios = ratio_before, self.reservation.ratio
+            ratios = before.ratio, self.reservation.ratio
             step.preempted = self._held.preempted(plan, step.num_lost_tokens, ratios)
         self.kept_prefixes.end_plan(step)
         if self._after is not None:

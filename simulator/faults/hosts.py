@@ -35,6 +35,11 @@ class ProcessClock:
         """Return the time of the process."""
         return self._timeline.present_s + self._ahead_s
 
+    @property
+    def present_s(self) -> float:
+        """The time of the process, as that of a `Timeline` is read."""
+        return self._timeline.present_s + self._ahead_s
+
     def at(self, at_s: float, call: _Call, *, last: bool = False) -> None:
         """Have `call` called in the process at `at_s`, a time of its clock, or now if later."""
         timeline = self._timeline
