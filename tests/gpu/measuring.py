@@ -114,7 +114,7 @@ class NoDevice:
     def __init__(self, capability: int) -> None:
         self._pinned: list[np.ndarray] = []
         self.properties = DeviceProperties(
-            "none", capability, 132, SHARED_BYTES[capability], 80 << 30
+            "none", capability, 132, SHARED_BYTES.get(capability, 99 << 10), 80 << 30
         )
 
     def allocate(self, num_bytes: int) -> Memory:

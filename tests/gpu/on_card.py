@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
+from engine.runner.gpu.cuda_driver import capability_of, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu.measuring import Card, SpecRecorder
 from tests.gpu.stages import STAGES, UNASKED
@@ -28,26 +31,40 @@ TOTAL_S = 460.0
 """Under eight minutes, which is what a card is lent for at a time."""
 COMPILING_S, OPENING_S, STAGE_S = 240.0, 60.0, 90.0
 LIMITS_S = {"sweep": 300.0, "step_forms": 300.0, "tile_forms": 300.0, "runner_bits": 180.0,
-            "runner_steps": 300.0, "runner_quantised": 300.0}  # fmt: skip
+            "runner_bytes": 180.0, "runner_steps": 300.0, "runner_quantised": 300.0}  # fmt: skip
 """Seconds of stages that run only when they are named."""
 
-_COMPILING: list[KernelSpec] = []
+_COMPILING: list[tuple[KernelSpec, int]] = []
+_ASKED = "from tests.gpu.on_card import own_capability; print(own_capability())"
+_WITHOUT_CARD = 90
 
 
 def _compile(place: int) -> str:
+    spec, capability = _COMPILING[place]
     try:
-        _COMPILING[place].compile(_CAPABILITY)
+        spec.compile(capability)
     except Exception as error:  # a configuration that does not compile is left out of its sweep
-        return f"{_COMPILING[place].function.__name__}: {str(error)[-160:]!r}"
+        return f"{spec.function.__name__}: {str(error)[-160:]!r}"
     return ""
 
 
-_CAPABILITY = 90
+def own_capability() -> int:
+    """Return the first card's compute capability; where there is none, that of an H100."""
+    try:
+        return capability_of(load_driver(), 0) or _WITHOUT_CARD
+    except ConfigError:
+        return _WITHOUT_CARD
 
 
-def compile_all(specs: list[KernelSpec], num_processes: int) -> list[str]:
+def capability_of_card() -> int:
+    """Return `own_capability` of another process: this one forks before the driver opens."""
+    command = [sys.executable, "-c", _ASKED]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def compile_all(specs: list[KernelSpec], num_processes: int, capability: int) -> list[str]:
     """Compile kernels into Triton's cache, in processes that are forked before the driver opens."""
-    _COMPILING[:] = specs
+    _COMPILING[:] = [(spec, capability) for spec in specs]
     with multiprocessing.get_context("fork").Pool(num_processes) as pool:
         return [line for line in pool.imap_unordered(_compile, range(len(specs))) if line]
 
@@ -80,14 +97,20 @@ def run(names: list[str], out: Path | None) -> int:
 
 def compiled(chosen: Mapping[str, Callable[[Any, Findings], None]]) -> dict[str, Any]:
     """Compile the kernels of stages. What cannot be compiled, or planned, fails in its stage."""
-    recorder = SpecRecorder()
+    capability = capability_of_card()
+    recorder = SpecRecorder(capability)
     for name, stage in chosen.items():
         try:
             stage(recorder, Findings())
         except Exception:
             print(f"plan of {name}:", traceback.format_exc(), flush=True)
-    problems = compile_all(recorder.specs, multiprocessing.cpu_count())
-    return {"kernels": len(recorder.specs), "not compiled": len(problems), "why": problems[:3]}
+    problems = compile_all(recorder.specs, multiprocessing.cpu_count(), capability)
+    return {
+        "capability": capability,
+        "kernels": len(recorder.specs),
+        "not compiled": len(problems),
+        "why": problems[:3],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

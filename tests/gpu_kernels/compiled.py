@@ -1,12 +1,14 @@
 """What the shipped kernels compile to: `python -m tests.gpu_kernels.compiled [CAPABILITY…]`.
 
 Prints one JSON line a kernel: registers, spills (loads and stores of local memory in the machine
-code), shared memory, the matrix instruction, and how wide global memory is read. No card is needed;
-the disassembler is part of the package triton.
+code), shared memory, the matrix instruction, how wide global memory is read, and the bytes of each
+parameter, as compiled and as launched. `--largest` is for the largest tiles of each kernel alone.
+No card is needed; the disassembler is part of the package triton.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import re
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,10 +24,11 @@ from typing import Any
 
 import triton
 
-from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.launcher import Kernel, KernelSpec
 from engine.runner.gpu.launches import AttentionShape, PieceList, chunk_rows
+from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.weights import Form
-from tests.gpu.measuring import SpecRecorder
+from tests.gpu.measuring import SHARED_BYTES, NoDevice, SpecRecorder
 from tests.gpu.stages.draws import draws
 from tests.gpu.stages.model import BLOCK, Findings, Model
 from tests.gpu.stages.products import products
@@ -35,6 +39,54 @@ _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _OPERATION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
 _K_WIDTH = re.compile(r"dot_op<\{.*?kWidth = (\d+)")
 _MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
+
+
+class _Loading:
+    """Takes the place of a card that kernels are loaded onto."""
+
+    def __init__(self, capability: int) -> None:
+        self.properties = NoDevice(capability).properties
+
+    def load_function(self, *_: Any) -> None: ...
+    def call(self, *_: Any) -> None: ...
+
+
+def launched_bytes(spec: KernelSpec, capability: int) -> list[int]:
+    """Return the bytes of each parameter of a launch."""
+    device: Any = _Loading(capability)
+    given = [
+        MatrixView(0, 64, 4096) if kind.startswith("tensordesc") else 0
+        for _, kind in spec.arguments
+    ]
+    launch = Kernel(device, spec).bind((1,), *given)
+    return [ctypes.sizeof(one) for one in launch.arguments]
+
+
+def compiled_bytes(ptx: str) -> list[int]:
+    """Return the bytes of each parameter of a kernel."""
+    entry = ptx[ptx.index(".entry") :]
+    parameters = entry[entry.index("(") + 1 : entry.index(")")].split(",")
+    found = []
+    for one in parameters:
+        size = re.search(r"\[(\d+)\]", one) or re.search(r"\.param\s+\.[a-z](\d+)", one)
+        assert size is not None, one
+        found.append(int(size[1]) if "[" in one else int(size[1]) // 8)
+    return found
+
+
+def largest(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
+    """Return the configuration with the largest tile of each kernel with matrix instructions."""
+    found: dict[tuple[Any, ...], tuple[int, KernelSpec]] = {}
+    for spec in specs:
+        given = spec.constants
+        across = given.get("BN", given.get("BLOCK"))
+        if "BM" not in given or across is None:
+            continue
+        size = given["BM"] * across
+        key = (spec.function.__name__, *map(given.get, ("HAS_SCALES", "FORM", "DIM")))
+        if key not in found or found[key][0] < size:
+            found[key] = size, spec
+    return [spec for _, spec in found.values()]
 
 
 def shipped(capability: int) -> list[KernelSpec]:
@@ -129,13 +181,17 @@ def describe(place: int) -> dict[str, Any]:
         + int(compiled.metadata.profile_scratch_size or 0),
         "matrix": sorted(set(_MATRIX.findall(compiled.asm["ptx"]))),
         "k_widths": sorted(set(_K_WIDTH.findall(compiled.asm["ttgir"]))),
+        "parameters": [compiled_bytes(compiled.asm["ptx"]), launched_bytes(spec, capability)],
         "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),
     }  # fmt: skip
 
 
 if __name__ == "__main__":
-    chosen = [int(argument) for argument in sys.argv[1:]] or [80, 90, 100]
-    _tasks += [(capability, spec) for capability in chosen for spec in shipped(capability)]
+    chosen = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()]
+    for capability in chosen or SHARED_BYTES:
+        specs = shipped(capability)
+        chosen_specs = largest(specs) if "--largest" in sys.argv else specs
+        _tasks += [(capability, spec) for spec in chosen_specs]
     with multiprocessing.get_context("fork").Pool() as pool:
         for row in pool.imap(describe, range(len(_tasks))):
             print(json.dumps(row), flush=True)

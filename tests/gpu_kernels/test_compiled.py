@@ -1,4 +1,8 @@
-"""Every shipped kernel compiled for three generations of cards: registers, spills, instructions."""
+"""Every shipped kernel compiled for three generations of cards: registers, spills, instructions.
+
+Of the cards beside those, the largest tiles for 12.0 are, which cards of 8.6 and 8.9 have too;
+`python -m tests.gpu_kernels.compiled` compiles every kernel for all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +19,41 @@ import pytest
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels import interpreted  # noqa: F401 # isort: skip
 
-from tests.gpu.measuring import SpecRecorder
+from tests.gpu.measuring import SHARED_BYTES, SpecRecorder
 from tests.gpu.stages.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+WHOLE, LARGEST = (80, 90, 100), (120,)
+WIDE = {90: "wgmma", 100: "tcgen05"}
+"""The instructions of large tiles, where they are no `mma.sync`."""
 TENSOR_COLUMNS = 512
 """Columns in the memory of matrix instructions on compute capability 10.0."""
 MATRIX_KERNELS = {
     "product", "gate_up_product", "described_product", "described_gate_up", "attend_pieces",
     "attend_chunk", "ranges_together", "ranges_in_turn",
 }  # fmt: skip
-# On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys,
-# and on sm_100 that of heads of 256 numbers.
+# On sm_80 and sm_120 a chunk's attention keeps some registers in memory before and after its
+# loop over keys, and on sm_100 that of heads of 256 numbers.
 # The gate and up of many rows in fp8 keep three on sm_80, whatever the tile.
 # Random weights are made once, at the start.
-# On sm_100 two tiles of 4 bits with 32 outputs keep four.
+# On sm_100 two tiles of 4 bits with 32 outputs keep four, and one of 8 bits does on sm_120.
 MAY_SPILL = {
     ("attend_chunk", 80),
+    ("attend_chunk", 120),
     ("attend_chunk", 100),
     ("ranges_in_turn", 80),
+    ("ranges_in_turn", 120),
     ("ranges_together", 100),
-} | {("fill_normal", capability) for capability in SHARED_BYTES}
+} | {("fill_normal", capability) for capability in WHOLE}
 
 
-@pytest.fixture(scope="module", params=SHARED_BYTES)
+@pytest.fixture(scope="module", params=[*WHOLE, *LARGEST])
 def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """The kernels as one kind of card would get them, compiled without Triton's interpreter."""
     without_interpreter = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu_kernels.compiled", str(request.param)],
+        [sys.executable, "-m", "tests.gpu_kernels.compiled", str(request.param),
+         *(["--largest"] if request.param in LARGEST else [])],
         cwd=ROOT, env=without_interpreter, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -56,7 +65,7 @@ def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> None:
     capability = kernels[0]["capability"]
     assert {row["kernel"] for row in kernels} >= MATRIX_KERNELS - (
-        {"described_product", "described_gate_up"} if capability < 90 else set()
+        set() if capability in WIDE else {"described_product", "described_gate_up"}
     )
     spilling = {row["kernel"] for row in kernels if row["spills"]}
     assert spilling <= {name for name, where in MAY_SPILL if where == capability}
@@ -66,6 +75,8 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
     assert not any(row["scratch_bytes"] for row in kernels), "a launch gives none"
 
     for row in kernels:
+        compiled, launched = row["parameters"]
+        assert compiled == launched, row
         if row["kernel"] not in MATRIX_KERNELS:
             continue
         assert row["matrix"], row
@@ -75,8 +86,8 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
         # Another width gives an instruction other inputs, and sums of it other bits.
         assert row["k_widths"] in ([], ["2"]), row
         is_large = is_product and row["kernel"] != "ranges_together"
-        if capability >= 90 and is_large and constants["BN"] >= 64:
-            assert row["matrix"] == [{90: "wgmma", 100: "tcgen05"}[capability]], row
+        if is_large and constants["BN"] >= 64:
+            assert row["matrix"] == [WIDE.get(capability, "mma.sync")], row
 
 
 @pytest.mark.parametrize(

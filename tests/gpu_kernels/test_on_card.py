@@ -19,6 +19,7 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu.back_end import has_card
+from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu import on_card
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
@@ -87,7 +88,7 @@ def test_the_program_plans_opens_and_runs_stages_in_their_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(on_card, "Card", BlankCard)
-    monkeypatch.setattr(on_card, "compile_all", lambda specs, num_processes: [])
+    monkeypatch.setattr(on_card, "compile_all", lambda specs, num_processes, capability: [])
     assert on_card.main(["launch_cost", "price", "ceilings"]) == 0
     told = capsys.readouterr().out
     assert "plan of" not in told
@@ -95,6 +96,25 @@ def test_the_program_plans_opens_and_runs_stages_in_their_order(
     assert ends == ["compile:", "open:", "ceilings:", "price:", "launch_cost:"]
     assert {"card", "copy_gb_s", "price"} <= json.loads(told.splitlines()[-2]).keys()
     assert told.splitlines()[-1] == "5 passed, 0 failed"
+
+
+def test_kernels_are_compiled_for_the_card_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def compile_all(specs: list[KernelSpec], num_processes: int, capability: int) -> list[str]:
+        asked.append((len(specs), capability))
+        return []
+
+    monkeypatch.setattr(on_card, "compile_all", compile_all)
+    for capability in (89, 120):
+        monkeypatch.setattr(on_card, "capability_of_card", lambda found=capability: found)
+        assert on_card.compiled({"step": STAGES["step"]})["capability"] == capability
+    [(fewer, first), (more, second)] = asked
+    assert (first, second) == (89, 120)
+    assert fewer
+    assert more
 
 
 def test_every_stage_that_is_always_run_has_a_limit_within_the_whole() -> None:

@@ -22,7 +22,7 @@ from tests.gpu.stages import STAGES
 from tests.gpu.stages.model import Findings
 
 IN_PROCESSES = {"ipc", "ipc_lane"}
-OF_NODES = {"runner_bits", "runner_steps", "runner_quantised"}
+OF_NODES = {"runner_bits", "runner_bytes", "runner_steps", "runner_quantised"}
 SMALLER = {
     "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 4000,
 }  # fmt: skip

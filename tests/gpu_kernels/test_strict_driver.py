@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,12 @@ def test_a_node_loads_on_one_thread_and_steps_and_copies_on_others(
     elsewhere(runner.warm_up)
     for tokens in (40, 1):
         batch = batch_of([scheduled(range(tokens), 0, [5, 3, 1])])
-        elsewhere(lambda batch=batch: runner.execute(batch))
+        elsewhere(partial(runner.execute, batch))
     for kind in (CopyKind.SWAP_OUT, CopyKind.SWAP_IN):
-        copy = elsewhere(lambda kind=kind: runner.begin_copy(CacheCopy(kind, [5, 3], [0, 1])))
+        copy = elsewhere(partial(runner.begin_copy, CacheCopy(kind, [5, 3], [0, 1])))
         while not elsewhere(copy.is_done):
             pass
+    assert isinstance(runner.cache, GpuCache)
     elsewhere(runner.cache.close)
     assert {"cuGraphLaunch", "cuStreamWaitEvent", "cuMemUnmap"} <= library.called
 

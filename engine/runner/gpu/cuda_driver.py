@@ -417,7 +417,8 @@ class Launch:
         shared_bytes: int, arguments: list[Any], *, is_programmatic: bool,
     ) -> None:  # fmt: skip
         self._device, self._function = device, function
-        self._values = arguments
+        self.arguments = arguments
+        """What the parameters are read from, at each launch."""
         self._parameters = (c_void_p * len(arguments))(
             *(ctypes.cast(ctypes.pointer(value), c_void_p) for value in arguments)
         )

@@ -12,15 +12,15 @@ from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
 from tests.gpu.stages.quantised import quantised
 from tests.gpu.stages.quantised_runner import runner_quantised
-from tests.gpu.stages.runner import runner_bits, runner_steps
+from tests.gpu.stages.runner import runner_bits, runner_bytes, runner_steps
 from tests.gpu.stages.sharing import ipc, ipc_lane
 from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
 from tests.gpu.stages.tile_forms import tile_forms
 
 UNASKED = frozenset(
-    {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_steps",
-     "runner_quantised"}
+    {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_bytes",
+     "runner_steps", "runner_quantised"}
 )  # fmt: skip
 """Stages that run only when they are named."""
 
@@ -42,6 +42,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "ipc": ipc,
     "ipc_lane": ipc_lane,
     "runner_bits": runner_bits,
+    "runner_bytes": runner_bytes,
     "runner_steps": runner_steps,
     "runner_quantised": runner_quantised,
 }

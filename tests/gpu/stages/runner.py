@@ -48,6 +48,14 @@ def runner_bits(card: Any, found: Findings) -> None:
     _check_bits(loaded(SMALL, 2048), loaded(SMALL, 2048), found)
 
 
+def runner_bytes(card: Any, found: Findings) -> None:
+    """The same over keys and values in int8."""
+    if not card.is_real:
+        return
+    runner, other = (loaded(SMALL, 2048, stored="int8") for _ in range(2))
+    _check_bits(runner, other, found)
+
+
 def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> None:
     from engine.core.step.step_batch import batch_of
     from tests.support.engine.moved_blocks import move_blocks
@@ -312,8 +320,12 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
     return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
 
 
-def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> ModelRunner:
+def loaded(
+    shape: dict[str, int], max_len: int, quantization: str = "none", stored: str = "auto"
+) -> ModelRunner:
     """Return a runner of a node that drafts, with random weights, quantised if they are to be.
+
+    Keys and values are `stored` as `kv_cache_dtype` says.
 
     It keeps its memory until the process ends: of the large ones a card has room for two.
     """
@@ -332,7 +344,7 @@ def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> M
             ModelConfig(model=name, load_format="random", max_model_len=max_len,
                         quantization=quantization),
             EngineConfig(
-                attention_backend="triton", max_num_seqs=128,
+                attention_backend="triton", max_num_seqs=128, kv_cache_dtype=stored,
                 kv_cache_memory=24 << 30 if shape is LARGE else 1 << 28,
                 max_num_batched_tokens=4096, block_size=BLOCK_SIZE,
             ),
