@@ -21,5 +21,7 @@ running_cluster  real clusters that others start and load
 continuation     answers whose decode node is killed
 local_prefill    when a decode node should prefill by itself
 live_page        the live page
+command          flags of these commands, and the figures that they print
+remote           an object in a process of its own
 amounts          numbers of command lines of which none can be nothing
 """

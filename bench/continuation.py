@@ -16,9 +16,7 @@ it goes on, the first one is killed, and the router continues the streams.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -29,6 +27,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
+from bench.command import flags_of, print_figures
 from bench.running_cluster import Load, RunningCluster, running_cluster
 from common.observing.clock import MonotonicClock
 from pdserve.checkpoints.demo_model import demo_model_folder
@@ -236,13 +235,11 @@ async def measure(rounds: int) -> dict[str, object]:
 
 def main() -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.continuation", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.continuation", __doc__)
     parser.add_argument("--rounds", type=int, default=2, help="kills of each case and way")
     options = parser.parse_args()
     result = asyncio.run(measure(options.rounds))
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
     return 0
 
 

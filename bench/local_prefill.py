@@ -13,12 +13,11 @@ a few streams decode in the background: one whose decode node computes every pro
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import sys
 
+from bench.command import flags_of, print_figures
 from bench.running_cluster import Load, RunningCluster, started_cluster
 from common.observing.latency import RequestTiming, percentile
 
@@ -80,14 +79,12 @@ async def measure(repeats: int, num_background: int) -> dict[str, object]:
 
 def main() -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.local_prefill", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.local_prefill", __doc__)
     parser.add_argument("--repeats", type=int, default=8, help="requests per length")
     parser.add_argument("--background", type=int, default=4, help="streams that decode meanwhile")
     options = parser.parse_args()
     result = asyncio.run(measure(options.repeats, options.background))
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
     return 0
 
 

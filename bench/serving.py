@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
@@ -26,6 +25,7 @@ from itertools import product
 from typing import Protocol
 
 from bench.amounts import above_0, at_least_1
+from bench.command import flags_of, print_figures
 from bench.running_cluster import Load, running_cluster, started_cluster
 from common.observing.latency import (
     LatencySummary,
@@ -165,9 +165,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
 
 def main() -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.serving", __doc__)
     parser.add_argument("--url", help="a router that runs already")
     parser.add_argument("--topology", action="append", choices=TOPOLOGIES, help="default: both")
     parser.add_argument("--kv-cache-dtype", action="append", help="default: that of the node")
@@ -187,7 +185,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     result = asyncio.run(measure(options))
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
     return 0
 
 

@@ -55,7 +55,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -70,6 +69,7 @@ from bench.agents.processes import Replacements, cpu_s
 from bench.agents.sessions import Session, Shape, make_lone_prompts, make_sessions
 from bench.agents.tiers import found_by_tier
 from bench.agents.traced import make_traced
+from bench.command import flags_of, print_figures
 from bench.running_cluster import Load, RunningCluster, started_cluster
 from common.errors import ConfigError
 from simulator.trace_file import read_trace
@@ -245,9 +245,7 @@ async def _played_by_turns(regime: Regime, seed: int, flags: list[str]) -> dict[
 
 def main() -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.agents", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.agents", __doc__)
     parser.add_argument("--regime", action="append", choices=list(regimes()), help="default: all")
     parser.add_argument("--trace", default="", help="Mooncake's, or Azure's: its requests alone")
     parser.add_argument("--quick", action="store_true", help="a few short sessions")
@@ -262,7 +260,7 @@ def main() -> int:
     except ConfigError as error:
         parser.error(str(error))
     result = asyncio.run(measure(options, chosen))
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
     return 0
 
 

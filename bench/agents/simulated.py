@@ -25,8 +25,6 @@ that the simulation took. `hit_share` of `tiers` and `pools` is over what `mixed
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -37,6 +35,7 @@ from pathlib import Path
 
 from bench.agents.figures import first_tokens
 from bench.agents.sessions import Session, Shape, make_sessions
+from bench.command import flags_of, print_figures
 from common.errors import ConfigError
 from common.kv.blocks import blocks_for
 from common.long_lived import exclude_from_collection
@@ -189,9 +188,7 @@ def measure(profile: DeviceProfile, shape: Shape, seed: int) -> dict[str, object
 
 def main() -> None:
     """Parse, serve, print one JSON line last."""
-    flags = argparse.ArgumentParser(prog="python -m bench.agents.simulated", description=__doc__)
-    flags.formatter_class = argparse.RawDescriptionHelpFormatter
-    flags.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    flags = flags_of("bench.agents.simulated", __doc__)
     flags.add_argument("--profile", type=Path, default=FOLDER / "8b_h100.json")
     flags.add_argument("--sessions", type=int, default=SHAPE.num_sessions)
     flags.add_argument("--seed", type=int, default=1)
@@ -204,7 +201,7 @@ def main() -> None:
         result = measure(profile, replace(SHAPE, num_sessions=options.sessions), options.seed)
     except ConfigError as error:
         sys.exit(str(error))
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,15 @@ With 1,000 decode nodes only the machines of both sides run, without a network, 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
+from bench.command import flags_of, print_figures
 from bench.fanout.decode_ends import DecodeEnds
 from bench.fanout.prefill_end import PrefillEnd
 from bench.fanout.simulated import SimulatedFanout
-from bench.handoff.processes import Remote
+from bench.remote import Remote
 
 REAL = (1, 32, 250)
 SIMULATED = (*REAL, 1000)
@@ -95,15 +94,13 @@ def run(num_rounds: int, idle_s: float) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fanout", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.fanout", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default: 5)")
     parser.add_argument("--idle-s", type=float, default=10.0, help="seconds without handoffs")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.idle_s <= 0:
         parser.error("wanted at least 1 round and seconds above 0")
-    print(json.dumps(run(options.rounds, options.idle_s), indent=None if options.json else 2))
+    print_figures(run(options.rounds, options.idle_s), is_one_line=options.json)
     return 0
 
 

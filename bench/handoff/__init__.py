@@ -4,7 +4,6 @@ prefill_end   the prefill node's process
 decode_end    the decode node's process
 slow_nodes    decode nodes that take KV slowly, beside it
 paced_runner  a runner that takes the time of a large model
-processes     an object in a process of its own
 cpu_time      CPU seconds of a process, or of its threads that move KV
 figures       figures of single handoffs
 """

@@ -31,16 +31,16 @@ transport are the worse of the two. Both processes share this machine's cores wi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 
+from bench.command import flags_of, print_figures
 from bench.handoff.decode_end import DecodeEnd
 from bench.handoff.figures import Handoff, figures, worst_of
 from bench.handoff.prefill_end import CHUNK_TOKENS, PROMPT_TOKENS, Case, Prefilled, PrefillEnd
-from bench.handoff.processes import Remote
 from bench.handoff.slow_nodes import SlowNodes
+from bench.remote import Remote
 
 TRANSPORTS = ("zmq", "shm")
 LAYOUTS = ("demo", "synthetic_8b")
@@ -110,9 +110,7 @@ def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.handoff", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.handoff", __doc__)
     parser.add_argument("--transport", action="append", choices=TRANSPORTS, help="default: both")
     parser.add_argument(
         "--layout", action="append", choices=(*LAYOUTS, *MORE_LAYOUTS),
@@ -129,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.handoffs < 1 or options.tokens_per_s <= 0:
         parser.error("wanted at least 1 handoff and a pace above 0")
-    print(json.dumps(run(options), indent=None if options.json else 2))
+    print_figures(run(options), is_one_line=options.json)
     return 0
 
 

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -49,6 +48,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from bench.command import flags_of, print_figures
 from bench.plan.errors import num_cores, of_plan, rounded, side_of, spread_of, winner
 from bench.plan.machine_speed import Slowness, slowed
 from bench.plan.recorded_steps import read_steps, timed_steps
@@ -234,9 +234,7 @@ def shown_beside(beside: BesideSteps) -> dict[str, float]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    flags = argparse.ArgumentParser(prog="python -m bench.plan.accuracy", description=__doc__)
-    flags.formatter_class = argparse.RawDescriptionHelpFormatter
-    flags.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    flags = flags_of("bench.plan.accuracy", __doc__)
     flags.add_argument("--quick", action="store_true", help="12 requests to each shape")
     flags.add_argument("--trace", type=Path, default=TRACE, help="an Azure or Mooncake trace")
     flags.add_argument("--profile", type=Path, help="measured with --num-threads 1 (default: now)")
@@ -318,7 +316,7 @@ def main() -> int:
         result = measure(options)
     except ConfigError as error:
         sys.exit(str(error))
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
     return 0
 
 

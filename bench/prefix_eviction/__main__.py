@@ -25,11 +25,11 @@ them; `pool` is that of the pool alone.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.command import print_figures
 from bench.prefix_eviction.chains import AGENTS, Chain, of_agents, of_trace
 from bench.prefix_eviction.orders import ORDERS
 from bench.prefix_eviction.tiers import Found, Kept, Tiers, replay
@@ -76,7 +76,7 @@ def main() -> int:
         of_trace(read_trace(options.trace)) if options.trace else of_agents(AGENTS, options.seed)
     )
     result = measure(chains, options.pool, options.below)
-    print(json.dumps(result, indent=None if options.json else 2))
+    print_figures(result, is_one_line=options.json)
     return 0
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.command import flags_of, print_figures
 from bench.quality.perplexity import TEXT, kv_bytes, loss, windows
 from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.model_runner import ModelRunner
@@ -178,9 +179,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.divergence", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.quality.divergence", __doc__)
     parser.add_argument("--model", default="demo", help="as --model of a node")
     parser.add_argument("--text", type=Path, action="append", help="default: a novel")
     parser.add_argument("--context", type=int, default=512, help="tokens of a window")
@@ -190,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.context < 2 or options.windows < 0:
         parser.error("wanted a context of at least 2 tokens, and no negative number of windows")
-    print(json.dumps(run(options), indent=None if options.json else 2))
+    print_figures(run(options), is_one_line=options.json)
     return 0
 
 

@@ -15,13 +15,13 @@ cache takes is rounded as the form rounds it, and stored in float32. The figures
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from unittest import mock
 
 import numpy as np
 
+from bench.command import flags_of, print_figures
 from bench.quality.divergence import Distances, all_logits, distances, figures, joined
 from bench.quality.perplexity import TEXT, kv_bytes, windows
 from common.settings.config import EngineConfig, ModelConfig
@@ -119,16 +119,14 @@ def run(options: argparse.Namespace) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.kv_forms", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.quality.kv_forms", __doc__)
     parser.add_argument("--model", default="demo", help="as --model of a node")
     parser.add_argument("--context", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=8, help="windows of the novel")
     options = parser.parse_args(arguments)
     if options.context < 2 or options.windows < 1:
         parser.error("wanted a context of at least 2 tokens, and at least one window")
-    print(json.dumps(run(options), indent=None if options.json else 2))
+    print_figures(run(options), is_one_line=options.json)
     return 0
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -36,6 +35,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from bench.command import flags_of, print_figures
 from bench.quality.weight_folders import (
     ALL_WEIGHTS,
     AS_F32,
@@ -273,9 +273,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.perplexity", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.quality.perplexity", __doc__)
     parser.add_argument("--model", default="demo", help="as --model of a node")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--context", type=int, default=2048, help="tokens of a window")
@@ -288,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.context < 2 or options.windows < 0:
         parser.error("wanted a context of at least 2 tokens, and no negative number of windows")
-    print(json.dumps(run(options), indent=None if options.json else 2))
+    print_figures(run(options), is_one_line=options.json)
     return 0
 
 

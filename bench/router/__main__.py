@@ -23,12 +23,12 @@ share another.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.command import flags_of, print_figures
 from bench.router.load import LoadResult, LoadSpec, figures
 from bench.router.node_stand_in import answers
 from bench.router.processes import RunningSystem, running_system
@@ -101,9 +101,7 @@ def _run(system: RunningSystem, spec: LoadSpec) -> LoadResult:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.router", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.router", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each timed load")
     parser.add_argument(
         "--rss-requests", type=int, default=100_000, help="for the memory's growth; 0: not measured"
@@ -111,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.seconds <= 0 or options.rss_requests < 0:
         parser.error("wanted seconds above 0 and no negative number of requests")
-    print(json.dumps(measure(options, demo_model_folder()), indent=None if options.json else 2))
+    print_figures(measure(options, demo_model_folder()), is_one_line=options.json)
     return 0
 
 

@@ -16,8 +16,6 @@ measured in turn, in systems that run at the same time; of each figure the media
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -29,6 +27,7 @@ from typing import Any
 
 from redis import Redis
 
+from bench.command import flags_of, print_figures
 from bench.router.load import LoadSpec
 from bench.router.node_stand_in import answers
 from bench.router.processes import RunningSystem, running_system
@@ -107,9 +106,7 @@ def _num_commands(system: RunningSystem) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.router.many_nodes", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.router.many_nodes", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each figure")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load, and idle")
     parser.add_argument("--streams", type=int, default=NUM_STREAMS, help="clients")
@@ -117,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(options.rounds, options.seconds, options.streams) <= 0:
         parser.error("wanted rounds, seconds and streams above 0")
     figures = measure(SIZES, options.rounds, options.seconds, options.streams, demo_model_folder())
-    print(json.dumps(figures, indent=None if options.json else 2))
+    print_figures(figures, is_one_line=options.json)
     return 0
 
 

@@ -20,9 +20,7 @@ two looks, the millisecond included, in milliseconds: the worst of --rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import secrets
 import sys
 import time
@@ -34,6 +32,7 @@ from typing import Any
 
 import uvloop
 
+from bench.command import flags_of, print_figures
 from common.settings.config import ApiConfig
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.api.bodies.asked import RequestKind
@@ -210,15 +209,13 @@ class Measurement:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print one JSON line last."""
-    parser = argparse.ArgumentParser(prog="python -m bench.router.planning", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.router.planning", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="readings of each kind and way")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("wanted at least one round")
     figures = uvloop.run(Measurement(demo_model_folder(), options.rounds).run())
-    print(json.dumps(figures, indent=None if options.json else 2))
+    print_figures(figures, is_one_line=options.json)
     return 0
 
 

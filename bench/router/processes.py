@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 
-from bench.handoff.processes import Remote
+from bench.remote import Remote
 from bench.router.idle_nodes import IdleNodes
 from bench.router.load import LoadClient
 from bench.router.node_stand_in import CLUSTER, NodeStandIn

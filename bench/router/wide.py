@@ -23,7 +23,6 @@ turn; of each figure the median of `--rounds` rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -42,6 +41,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from bench.command import flags_of, print_figures
 from bench.router import many_nodes
 from common.ids import AttemptId
 from common.nodes import NodeLoad, NodeRecord, Role
@@ -368,9 +368,7 @@ def idle_streams(num_nodes: int, span_s: float = 8.0) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.router.wide", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser = flags_of("bench.router.wide", __doc__)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each figure")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -384,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **asyncio.run(_with_redis(options.rounds, SIZES)),
         "idle_streams": {str(size): idle_streams(size) for size in SIZES},
     }
-    print(json.dumps(figures, indent=None if options.json else 2))
+    print_figures(figures, is_one_line=options.json)
     return 0
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
+from bench.remote import Remote
 from bench.transfer.process_costs import cpu_s, memory_bytes, reset_peak_memory
 from bench.transfer.ways import Span, Way
 from bench.transfer.workload import Memory, Workload, digest
 from common.long_lived import exclude_from_collection
-
-_ANSWER_WITHIN_S = 120.0
-_END_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,52 +23,14 @@ class Move:
     receiver_cpu_s: dict[str, float]
 
 
-class Process:
-    """Calls `_serve` in a new process; answers are in the order of the calls."""
-
-    def __init__(
-        self, make_end: Callable[[Memory], Any], make_memory: Callable[[Workload, int], Memory]
-    ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, make_end, make_memory), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-
-    def ask(self, question: str, *arguments: Any) -> None:
-        self._pipe.send((question, arguments))
-
-    def answer(self) -> Any:
-        """Return the next answer; raise `TimeoutError` without one, `RuntimeError` for an error."""
-        if not self._pipe.poll(_ANSWER_WITHIN_S):
-            raise TimeoutError(f"no answer within {_ANSWER_WITHIN_S:g} s")
-        is_good, value = self._pipe.recv()
-        if not is_good:
-            raise RuntimeError(value)
-        return value
-
-    def call(self, question: str, *arguments: Any) -> Any:
-        self.ask(question, *arguments)
-        return self.answer()
-
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.join(_END_WITHIN_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
 class Pair:
     """Both ends of a way."""
 
     def __init__(self, way: Way, workload: Workload) -> None:
         self.way = way
         self._workload = workload
-        self._receiver = Process(way.receiver, way.target)
-        self._sender = Process(way.sender, way.source)
+        self._receiver = Remote(End, way.receiver, way.target)
+        self._sender = Remote(End, way.sender, way.source)
         try:
             for seed, end in enumerate((self._receiver, self._sender)):
                 end.call("start", workload, seed, way.imports)
@@ -113,26 +71,8 @@ def _seconds(sent: Span, received: Span) -> float:
 # -- inside a process ----------------------------------------------------------------------------
 
 
-def _serve(
-    pipe: Connection,
-    make_end: Callable[[Memory], Any],
-    make_memory: Callable[[Workload, int], Memory],
-) -> None:
-    worker = _Worker(make_end, make_memory)
-    while True:
-        try:
-            question, arguments = pipe.recv()
-        except (EOFError, ConnectionError, KeyboardInterrupt):
-            break
-        try:
-            pipe.send((True, getattr(worker, question)(*arguments)))
-        except Exception as error:
-            pipe.send((False, f"{type(error).__name__}: {error}"))
-    worker.close()
-
-
-class _Worker:
-    """One method for each kind of call."""
+class End:
+    """One end of a way, in its process: a method for each kind of call."""
 
     def __init__(
         self, make_end: Callable[[Memory], Any], make_memory: Callable[[Workload, int], Memory]

@@ -8,8 +8,9 @@ from contextlib import closing
 
 import numpy as np
 
+from bench.remote import Remote
 from bench.transfer.connector_ends import ConnectorReceiver, ConnectorSender
-from bench.transfer.processes import Process
+from bench.transfer.processes import End
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import Memory, Workload
 from common.kv.kv_layout import KVLayout
@@ -33,7 +34,7 @@ def measure(blocks_per_call: Sequence[int] = BLOCKS_PER_CALL) -> dict[str, dict[
     """Return `push_us_p50` and `push_us_p99` by the number of blocks of each call."""
     found = {}
     with (
-        closing(Process(_Receiver, _memory)) as receiver,
+        closing(Remote(End, _Receiver, _memory)) as receiver,
         closing(ConnectorSender(_memory(MOVED, 1))) as sender,
     ):
         receiver.call("start", MOVED, 0, ())

@@ -12,7 +12,10 @@ _END_WITHIN_S = 20.0
 
 
 class Remote:
-    """`make(*arguments)` in a new process. Its methods and attributes are reached with `call`."""
+    """The object that `make(*arguments)` returns, in a new process that `call` makes it in.
+
+    Its methods and attributes are reached with `call`, or with `ask` and later `answer`, in order.
+    """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -22,13 +25,21 @@ class Remote:
         theirs.close()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Return the method's result.
+        """Return the method's result. Raises as `answer` does."""
+        self.ask(name, *arguments)
+        return self.answer()
+
+    def ask(self, name: str, *arguments: Any) -> None:
+        """Call a method, whose result `answer` returns."""
+        self._pipe.send((name, arguments))
+
+    def answer(self) -> Any:
+        """Return the result of the oldest call.
 
         Raises `RuntimeError` with the text of what it raised, and `TimeoutError` without an answer.
         """
-        self._pipe.send((name, arguments))
         if not self._pipe.poll(_ANSWER_WITHIN_S):
-            raise TimeoutError(f"no answer to {name} within {_ANSWER_WITHIN_S:g} s")
+            raise TimeoutError(f"no answer within {_ANSWER_WITHIN_S:g} s")
         is_good, value = self._pipe.recv()
         if not is_good:
             raise RuntimeError(value)
