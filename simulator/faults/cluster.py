@@ -18,7 +18,7 @@ from router.core.membership import ENDED_BY_NODE
 from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
-from simulator.faults.contents import STOP_TOKEN_ID, Numbers, prompt_of, right_answer
+from simulator.faults.contents import REVISIONS, STOP_TOKEN_ID, Numbers, prompt_of, right_answer
 from simulator.faults.demand.grammars import grammar_of, refusals_of_grammar
 from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long, tokens_wanted
 from simulator.faults.demand.salts import Salted, Salts
@@ -82,8 +82,11 @@ class FaultyCluster:
         self._lease_tokens = count(1)
         self._router_epochs = count(1)
         self._requests = [_request(asked) for asked in history.requests]
-        self._fingerprint = layout_of(shape.block_size).fingerprint
-        self._salts = Salts(map(_salted, self._requests), shape.block_size, self._fingerprint)
+        self._salts = Salts(
+            map(_salted, self._requests),
+            shape.block_size,
+            [layout_of(shape.block_size, revision).fingerprint for revision in REVISIONS],
+        )
         self._num_open = len(self._requests)
         self._ended_at_s = 0.0
         deadlines_s = (asked.at_s + asked.deadline_s for asked in history.requests)

@@ -24,6 +24,8 @@ _OFFSETS = (0, 0x5851F42D4C957F2D)
 NUM_LAYERS = len(_OFFSETS)
 _LAYER_SUM = sum(_OFFSETS)
 
+REVISIONS = 0, 1
+"""Those of the nodes of one history: before and after an upgrade."""
 _OF_REVISION = 0x2545F4914F6CDD1D
 """What a slot holds more with each revision."""
 _SPOILED = 0xBAD0BAD0BAD0BAD0

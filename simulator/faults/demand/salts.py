@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import NamedTuple
 
 from common.errors import InternalError
@@ -22,14 +23,17 @@ class Salted(NamedTuple):
 class Salts:
     """The salt of each request and of each block that may be computed; empty: there are none."""
 
-    def __init__(self, requests: Iterable[Salted], block_size: int, fingerprint: str) -> None:
+    def __init__(
+        self, requests: Iterable[Salted], block_size: int, fingerprints: Iterable[str]
+    ) -> None:
+        """Name the blocks of all requests; `fingerprints` are those of all nodes that may come."""
         requests = list(requests)
         self._of_request: dict[str, str] = {}
         self._of_block: dict[BlockHash, str] = {}
         if not any(one.salt for one in requests):
             return
         self._of_request = {one.name: one.salt for one in requests}
-        for one in requests:
+        for one, fingerprint in product(requests, fingerprints):
             names = hash_full_blocks(one.token_ids, block_size, fingerprint, one.salt)
             self._of_block.update(dict.fromkeys(names, one.salt))
 

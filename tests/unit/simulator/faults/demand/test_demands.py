@@ -19,6 +19,7 @@ from simulator.faults.demand.lengths import (
 )
 from simulator.faults.demand.salts import Salted, Salts
 from simulator.faults.history import AskedRequest
+from simulator.faults.node.faulty_node import layout_of
 from simulator.faults.search import quiet
 from simulator.faults.shape import longest_of, problems_of
 from tests.support.nodes.node_views import node
@@ -80,7 +81,7 @@ def test_a_block_of_another_salt_is_noticed() -> None:
             told = [Salted(one.name, wrong or one.salt, text.prompt) for one in asked]
             told[0] = told[0]._replace(salt="t")
             again = FaultyCluster(a_history(a_shape(), asked))
-            again._salts = Salts(told, 4, again._fingerprint)
+            again._salts = Salts(told, 4, [layout_of(4).fingerprint])
             with pytest.raises(InternalError, match="has a block of salt"):
                 again.run()
 
