@@ -111,15 +111,18 @@ def node_names(shape: Shape) -> list[str]:
 
 def shape_of(shape: Shape, name: str) -> Shape:
     """Return the shape as one node has it: all are alike but for the sizes of their pools."""
-    if not shape.pools:
-        return shape
-    num_blocks = shape.pools[node_names(shape).index(name)]
-    return replace(shape, num_blocks=num_blocks, pools=())
+    return (
+        replace(shape, num_blocks=_num_blocks_of(shape, name), pools=()) if shape.pools else shape
+    )
 
 
 def longest_of(shape: Shape, name: str) -> int:
     """Return how many tokens of one sequence a node holds, its drafts beside."""
-    return (shape_of(shape, name).num_blocks - 1) * shape.block_size
+    return (_num_blocks_of(shape, name) - 1) * shape.block_size
+
+
+def _num_blocks_of(shape: Shape, name: str) -> int:
+    return shape.pools[node_names(shape).index(name)] if shape.pools else shape.num_blocks
 
 
 def router_names(shape: Shape) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from common.errors import InternalError, InvalidRequest, Overloaded
 from common.nodes import Role
-from simulator.faults.cluster import FaultyCluster
+from simulator.faults import cluster
 from simulator.faults.contents import forced_after, forced_token, right_answer
 from simulator.faults.demand.grammars import Compilations, grammar_of
 from simulator.faults.demand.lengths import (
@@ -19,9 +20,8 @@ from simulator.faults.demand.lengths import (
 )
 from simulator.faults.demand.salts import Salted, Salts
 from simulator.faults.history import AskedRequest
-from simulator.faults.node.faulty_node import layout_of
 from simulator.faults.search import quiet
-from simulator.faults.shape import longest_of, problems_of
+from simulator.faults.shape import Shape, longest_of, problems_of
 from tests.support.nodes.node_views import node
 from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
 
@@ -29,11 +29,11 @@ UNEVEN = replace(a_shape(), pools=(40, 5, 11))
 """Its nodes hold 156, 16 and 40 tokens."""
 
 
-def outcomes(shape: object, *asked: AskedRequest) -> dict[str, tuple[str, int]]:
+def outcomes(shape: Shape, *asked: AskedRequest) -> dict[str, tuple[str, int]]:
     with quiet():
-        cluster = FaultyCluster(a_history(shape, list(asked)))  # type: ignore[arg-type]
-        cluster.run()
-    return {name: (outcome, len(tokens)) for name, outcome, tokens in cluster.outcomes()}
+        run = cluster.FaultyCluster(a_history(shape, list(asked)))
+        run.run()
+    return {name: (outcome, len(tokens)) for name, outcome, tokens in run.outcomes()}
 
 
 def test_a_request_is_too_long_for_nodes_that_are_too_small() -> None:
@@ -70,20 +70,20 @@ def test_pools_are_of_all_nodes() -> None:
     assert problems_of(replace(UNEVEN, pools=(4, 1, 4)))[0].startswith("pools: wanted 2 to")
 
 
-def test_a_block_of_another_salt_is_noticed() -> None:
+def test_a_block_of_another_salt_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [an_asked_request(0.1 * i, f"r{i}", num_prompt=17, max_tokens=9) for i in range(3)]
     asked = [replace(one, num_shared=17, salt="s" * (i % 2)) for i, one in enumerate(asked)]
-    with quiet():
-        cluster = FaultyCluster(a_history(a_shape(), asked))
-        cluster.run()
-        text = cluster._requests[0]
-        for wrong in ("", "s"):
-            told = [Salted(one.name, wrong or one.salt, text.prompt) for one in asked]
-            told[0] = told[0]._replace(salt="t")
-            again = FaultyCluster(a_history(a_shape(), asked))
-            again._salts = Salts(told, 4, [layout_of(4).fingerprint])
-            with pytest.raises(InternalError, match="has a block of salt"):
-                again.run()
+    assert len(outcomes(a_shape(), *asked)) == 3
+
+    def of_others(
+        requests: Iterable[Salted], block_size: int, fingerprints: Iterable[str]
+    ) -> Salts:
+        others = [one._replace(salt="t") if one.name == "r0" else one for one in requests]
+        return Salts(others, block_size, fingerprints)
+
+    monkeypatch.setattr(cluster, "Salts", of_others)
+    with pytest.raises(InternalError, match="r0/1 of salt 't' has a block of salt"):
+        outcomes(a_shape(), *asked)
 
 
 def test_a_grammar_is_compiled_once_on_a_node() -> None:
