@@ -144,11 +144,12 @@ def _launch_quantised(recorder: SpecRecorder) -> None:
 
 
 def _disassembled(cubin: bytes, option: str) -> str:
+    """Return what the tool says; nothing for 10.3, which the assembler knows and the tool not."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         return subprocess.run(
-            [_TOOL, option, file.name], capture_output=True, text=True, check=True, timeout=60
+            [_TOOL, option, file.name], capture_output=True, text=True, check=False, timeout=60
         ).stdout
 
 
@@ -174,7 +175,7 @@ def describe(place: int) -> dict[str, Any]:
         "warps": spec.num_warps,
         "stages": spec.num_stages,
         "registers": int(usage[1]) if usage else 0,
-        "spills": count("LDL") + count("STL"),
+        "spills": count("LDL") + count("STL") if operations else None,
         "shared_bytes": int(compiled.metadata.shared),
         "tensor_columns": int(compiled.metadata.tmem_size or 0),
         "scratch_bytes": int(compiled.metadata.global_scratch_size or 0)

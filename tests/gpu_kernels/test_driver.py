@@ -6,7 +6,7 @@ import ctypes
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted import InterpretedKernel  # isort: skip
@@ -342,6 +342,17 @@ def test_an_address_that_is_not_aligned_is_refused_before_a_launch(
         kernel.bind((1,), 0x1000, 0x2000, 0)
         with pytest.raises(ValueError, match="rows is at 0x2004: wanted a multiple of 16"):
             kernel.bind((1,), 0x1000, 0x2004, 0)
+
+
+def test_a_card_that_triton_does_not_know(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_for(spec: KernelSpec, capability: int) -> NoReturn:
+        raise RuntimeError(f"Value 'sm_{capability}a' is not defined for option 'gpu-name'")
+
+    monkeypatch.setattr(KernelSpec, "compile", compile_for)
+    with pytest.raises(
+        ConfigError, match=r"gather_rows does not compile for .* 9\.0, with Triton .*sm_90a"
+    ):
+        Kernel(device, KernelSpec(gather_rows, {}, {}))
 
 
 def test_a_card_with_too_little_shared_memory_for_a_kernel(

@@ -111,8 +111,17 @@ class Kernel:
     """A compiled kernel on one card."""
 
     def __init__(self, device: Device, spec: KernelSpec) -> None:
-        """Raise `ConfigError` where the card has too little shared memory for it."""
-        compiled, card = spec.compile(device.properties.capability), device.properties
+        """Raise `ConfigError` where the card has too little shared memory for it, or is of a kind
+        that Triton does not know."""
+        card = device.properties
+        try:
+            compiled = spec.compile(card.capability)
+        except Exception as error:  # Triton and its assembler have many kinds
+            raise ConfigError(
+                f"{spec.function.__name__} does not compile for {card.name}, compute capability "
+                f"{card.capability / 10}, with Triton {triton.__version__}: wanted "
+                f"attention_backend numba: {type(error).__name__}: {str(error)[-300:]}"
+            ) from error
         self._device, self._spec = device, spec
         self._shared = int(compiled.metadata.shared)
         if self._shared > card.shared_bytes:
