@@ -213,7 +213,7 @@ class Dispatcher:
         self._choices[choice_id] = choice
         choice.set_deadline(now_s, self._on_deadline)
         self._feed(choice, flow.start, self.pool.membership.suspects)
-        return partial(self._feed, choice, flow.on_client_gone)
+        return partial(self._on_client_gone, choice)
 
     # Events.
 
@@ -222,6 +222,10 @@ class Dispatcher:
         self._feed(choice, choice.flow.on_time, now_s)
         if not choice.flow.is_done:
             choice.set_deadline(now_s, self._on_deadline)
+
+    def _on_client_gone(self, choice: RunningChoice) -> None:
+        self._feed(choice, choice.flow.on_time, self._clock.now_s())  # An answer may be first.
+        self._feed(choice, choice.flow.on_client_gone)
 
     def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
         choices, with_chunks = self._choices, []
