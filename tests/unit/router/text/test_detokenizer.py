@@ -145,6 +145,14 @@ def test_a_prompt_that_ends_inside_a_character_is_no_context() -> None:
     assert detokenizer.push(second) + detokenizer.flush() == "�"
 
 
+@pytest.mark.covers("T08", "T09")
+@pytest.mark.parametrize("prompt", [[1, 4], [1, 4, 5, 6], [3, 1, 4, 4, 4]])
+def test_the_space_behind_a_prompt_that_ends_inside_a_character_is_kept(prompt: list[int]) -> None:
+    detokenizer = Detokenizer(sentencepiece().decode, frozenset(), continues=prompt)
+    assert detokenizer.push(2) == " world"
+    assert detokenizer.push(2) == " world"
+
+
 def test_a_long_answer_is_exact() -> None:
     text = ("naïve 漢字 🙂‍↔️ x" * CONTEXT)[: 8 * CONTEXT]
     assert "".join(pieces(encode(text))) == text
