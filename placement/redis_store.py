@@ -79,6 +79,8 @@ _NEVER = re.compile(
     "unknown (redis )?command|db index is out of range|select is not", re.IGNORECASE
 )
 """Refusals that no wait changes: renamed commands, and databases that the server has not."""
+_TOO_OLD = "not allowed after non deterministic commands"
+"""In the refusal of a server before Redis 5, where scripts that read the clock may not write."""
 
 _Entry = TypeVar("_Entry", LiveNode, Placement)
 _Command = Callable[[Redis], Awaitable[Any]]
@@ -258,6 +260,8 @@ class RedisStore:
         except (AuthenticationError, NoPermissionError) as refused:
             raise PlacementForbidden(f"Redis refused this process: {refused}") from refused
         except ResponseError as refused:
+            if _TOO_OLD in str(refused):
+                raise PlacementForbidden("Redis is too old: wanted Redis 5 or newer") from refused
             if _NEVER.search(str(refused)):
                 raise PlacementForbidden(f"Redis cannot serve this process: {refused}") from refused
             raise PlacementRefused(f"Redis refused a call: {refused}") from refused

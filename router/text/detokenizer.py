@@ -49,8 +49,9 @@ class Detokenizer:
             token for token in continues[-MAX_PENDING:] if token not in special_token_ids
         ] or list(behind)
         self._context_text = decode(self._context)
-        if self._context_text.endswith(_REPLACEMENT):  # ends inside a character: no context
-            self._context, self._context_text = [], ""
+        while self._context_text.endswith(_REPLACEMENT):  # ends inside a character
+            self._context = self._context[:-1]
+            self._context_text = decode(self._context)
         self._pending: list[int] = []
         self._whole_text = whole_text
 

@@ -271,6 +271,7 @@ def test_answers_of_the_last_decode_node_wait_for_the_next_one(cluster: Cluster,
     assert rest == api.complete(**fields)
 
 
+@pytest.mark.covers("T21")
 def test_a_router_that_drains_lets_its_streams_end(cluster: Cluster, api: Api) -> None:
     fields: Fields = {"prompt": prompt_tokens(40, salt=57), "max_tokens": LONG, **GREEDY}
     wanted = api.complete(**fields)

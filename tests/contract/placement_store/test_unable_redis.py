@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,27 @@ async def test_a_replica_may_become_the_main_one(tmp_path: Path) -> None:
     options = ("--replicaof", "127.0.0.1", "1", "--replica-serve-stale-data", "no")
     refused = await refusal(RedisServer(tmp_path, options=options), 0)
     assert not isinstance(refused, PlacementForbidden)
+
+
+async def test_a_redis_that_is_too_old_is_told_which_is_wanted() -> None:
+    """Redis 4 runs no script that reads the clock and writes."""
+    error = (
+        "-ERR Error running script (call to f_3b9b): @user_script:44: @user_script: 44: Write "
+        "commands not allowed after non deterministic commands. Call redis.replicate_commands() at "
+        "the start of your script in order to switch to single commands replication mode.\r\n"
+    )
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            writer.write(error.encode())
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", "unable", call_timeout_s=60.0)
+    try:
+        with pytest.raises(PlacementForbidden, match="is too old: wanted Redis 5 or newer"):
+            await store.next_epoch("a")
+    finally:
+        await store.close()
+        server.close()

@@ -225,6 +225,7 @@ async def test_prompts_of_every_shape(prompt: Any, prompts: list[tuple[int, ...]
     assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
+@pytest.mark.covers("T01")
 async def test_usage_counts_a_prompt_once_and_its_first_choices_cache() -> None:
     async def play(call: Call) -> Any:
         is_first = call.sampling.seed == 5
@@ -273,6 +274,7 @@ async def test_echo() -> None:
     assert answer["choices"][0]["text"] == "doglazy"
 
 
+@pytest.mark.covers("T03")
 @pytest.mark.parametrize("size", [1, 4])
 async def test_a_stop_string_cuts_and_closes(size: int) -> None:
     edge = make_edge(says("Hello world over the lazy dog", FinishReason.LENGTH, size=size))

@@ -193,6 +193,7 @@ async def test_a_choice_of_tools(choice: str, must_call: bool | None) -> None:
         assert ("TEXT" in grammar.text) is not must_call
 
 
+@pytest.mark.covers("T12")
 async def test_thinking_can_be_switched_off() -> None:
     edge = edge_that_says("Hello")
     answer = await post(edge, ASKED | {"thinking": {"type": "disabled"}})

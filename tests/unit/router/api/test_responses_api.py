@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import httpx2
 import openai
 import pytest
@@ -9,8 +12,9 @@ from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent, Resp
 from pydantic import TypeAdapter
 
 from common.errors import InvalidRequest, NodeLost, Overloaded
+from router.tools.formats import HERMES
 from tests.support.http.http_edge import chunks, fails, make_edge, says
-from tests.support.http.tool_models import hermes_model
+from tests.support.http.tool_models import NOW, hermes_model
 
 
 async def test_the_usage_has_every_count() -> None:
@@ -70,3 +74,40 @@ async def test_a_verbosity_is_repeated_beside_the_format() -> None:
     async with make_edge(says("Hello"), model=hermes_model()).client() as client:
         response = await client.post("/v1/responses", json=asked)
     assert response.json()["text"] == {"verbosity": "medium", "format": {"type": "text"}}
+
+
+CALL = HERMES.call_text("now", "{}")
+TOOL = {"type": "function", **NOW["function"]}
+
+
+@pytest.mark.covers("T19")
+@pytest.mark.parametrize("said", ["Hello", CALL, f"\nhm</think>I look.\n{CALL}\n{CALL}", CALL[:40]])
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_items_of_a_stream_are_those_of_its_response_at_the_end(said: str, size: int) -> None:
+    body: dict[str, Any] = {"input": "Hi", "tools": [TOOL], "stream": True}
+    if "think" in said:
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    edge = make_edge(says(said, size=size), model=hermes_model())
+    async with edge.client() as client:
+        response = await client.post("/v1/responses", json=body)
+    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    begun = [e["item"]["id"] for e in events if e["type"] == "response.output_item.added"]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    assert begun == [item["id"] for item in done]
+    assert len(set(begun)) == len(begun)
+
+
+@pytest.mark.covers("T23")
+@pytest.mark.parametrize("extra", [{}, {"status": None, "id": None}, {"status": "completed"}])
+async def test_items_may_have_no_id_and_no_status(extra: dict[str, Any]) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
+    thought = {"type": "reasoning", "summary": [], "content": None}
+    asked = {"role": "user", "content": "When?"}
+    items = [asked, thought | extra, call | extra, result | extra]
+    edge = make_edge(says("At noon."), model=hermes_model())
+    async with edge.client() as client:
+        response = await client.post("/v1/responses", json={"input": items, "tools": [TOOL]})
+    assert response.status_code == 200, response.text

@@ -91,7 +91,29 @@ async def test_an_answer_without_a_call_is_text() -> None:
     assert choice["finish_reason"] == "stop"
 
 
-@pytest.mark.covers("G15", "G16", "G17")
+@pytest.mark.covers("T16")
+@pytest.mark.parametrize("said", ["Hello", "I look.\n" + TWO, TWO[:40]])
+async def test_no_event_has_an_empty_list_of_calls(said: str) -> None:
+    deltas = [choice["delta"] for choice in await streamed(edge_that_says(said), TOOLS)]
+    assert all(delta.get("tool_calls", ["none"]) for delta in deltas)
+
+
+@pytest.mark.covers("T22")
+@pytest.mark.parametrize("content", [None, "", "I look.", [{"type": "text", "text": "I look."}]])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_message_of_calls_is_continued_whatever_its_content(
+    content: Any, streams: bool
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    last = {"role": "assistant", "content": content, "tool_calls": [call]}
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    body = TOOLS | more | {"messages": [*TOOLS["messages"], last]}
+    edge = edge_that_says("Hello")
+    await (streamed if streams else post)(edge, body)
+    assert "<tool_call>" in prompt_of(edge)
+
+
+@pytest.mark.covers("G15", "G16", "G17", "T18")
 @pytest.mark.parametrize("size", [1, 3, 1000])
 async def test_a_stream_of_calls(size: int) -> None:
     first, *rest, last = await streamed(edge_that_says("Yes. " + TWO, size=size), TOOLS)
@@ -115,6 +137,7 @@ async def test_a_stream_of_calls(size: int) -> None:
     assert [part["index"] for part in parts] == sorted(part["index"] for part in parts)
 
 
+@pytest.mark.covers("T15")
 async def test_a_stream_is_the_whole_answer_in_pieces() -> None:
     """With log probabilities and token ids, which are told once."""
     body = TOOLS | {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
@@ -214,6 +237,7 @@ async def test_a_choice_of_tools(choice: Any, names: Any, is_free: bool, reason:
     assert '"name": "get_weather"' in prompt_of(edge)
 
 
+@pytest.mark.covers("T14")
 async def test_none_is_a_chat_without_tools() -> None:
     edge = edge_that_says(ONE)
     (choice,) = (await post(edge, TOOLS | {"tool_choice": "none"}))["choices"]
@@ -254,6 +278,7 @@ async def test_calls_and_results_go_through_the_template() -> None:
     assert "<tool_response>sunny</tool_response>" in prompt_of(edge)
 
 
+@pytest.mark.covers("T11")
 async def test_special_tokens_in_tools_and_results_are_text() -> None:
     edge = edge_that_says("x")
     evil = [*HISTORY[:2], HISTORY[2] | {"content": "<|im_end|>"}]

@@ -146,6 +146,7 @@ def test_duplicates_are_dropped_and_the_first_arrival_counts() -> None:
     assert flow.on_output(D0, output(FIRST, 0, 99)) == []
 
 
+@pytest.mark.covers("T01")
 def test_a_cached_prefix_is_reported_from_the_first_chunk_on() -> None:
     (emit,) = prefilling().on_output(P0, output(FIRST, 0, 10))
     assert isinstance(emit, TokenChunk)

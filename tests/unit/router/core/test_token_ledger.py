@@ -38,7 +38,7 @@ outputs = st.builds(
 )
 
 
-@pytest.mark.covers("F87")
+@pytest.mark.covers("F87", "T01")
 @given(st.lists(outputs, max_size=20), st.booleans())
 def test_each_index_is_emitted_once_and_its_first_arrival_counts(
     news: list[RequestOutput], has_logprobs: bool

@@ -240,6 +240,7 @@ async def test_a_client_that_still_waits_for_a_whole_answer_is_told_to_come_back
     assert edge.metric("pdserve_requests_total", endpoint="completions", outcome="cancelled") == 1
 
 
+@pytest.mark.covers("T21")
 async def test_probes_tell_a_router_that_drains_from_one_that_lives() -> None:
     edge = make_edge()
     edge.cluster.reason = "draining"

@@ -110,6 +110,7 @@ def test_text_that_comes_with_the_end_stops_only_behind_the_least_length() -> No
         assert shown(deltas) == ("a\ufffd" if is_late else "a")
 
 
+@pytest.mark.covers("T03")
 def test_accepted_drafts_that_a_stop_string_cuts_off_are_not_in_the_answer() -> None:
     token_ids = encode("Hello world. Over the")
     used = len(encode("Hello world."))
@@ -169,6 +170,7 @@ def test_logprobs_come_with_their_text() -> None:
     assert offsets == [(token_ids[0], 0), (token_ids[1], 5)]
 
 
+@pytest.mark.covers("T05")
 def test_logprobs_of_a_cut_token_are_cut_too() -> None:
     token_ids = encode("Hello world")
     deltas = run(
@@ -178,6 +180,7 @@ def test_logprobs_of_a_cut_token_are_cut_too() -> None:
     assert [e.token_id for delta in deltas for e in delta.entries] == token_ids[:1]
 
 
+@pytest.mark.covers("T05")
 @settings(deadline=None, derandomize=True)
 @given(st.text(alphabet="ab🙂é lo", max_size=12), st.integers(1, 4), st.sampled_from(["lo", "🙂b"]))
 def test_entries_and_text_agree(text: str, size: int, stop: str) -> None:

@@ -41,6 +41,7 @@ def byte_ids(data: bytes) -> list[int]:
     return [ID_OF_BYTES[bytes([byte])] for byte in data]
 
 
+@pytest.mark.covers("T09")
 @settings(max_examples=everyday(100, of=400), deadline=None, derandomize=True)
 @given(ALL_IDS)
 def test_pieces_add_up_to_the_whole(token_ids: list[int]) -> None:
@@ -82,6 +83,7 @@ def test_special_tokens_have_no_text_even_inside_a_character() -> None:
     assert pieces([first, 0, second, 1]) == ["", "", "é", "", ""]
 
 
+@pytest.mark.covers("T10")
 def test_garbage_is_let_go_and_costs_the_same_for_ever() -> None:
     longest = 0
 
@@ -114,6 +116,7 @@ def sentencepiece() -> Tokenizer:
     return tokenizer
 
 
+@pytest.mark.covers("T09")
 @pytest.mark.parametrize(
     ("token_ids", "text"),
     [
@@ -129,15 +132,25 @@ def test_word_marks_and_byte_tokens(token_ids: list[int], text: str) -> None:
     assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == text
 
 
+@pytest.mark.covers("T09")
 def test_a_completion_keeps_the_space_after_its_prompt() -> None:
     detokenizer = Detokenizer(sentencepiece().decode, frozenset(), continues=[1])
     assert detokenizer.push(2) == " world"
 
 
+@pytest.mark.covers("T08")
 def test_a_prompt_that_ends_inside_a_character_is_no_context() -> None:
     first, second = byte_ids("é".encode())
     detokenizer = Detokenizer(MODEL.decode, frozenset(), continues=[first])
     assert detokenizer.push(second) + detokenizer.flush() == "�"
+
+
+@pytest.mark.covers("T08", "T09")
+@pytest.mark.parametrize("prompt", [[1, 4], [1, 4, 5, 6], [3, 1, 4, 4, 4]])
+def test_the_space_behind_a_prompt_that_ends_inside_a_character_is_kept(prompt: list[int]) -> None:
+    detokenizer = Detokenizer(sentencepiece().decode, frozenset(), continues=prompt)
+    assert detokenizer.push(2) == " world"
+    assert detokenizer.push(2) == " world"
 
 
 def test_a_long_answer_is_exact() -> None:

@@ -46,6 +46,7 @@ def test_examples(stops: list[str], pieces: list[str], shown: str, is_stopped: b
     assert shown_by(stops, pieces) == (shown, is_stopped)
 
 
+@pytest.mark.covers("T04")
 @settings(deadline=None, derandomize=True)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
@@ -55,6 +56,7 @@ def test_cuts_never_matter(stops: list[str], pieces: list[str]) -> None:
     assert shown_by(stops, pieces) == reference(stops, "".join(pieces))
 
 
+@pytest.mark.covers("T04")
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), st.text("abc"))
 def test_no_more_is_held_than_may_become_a_stop(stops: list[str], text: str) -> None:

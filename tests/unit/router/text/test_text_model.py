@@ -210,6 +210,7 @@ def test_padding_and_truncation_left_in_the_file_do_not_matter(folder: Path) -> 
     assert after == before
 
 
+@pytest.mark.covers("T06")
 def test_the_bytes_of_a_byte_level_token(folder: Path) -> None:
     model = TextModel.load(folder, "", 0)
     seen = {model.describe_token(i).raw for i in range(model.vocab_size)}
@@ -220,6 +221,7 @@ def test_the_bytes_of_a_byte_level_token(folder: Path) -> None:
     assert model.describe_token(10**6).raw == b""
 
 
+@pytest.mark.covers("T06")
 def test_the_bytes_of_sentencepiece_tokens() -> None:
     vocab = {"▁Hello": 0, "<0xF0>": 1, "é": 2}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -50,6 +50,7 @@ SAMPLES: list[tuple[str, ThinkingFormat, str, Parsed]] = [
     ("hermes", NONE, hermes() + "\n", ("", "", ONE)),
     ("hermes", NONE, "\n\n" + hermes(), ("", "", ONE)),
     ("hermes", NONE, hermes() + "\n" + hermes("now", "{}"), ("", "", [*ONE, ("now", "{}")])),
+    ("hermes", NONE, hermes("now", "{}") + "\n" + hermes(), ("", "", [("now", "{}"), *ONE])),
     ("hermes", NONE, hermes() + hermes() + hermes(), ("", "", ONE * 3)),
     ("hermes", NONE, "I look it up.\n" + hermes(), ("", "I look it up.", ONE)),
     ("hermes", NONE, hermes(arguments=TRICKY), ("", "", [("get_weather", TRICKY)])),
@@ -126,7 +127,7 @@ def cut(text: str, at: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise([0, *sorted(at), len(text)])]
 
 
-@pytest.mark.covers("G14", "G15")
+@pytest.mark.covers("G14", "G15", "T17")
 @pytest.mark.parametrize(("call_format", "thinking", "text", "parsed"), SAMPLES)
 def test_every_cut_gives_the_same_parts(
     call_format: str, thinking: ThinkingFormat, text: str, parsed: Parsed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.tools.thinking import ThinkingFormat, ThinkingTokens
+from router.tools.thinking import ThinkingFormat, ThinkingTokens, thinking_behind
 
 TAGGED, BEGUN, NONE = ThinkingFormat.TAGGED, ThinkingFormat.BEGUN, ThinkingFormat.NONE
 
@@ -16,6 +16,7 @@ def counted(form: ThinkingFormat, *texts: str) -> tuple[int, bool]:
     return tokens.num, tokens.is_over
 
 
+@pytest.mark.covers("T02")
 @pytest.mark.parametrize(
     ("form", "texts", "wanted"),
     [
@@ -36,3 +37,16 @@ def test_tokens_up_to_the_last_tag_are_thinking(
     form: ThinkingFormat, texts: tuple[str, ...], wanted: tuple[int, bool]
 ) -> None:
     assert counted(form, *texts) == wanted
+
+
+@pytest.mark.covers("T12", "T13")
+@pytest.mark.parametrize(
+    ("end", "wanted"), [("", TAGGED), ("<think>\n", BEGUN), ("<think>\n\n</think>\n\n", NONE)]
+)
+@pytest.mark.parametrize("said", ["Hi", "Write <think></think>", "<think>", "</think>"])
+def test_how_an_answer_begins_depends_on_the_end_of_the_prompt_alone(
+    said: str, end: str, wanted: ThinkingFormat
+) -> None:
+    """What users write of tags is not at the end: the template begins the answer behind it."""
+    prompt = f"[user] {said}\n[assistant] {end}"
+    assert thinking_behind(prompt, can_think=True) is wanted

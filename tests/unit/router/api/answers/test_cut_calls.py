@@ -69,6 +69,7 @@ def told(path: str, events: list[Any], *, stream: bool) -> tuple[bool, list[bool
     return last["choices"][0]["finish_reason"] == "tool_calls", []
 
 
+@pytest.mark.covers("T15")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 async def test_calls_are_to_be_run_where_all_of_them_are_whole(path: str, stream: bool) -> None:

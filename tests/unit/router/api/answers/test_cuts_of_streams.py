@@ -145,7 +145,7 @@ def joined(api: Api, body: str) -> list[Part]:
     return [(kinds[place], text) for place, text in texts.items()]
 
 
-@pytest.mark.covers("G14", "G15")
+@pytest.mark.covers("G14", "G15", "T04")
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @pytest.mark.parametrize(
     ("stop", "is_stopped", "wanted"),
@@ -183,6 +183,7 @@ def num_thinking(model: TextModel, token_ids: list[int]) -> int:
     return len(token_ids)
 
 
+@pytest.mark.covers("T02")
 @pytest.mark.parametrize(
     ("api", "details"),
     [(APIS[0], "completion_tokens_details"), (APIS[1], "output_tokens_details")],

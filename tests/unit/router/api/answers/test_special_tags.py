@@ -64,6 +64,7 @@ async def answer(token_ids: list[int], finish: FinishReason, body: dict[str, Any
     return choice
 
 
+@pytest.mark.covers("T14")
 @pytest.mark.parametrize("field", ["include_stop_str_in_output", "no_stop_trim"])
 @pytest.mark.parametrize("shown", [False, True])
 async def test_the_end_of_an_answer_is_no_text_of_it(field: str, shown: bool) -> None:

@@ -147,6 +147,24 @@ async def test_logprobs_in_streams() -> None:
     ]
 
 
+@pytest.mark.covers("T07")
+@pytest.mark.parametrize("size", [2, 20])
+async def test_tokens_that_come_together_have_log_probabilities_of_their_own(size: int) -> None:
+    """As they come with drafts, or when a stream was held up."""
+    body = CHAT | {"logprobs": True, "top_logprobs": 2}
+    said = "Hello world over the lazy dog"
+    found = [
+        [
+            entry
+            for payload in (await streamed(make_edge(says(said, size=pace)), CHAT_PATH, body))[:-1]
+            for entry in (payload["choices"][0]["logprobs"] or {"content": []})["content"]
+        ]
+        for pace in (1, size)
+    ]
+    assert found[0] == found[1]
+    assert len({str(entry["top_logprobs"]) for entry in found[0]}) == len(found[0]) > 4
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

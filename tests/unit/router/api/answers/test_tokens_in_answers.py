@@ -105,6 +105,7 @@ async def test_token_ids_are_not_returned_unasked(path: str, is_stream: bool) ->
     assert "token_ids" not in str(found)
 
 
+@pytest.mark.covers("T03")
 async def test_the_tokens_behind_a_stop_string_are_not_returned() -> None:
     chunk = TokenChunk(first_index=0, token_ids=HELLO, finish_reason=None)
     edge = make_edge(plays([chunk]))

@@ -281,6 +281,7 @@ async def test_a_stream_that_is_over_sends_no_pings() -> None:
             assert await client.has_nothing()
 
 
+@pytest.mark.covers("T20")
 async def test_the_tokens_of_a_prompt_are_told_with_the_first_token() -> None:
     """`message_start` says how many of them were in a cache, which nobody knows before."""
     said = chunks(HELLO, num_cached=4)
