@@ -69,7 +69,7 @@ def limits_of(initial_lexer_fuel: int) -> LLParserLimits:
 
 
 _BYTES = [bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
-"""Those of UTF-8."""
+"""The bytes of UTF-8, each as `bytes`."""
 
 LIMITS = limits_of(1_000_000)
 _TRIAL_LIMITS = limits_of(20_000)

@@ -18,7 +18,7 @@ _POLL_MS = 50
 
 
 class DecodeEnds:
-    """So many machines; each has room for its share of `num_handoffs` at once."""
+    """The receiving machines; each has room for its share of `num_handoffs` at once."""
 
     def __init__(self, num_ends: int, num_handoffs: int) -> None:
         self._num_handoffs = num_handoffs

@@ -103,20 +103,23 @@ def _requests(arguments: argparse.Namespace) -> list[TraceRequest]:
     return generated_trace(most or GENERATED, arguments.rate, arguments.seed)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Serve the trace; return the content of the JSON line. Raises `ConfigError`."""
-    requests, nodes = _requests(arguments), _nodes(arguments)
+def _setup(arguments: argparse.Namespace) -> ClusterSetup:
+    nodes = _nodes(arguments)
     if arguments.host_memory < 0:
         raise ConfigError(f"--host-memory is {arguments.host_memory}: wanted 0 or more")
-    targets = LatencyTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
-    setup = ClusterSetup(
+    engine = EngineConfig(prefix_host_memory=arguments.host_memory << 30)
+    return ClusterSetup(
         profile=read_profile(arguments.profile),
         num_nodes=nodes,
-        config=Config(
-            role=Role.DECODE, engine=EngineConfig(prefix_host_memory=arguments.host_memory << 30)
-        ),
+        config=Config(role=Role.DECODE, engine=engine),
         seed=arguments.seed,
     )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Serve the trace; return the content of the JSON line. Raises `ConfigError`."""
+    requests, setup = _requests(arguments), _setup(arguments)
+    targets = LatencyTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
     began_s = time.process_time()
     cluster = SimulatedCluster(setup)
     clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=arguments.seed)
@@ -146,7 +149,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "simulated_s": round(simulated_s, 3),
         "simulated_s_per_s": round(simulated_s / took_s, 2),
         "refused": len(requests) - len(clients),
-        "nodes": {role.value: number for role, number in nodes.items()},
+        "nodes": {role.value: number for role, number in setup.num_nodes.items()},
         "steps": sum(one.num_steps for one in counters),
         "runs": sum(node.execution.num_runs for node in cluster.nodes),
         "events": cluster.timeline.num_handled,

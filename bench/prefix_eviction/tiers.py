@@ -29,7 +29,7 @@ class Kept(Enum):
     USED_TWICE = "used_twice"
     """Blocks that a prompt found, or computed again soon after the pool evicted them."""
     PAID = "paid"
-    """Those, and as many others as uses of blocks pay for, as the product does."""
+    """Blocks of `USED_TWICE`, and as many others as uses of blocks pay for, as the product does."""
     ALL = "all"
 
 

@@ -46,7 +46,7 @@ def code_cache_folder(sources: Path, *facts: object) -> str:
 
 
 def keep_compiled(caching: Any, sources: Path, *facts: object) -> str:
-    """Have numba keep there what it compiles below `sources`, and return the folder.
+    """Make numba cache there what it compiles below `sources`, and return the folder.
 
     `caching` is `numba.core.caching`; to be called before kernels are decorated. By itself numba
     loads nothing that was compiled from equal files in another place: every copy of this package

@@ -67,7 +67,7 @@ class StepAfter:
             self._entries.pop(step.sequences[entry].sequence_id, None)
 
     def on_taken(self, step: PlannedStep, *, has_drafts: bool) -> None:
-        """Tell the runner which begun step a planned one is, and offer it the one after.
+        """Match a planned step with the step that the runner has begun, and offer the one after.
 
         `has_drafts`: some were found that a plan may verify; one that was begun verifies none.
         """

@@ -38,7 +38,7 @@ class NodeRole:
         return tuple(role for role in roles if role not in self._refused)
 
     def on_change(self, tell_flow: Callable[[], object], announce: Announce) -> None:
-        """Have the flow told of each change, and then the placement store by `announce`."""
+        """Report each change to the flow, and then to the placement store by `announce`."""
         self._tell_flow, self._announce = tell_flow, announce
 
     async def change(self, role: Role, number: int = 0) -> Role:

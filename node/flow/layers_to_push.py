@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from node.flow.messages import PushBlocks
 
 MOST_HELD_BYTES = 2 << 20
-"""So many bytes wait for no further layer: a network begins at once with what takes it long."""
+"""Bytes from which layers are handed over at once: large layers keep a network busy."""
 
 
 class LayersToPush:

@@ -35,7 +35,7 @@ class ClusterStatus:
     warnings: tuple[str, ...]
     nodes: tuple[Facts, ...]
     scaling: str
-    """What the load wants of the roles, as a sentence; '' where the router does not say."""
+    """How many nodes of each role the load needs, as a sentence; '' where the router sends none."""
     serving: Mapping[str, float]
     """Numbers of `serving` in the answer, by name; those that it does not have are left out."""
 

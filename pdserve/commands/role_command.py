@@ -17,7 +17,7 @@ _LARGEST_REPLY_BYTES = 64 << 10
 
 
 def give_role(url: str, node_id: str, role: str, *, api_key: str = "") -> str:
-    """Have the router at `url` give a node a role; return what has changed, in words.
+    """Ask the router at `url` to give a node a role; return what has changed, in words.
 
     Raises `ConfigError` for what is no role or no node, and `RouterUnreachable` or `RouterRefused`.
     """

@@ -66,7 +66,7 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What one command changes: other defaults, settings that it chooses itself, and more rules."""
+    """The settings of one command: its defaults, those that it chooses itself, and more rules."""
 
     name: str
     defaults: Mapping[str, Value]

@@ -13,7 +13,7 @@ _FOLDER = "keys"
 
 
 class LocalKeysError(PdserveError):
-    """What makes keys is not installed."""
+    """The package that makes keys is not installed."""
 
     code = "local_keys_error"
 

@@ -1,4 +1,4 @@
-"""What `pdserve up` says: while nodes start, when all serve, and when a process has ended."""
+"""The output of `pdserve up`: while nodes start, when all serve, when a process has ended."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from common.settings.config import Config
 from pdserve.planning.search import Fleet
 
 WORTH = 0.03
-"""A setting is worth changing if so many more of all requests are within the targets."""
+"""The share of all requests that a setting must bring within the targets to be advised."""
 _THRESHOLDS = (0, 256, 1024, 4096)
 _FACTORS = (0.5, 2, 4)
 _POLICIES = ("none", "global_ratio", "learned")

@@ -19,7 +19,7 @@ from simulator.trace_file import TraceRequest
 
 MOST_NODES = 512
 OVERLOAD = 1.25
-"""What gives way first is seen at so many times the load that a cluster carries."""
+"""Multiple of the load that a cluster carries, at which its first bottleneck is looked for."""
 ALONE_REQUESTS, ALONE_GAP_S = 250, 120.0
 _ALL_BUSY = 0.8
 """Prompts that wait together are computed in fewer steps: no fewer nodes than this share of those
@@ -38,7 +38,7 @@ class TargetsOutOfReach(PdserveError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is planned: targets that a share `attain` of the requests has to meet."""
+    """The input of a plan: targets that a share `attain` of the requests must meet."""
 
     profile: DeviceProfile
     config: Config
@@ -87,7 +87,7 @@ class Advised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNodes:
-    """What was found. `split` and `mixed` have as many nodes; `needed` meets the targets."""
+    """The clusters found: `split` and `mixed` of equal size; `needed` meets the targets."""
 
     wanted: Wanted
     split: Candidate | None
@@ -110,7 +110,7 @@ class PlannedNodes:
 
     @property
     def margin(self) -> float:
-        """How many times the other one's load the best carries; 0 where the other carries none."""
+        """The load of the best cluster over that of the other; 0 where the other carries none."""
         if self.split is None:
             return 0.0
         other = self.mixed if self.best is self.split else self.split

@@ -78,7 +78,7 @@ def _tpots(one: Candidate) -> Sequence[float]:
 
 
 def _shares(values: Sequence[float]) -> Points:
-    """Return how many percent are at most so long, in at most `MOST_POINTS` points, up to 99 %."""
+    """Return the cumulative distribution in percent, up to 99, in at most `MOST_POINTS` points."""
     ordered = sorted(values)
     count = len(ordered)
     kept = range(0, max(1, round(count * 0.99)), max(1, count // MOST_POINTS)) if count else ()

@@ -44,7 +44,7 @@ TOUCHED_BYTES = 2 << 30
 
 
 class ProfiledRunner(Protocol):
-    """What is measured of a model on this machine."""
+    """A loaded model, as it is measured on this machine."""
 
     @property
     def layout(self) -> KVLayout: ...

@@ -47,7 +47,7 @@ as they come, and what is called then. Returns when it was asked."""
 
 
 class ServedTimes(NamedTuple):
-    """What clients see; nothing, where no cluster served."""
+    """The times that clients see; empty where no cluster served."""
 
     streamed: tuple[StreamedTime, ...] = ()
     first_tokens: tuple[FirstTokenTime, ...] = ()
@@ -184,7 +184,7 @@ class ServedTimer:
         return _Timed(at_s, self._computed_s() - before_s)
 
     def _gaps_at_once(self, number: int) -> list[float]:
-        """Return the mean gap of each of so many answers while all of them decode."""
+        """Return the mean gap of each of these answers while all of them decode."""
         answers = [one[2:] for one in self._at_once(number, NUM_SHORT_PROMPT, 2 * NUM_OUTPUT)]
         begin_s, end_s = max(one[0] for one in answers), min(one[-1] for one in answers)
         return _gaps_s([_between(one, begin_s, end_s) for one in answers])

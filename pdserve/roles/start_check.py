@@ -1,4 +1,4 @@
-"""What `check-config` checks beside the settings: the files, folders and sizes that they name."""
+"""Checks of `check-config` beside the settings: the files, folders and sizes that they name."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _ALL, _NONE = "all", "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What to run: histories from `seed` on, or the one of a file."""
+    """The histories to run: those from `seed` on, or the one of a file."""
 
     seed: int
     num_histories: int

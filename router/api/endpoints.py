@@ -42,7 +42,7 @@ MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerFor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What tells the APIs apart. `name` is that of metrics and logs, `operation` that of traces.
+    """One API: `name` stands in metrics and logs, `operation` in traces.
 
     `title`, `body` and `responses` describe it, for `/openapi.json`.
     """

@@ -34,7 +34,7 @@ from router.watch.request_watch import Operation, RequestWatch, RequestWatcher
 logger = logging.getLogger("pdserve.router.http")
 
 ADMIN_SEATS = 8
-"""Places beside those of everybody, for an administrator who looks for what takes all of those."""
+"""Seats for administrators only, who must get answers when all other seats are taken."""
 
 FINAL_EVENT_TIMEOUT_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""

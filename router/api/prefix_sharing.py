@@ -1,4 +1,4 @@
-"""Who shares KV with whom: the salt of a request, made of its API key and of what it asks for.
+"""Which requests share KV: the salt of a request, made of its API key and its `cache_salt`.
 
 The salt is a part of every block's hash. So it isolates in every tier of every node, in pulls and
 handoffs, and in what routers know of nodes, and none of these knows of keys.

@@ -36,7 +36,7 @@ _ERRORS = COMMON_ERRORS | error_responses(400, 404, 408, 413, 429, 503, 504)
 
 
 class TokenizationApi:
-    """What these endpoints answer, for one model."""
+    """The answers of these endpoints, for one model."""
 
     def __init__(self, text_model: TextModel, api: OpenAiApi) -> None:
         self._model = text_model

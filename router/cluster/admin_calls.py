@@ -1,4 +1,4 @@
-"""What an administrator asks of one node: who may ask, how it is said, what goes wrong."""
+"""Calls of an administrator to one node: permissions, fields, log lines and errors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RunningNodes(Protocol):
         """Return whether a node may be heard, now or again."""
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
-        """Have a node take new work of another role; see `NodePool.set_role`."""
+        """Change the role of a node for new work; see `NodePool.set_role`."""
 
     async def wait_heard(self) -> None:
         """Return when every node that the store listed first was heard or left."""

@@ -1,4 +1,4 @@
-"""What the endpoints about the cluster take and answer, for `/openapi.json`."""
+"""Bodies and answers of the endpoints about the cluster, for `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in words: nodes that are missing, or whose KV no node can take."""
+"""Warnings about a cluster: nodes that are missing, or whose KV no node can take."""
 
 from __future__ import annotations
 

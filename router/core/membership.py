@@ -71,15 +71,15 @@ class Membership:
         self._unlisted: set[Incarnation] = set()
         self._gone: dict[Incarnation, str] = {}
         self._gone_before: dict[Incarnation, str] = {}
-        """Those that were gone before the store was asked."""
+        """The nodes that were gone before the store was asked, with the reasons."""
         self._roster = Roster()
         self._changed: dict[Incarnation, None] = {}
         """Nodes whose view in the roster is old, in the order of events. The order of a set is
         another one in each process, and the choices of wide clusters would depend on it."""
         self._busier: dict[Incarnation, None] = {}
-        """Those of which only the requests that this router has on them are others."""
+        """Nodes of which only the number of this router's requests has changed."""
         self._reported: dict[Incarnation, None] = {}
-        """Those of which only the report is a new one."""
+        """Nodes of which only the report is new."""
 
     @property
     def other_models(self) -> list[str]:

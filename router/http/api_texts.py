@@ -1,4 +1,4 @@
-"""What `/docs` says about the API for people: groups, fields, and bodies to send."""
+"""The texts of `/docs`: groups, fields, and bodies to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a route names what it takes and answers, for `/openapi.json`.
+"""Descriptions of the bodies and answers of a route, for `/openapi.json`.
 
 Answers are `TypedDict`s, declared where they are made. The framework does not get the types
 themselves, of which it would make a validator for each answer of each route. Nothing is checked
@@ -92,10 +92,10 @@ def good_response(
 
 
 COMMON_ERRORS = error_responses(401, 403, 500)
-"""What every endpoint behind the keys may answer."""
+"""The errors of every endpoint that requires a key."""
 
 PROBE_ERRORS = error_responses(403)
-"""What those that are open without a key may answer."""
+"""The errors of the endpoints that are open without a key."""
 
 
 def described_body(kind: Any, **more: str) -> dict[str, Any]:

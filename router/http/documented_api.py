@@ -12,7 +12,7 @@ Described = dict[str, Any]
 
 
 class ServedModel(NamedTuple):
-    """What bodies to send depend on: the model's name, and whether its chat template is there."""
+    """The model's name, and whether it has a chat template: the bodies to send depend on them."""
 
     name: str
     can_chat: bool

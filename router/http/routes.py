@@ -1,4 +1,4 @@
-"""Who may call a route: declared where the route is, and found from the route that is matched.
+"""Access to routes: declared beside the route, and looked up from the matched route.
 
 Nothing else decides about rights, so no way to write a path leads to a route without its rights.
 """

@@ -15,7 +15,7 @@ _Row = Annotated[list[float | None], Field(description="In the order of columns.
 
 
 class Serving(TypedDict):
-    """What this router served: rates of the last 5 s, medians of the last 10 s."""
+    """The service of this router: rates of the last 5 s, medians of the last 10 s."""
 
     uptime_s: _Number
     in_progress: Count

@@ -141,7 +141,7 @@ class ChoiceText:
         self._scope = scope
         self._counts = NO_COUNTS
         self._entries: deque[tuple[int, LogprobEntry]] = deque()
-        """Those that are not sent yet, each with the characters that go before or with it."""
+        """The entries that are not sent yet, each with the characters before or with it."""
         self._decoded_chars = self._sent_chars = len(echo)
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:

@@ -20,7 +20,7 @@ NUM_RECENT_ERRORS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestError:
-    """What ended a request. `text` is empty where it may quote the conversation."""
+    """The error that ended a request. `text` is empty where it may quote the conversation."""
 
     at_s: float
     endpoint: str

@@ -1,4 +1,4 @@
-"""What a router did in the last minute, for its log. Pure: times are arguments.
+"""The work of a router in the last minute, for its log. Pure: times are arguments.
 
 It is made of counts that requests keep anyway, once a second and outside of every request.
 """

@@ -23,7 +23,7 @@ MAX_SHOWN_CHOICES = 4
 _CALM_ENDS = frozenset({"ok", "client_closed", "cancelled"})
 
 Operation = Literal["chat", "text_completion"]
-"""What a request asks of a model, in OpenTelemetry's words (`gen_ai.operation.name`)."""
+"""The operation of a request, in OpenTelemetry's terms (`gen_ai.operation.name`)."""
 
 
 @dataclass(slots=True)

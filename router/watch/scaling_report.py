@@ -1,5 +1,5 @@
-"""What the load wants of the cluster, as `/v1/scaling`, `/v1/cluster`, the live page and metrics
-show it: one value, so they agree."""
+"""How many nodes of each role the load needs: one value, so that `/v1/scaling`, `/v1/cluster`, the
+live page and metrics agree."""
 
 from __future__ import annotations
 

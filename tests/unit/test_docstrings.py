@@ -8,6 +8,9 @@ No docstring begins with "Of", and one of an attribute or a constant begins with
 article, not with a preposition: "Most characters of a name", not "Of a name". `place` names no
 variable: an index is an `index`, an address an `address` or a `pointer`.
 
+No docstring begins with "Those", "So many" or "Take that": it names the thing, and says what is
+done with it. `simulator` and the GPU's runner do not keep this rule yet.
+
 What follows in a sequence comes after it: nothing stands "behind the last token". A client, a
 sequence or a node is named, not "whoever".
 
@@ -45,6 +48,9 @@ NO_VERBS = re.compile(
 
 # First words of docstrings of attributes that leave out the noun.
 NO_NOUNS = re.compile("At|Between|By|For|From|If|In|Of|To|Until|Up|When|Where|While|With")
+# First words of docstrings that leave the subject to the reader.
+NO_SUBJECTS = re.compile(r"(Those|So (many|much)|Take (that|how|why|what|when|where))\b")
+WITH_RIDDLES = ("simulator/", "engine/runner/gpu/", "tests/")
 # Where `place` named an index or a pointer. Packages of `engine/runner` besides `kernels` follow.
 WITHOUT_PLACES = ("engine/core/", "engine/runner/kernels/", "node/", "protos/", "router/core/")
 
@@ -190,6 +196,17 @@ def test_docstrings_say_the_noun() -> None:
         for name, text in without_nouns(parsed(path.read_text()))
     ]
     assert not fragments, "\n".join(fragments)
+
+
+def test_docstrings_name_their_subject() -> None:
+    riddles = [
+        f"{name_of(path)}: {name}: {text[:50]}"
+        for path in python_files()
+        if not name_of(path).startswith(WITH_RIDDLES)
+        for name, text in docstrings(parsed(path.read_text()))
+        if NO_SUBJECTS.match(text)
+    ]
+    assert not riddles, "\n".join(riddles)
 
 
 def test_no_docstring_begins_with_of() -> None:

@@ -162,7 +162,7 @@ class PeakReserve:
         most_used: int,
         future: _Future | Callable[[], _Future],
     ) -> None:
-        """Take what is known; `future` may be what makes the rest."""
+        """Hold the known values; `future` may make the rest."""
         self.policy, self.held_tokens, self.most_used = policy, held_tokens, most_used
         self._future = future
 

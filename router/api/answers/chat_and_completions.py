@@ -29,7 +29,7 @@ from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every event of one answer repeats. `created_s` is Unix time in whole seconds."""
+    """The fields that every event of one answer repeats. `created_s` is Unix time in seconds."""
 
     id: str
     created_s: int
@@ -90,7 +90,7 @@ class AnswerForm(Protocol):
     """The interface that gives answers the shape of an API; made once per request."""
 
     ping: bytes
-    """What a stream sends where nothing else has come for a while."""
+    """The bytes that a stream sends when nothing else has come for a while."""
 
     def begin(self) -> bytes:
         """Return the events that need no token, for a stream whose first one is awaited."""

@@ -23,7 +23,7 @@ from router.tools.text_argument import TextArgument
 
 
 class ItemKind(Enum):
-    """What an item is."""
+    """The kind of an item."""
 
     THINKING = "thinking"
     TEXT = "text"

@@ -10,7 +10,7 @@ from router.text.choice_text import LogprobEntry
 from router.text.logprobs_json import COMPLETION_COLUMNS, DescribeToken, chat_token, finite
 
 LOGPROBS_PER_PART = 1000
-"""Log probabilities, those of the likeliest tokens included: 5 ms of JSON in the shape of chats."""
+"""Log probabilities of one part, alternatives included: 5 ms of JSON in the shape of chats."""
 
 _IDS_PER_PART = 8192
 

@@ -1,4 +1,4 @@
-"""What a body of any API asks for: its fields, grouped once, when it is parsed.
+"""The parameters of a body of any API, grouped once, when it is parsed.
 
 The groups are what to answer, what to sample, what to output, and how the answer is shown. What a
 body alone can have wrong is found here, and the error names the field; `planning` finds what is

@@ -9,7 +9,7 @@ TEXT_ARGUMENT = "input"
 
 
 class ClientTool(NamedTuple):
-    """What a client calls a function: its name, perhaps in a namespace.
+    """The name of a function for its client, perhaps in a namespace.
 
     `is_custom`: the client gets the text of the one argument instead of an object.
     """

@@ -1,4 +1,5 @@
-"""What a request has and the server does not: ignored with one warning each, or refused.
+"""Fields that a request has and the server does not know: ignored with one warning each, or
+refused.
 
 These are fields that it does not know, and kinds of parts that it leaves out: tools and records of
 other servers, which agents send always. A request without them still asks for something; one that
@@ -27,7 +28,7 @@ def named_fields(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class UnknownFields:
-    """What becomes of unknown fields in this process."""
+    """Ignores or refuses the unknown fields of this process."""
 
     def __init__(self, *, are_refused: bool) -> None:
         self._are_refused = are_refused
@@ -79,5 +80,5 @@ class LeftOut:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What was left out, each kind once."""
+        """The kinds of parts that were left out, each once."""
         return tuple(self._kinds)

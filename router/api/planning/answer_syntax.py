@@ -1,4 +1,4 @@
-"""What a chat's answer may hold, and the grammar that it must follow."""
+"""The parts that a chat's answer may have, and the grammar that it must follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels between the router and its planning process: bodies there, plans or errors back.
+"""Messages between the router and its planning process: bodies there, plans or errors back.
 
 A message is two lengths, a head in JSON, and bytes that JSON would make slow or large. A plan is
 one message with everything but its prompts, followed by one message for each prompt: its numbers,

@@ -85,8 +85,11 @@ class BlockIndex:
         """Who has which blocks. Blocks with one holder share the integer of `_bits`, and mostly
         blocks that follow each other share theirs."""
         self._expected: dict[BlockKey, int] = {}
-        """Those that were expected first come first: in an `OrderedDict` each takes twice as long,
-        and the first ones are taken out where nodes report nothing, and else hardly ever."""
+        """The expected blocks, oldest first.
+
+        In an `OrderedDict` each would take twice as long; the oldest are removed only where nodes
+        report nothing.
+        """
         self._first: dict[BlockKey, None] = {}
         """The first keys of `_expected`, the first one last, and some that are not there any more:
         the look-up of a dict's first key passes all that was taken out in front of it."""

@@ -39,11 +39,11 @@ class Kind:
     """That of one of them."""
     num_nodes: int = 0
     staying: list[Incarnation] = field(default_factory=list)
-    """Those that do not drain."""
+    """The nodes that do not drain."""
     ready: list[Incarnation] = field(default_factory=list)
-    """Those of them that are not suspected."""
+    """The nodes of `staying` that are not suspected."""
     free: list[Incarnation] = field(default_factory=list)
-    """Those of these that have a seat for one more answer, as far as is known."""
+    """The nodes of `ready` that have a seat for one more answer, as far as is known."""
 
     @property
     def is_prefill(self) -> bool:

@@ -46,9 +46,9 @@ class Query:
     session: SessionId = b""
     last: SessionNodes = NO_NODES
     blocks: PromptBlocks | None = None
-    """Those of the prompt, from who has them."""
+    """The prompt's blocks, if the caller has them already."""
     known_keys: dict[tuple[str, int], tuple[BlockKey, ...]] = field(default_factory=dict)
-    """Those that were asked for, by the fingerprint and the block size of a node."""
+    """The keys already computed, by the fingerprint and the block size of a node."""
 
     @property
     def num_tokens(self) -> int:

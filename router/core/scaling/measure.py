@@ -146,7 +146,7 @@ class Meter:
     _least_step_s: float = 0.0
 
     def read(self, nodes: Sequence[NodeView], now_s: float) -> dict[Role, Measured]:
-        """Take what the nodes report now; return what was measured, by role."""
+        """Read the present reports of the nodes; return the measurements, by role."""
         held = {role: _Held() for role in ROLES}
         last, self._last = self._last, {}
         for node in nodes:

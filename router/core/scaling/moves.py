@@ -69,7 +69,7 @@ class Moves:
         self._return_hold_s = HOLD_S
 
     def on_moved(self, role: Role, now_s: float) -> None:
-        """Take that a node got this role."""
+        """Record that a node got this role."""
         if self._is_back(role) and self._moved_at_s is not None:
             has_paid = now_s - self._moved_at_s >= PAYS_BACK_S
             self._return_hold_s = HOLD_S if has_paid else min(MOST_HOLD_S, 2 * self._return_hold_s)

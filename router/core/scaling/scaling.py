@@ -33,7 +33,7 @@ class RoleScaling:
         self.moves = Moves()
 
     def decide(self, nodes: Sequence[NodeView], now_s: float) -> Decision:
-        """Take what all nodes report now; return what follows."""
+        """Read the present reports of all nodes; return the decision."""
         found = demands(self._meter.read(nodes, now_s), self.targets)
         return Decision(
             at_s=now_s,

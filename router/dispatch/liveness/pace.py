@@ -34,7 +34,7 @@ asked, so a silence is counted from a number on. By itself it speaks when a numb
 when it is suspected already. A router that says nothing for 5 s is pinged by the node,
 in less than 10 s once. One whose lease has ended is not waited for: it is asked at `WIDE`."""
 WIDE_NODES = 64
-"""So many nodes and more are heard at the paces `WIDE` and `IDLE`."""
+"""Number of nodes from which the paces `WIDE` and `IDLE` are used."""
 IDLE_TICKS = 8
 """The time without a request after which a node is idle."""
 PINGED_TICKS = 160
@@ -43,4 +43,4 @@ costs as much as the pings of about so long."""
 ALARM_TICKS = 8
 """The time for which all nodes are asked at the pace `WIDE` after one fell silent."""
 PHASES = IDLE.echo_every
-"""Those of many nodes should send in different ticks, at either pace."""
+"""Number of phases: many nodes should send in different ticks, at either pace."""

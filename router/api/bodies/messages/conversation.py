@@ -17,7 +17,7 @@ from router.api.bodies.unknown_fields import LeftOut
 Turn = dict[str, Any]
 
 _THOUGHTS = ("reasoning_content", "reasoning")
-"""What chats call the thoughts of a message, where they are no block of it."""
+"""The fields of chats with the reasoning of a message, where it is no block of it."""
 _OF_SERVER = ("container_upload", "compaction")
 
 

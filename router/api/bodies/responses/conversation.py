@@ -19,7 +19,7 @@ from router.api.bodies.unknown_fields import LeftOut
 Turn = dict[str, Any]
 
 _THOUGHTS = ("reasoning_content", "reasoning")
-"""What chats call the thoughts of a message, where they are no item of their own."""
+"""The fields of chats with the reasoning of a message, where it is no item of its own."""
 _OTHER_CALLS = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
