@@ -160,12 +160,17 @@ class FlowActions:
 
     def _fall_back_to_local(self, attempt: Attempt, now_s: float) -> None:
         decode = attempt.decode
-        if decode is None or self._is_second(attempt):
+        if decode is None:
             self._give_up(attempt, self._candidates.overloaded("every prefill node refused", 1.0))
             return
-        self._out += self._attempts.restart()
-        self._main.reason = "local prefill: no prefill node took it"
-        self._send_reserve(self._main, decode, None, now_s)
+        if self._is_second(attempt):
+            self._out += self._attempts.drop(attempt)
+            again = self._attempts.begin_second()
+        else:
+            self._out += self._attempts.restart()
+            again = self._main
+        again.reason = "local prefill: no prefill node took it"
+        self._send_reserve(again, decode, None, now_s)
 
     def _on_refusal(self, attempt: Attempt, node: Incarnation, error: PdserveError) -> None:
         can_queue = node == attempt.decode and not attempt.may_wait

@@ -501,3 +501,26 @@ def test_an_answer_that_goes_on_asks_nobody_again() -> None:
     flow.on_no_choice(Overloaded("all tried"))
     flow.on_node_trusted(D0)
     assert flow.on_waited() == []
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_second_attempt_computes_its_prompt_where_no_prefill_node_takes_it(is_full: bool) -> None:
+    flow = reserving()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, P0, "another node", 11.0)
+    if not is_full:
+        assert flow.on_node_suspected(P0) == []
+    effects = flow.on_reserve_reply(D1, SECOND, TICKET, 11.0)
+    if is_full:
+        effects = flow.on_prefill_reply(P0, SECOND, Overloaded("full"))
+    assert isinstance(effects[-1], Choose)
+    assert effects[-1].decode == D1
+    effects = flow.on_choice(D1, None, "no prefill node is left", 12.0)
+    assert aborts(effects) == {(D1, SECOND)}
+    reserve = next(one for one in effects if isinstance(one, SendReserve))
+    assert (reserve.node, reserve.request.id) == (D1, THIRD)
+    assert reserve.must_prefill_locally
+    flow.on_reserve_reply(D1, THIRD, LOCAL, 12.0)
+    effects = flow.on_output(D1, output(THIRD, 0, 10))
+    assert emitted(effects) == [10]
+    assert aborts(effects) == {(D0, FIRST)}
