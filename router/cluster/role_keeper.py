@@ -15,8 +15,9 @@ wakes still has to tell is what the node has already, or is old and refused. Whe
 changed other nodes meanwhile, so that the one of the change is the last one in its role, the change
 is taken back: by a further one, which gives the node the role that it has.
 
-While changes that a person has asked this router for are under way, no change begins: what nodes
-report is then not what they will be.
+What a person has changed through another router until a change begins is listed by the store by
+then, which is asked once more. While changes that a person has asked this router for are under way,
+no change begins: what nodes report is then not what they will be.
 
 Without the store nothing is decided.
 """
@@ -64,6 +65,9 @@ class RunningNodes(Protocol):
 
     async def wait_heard(self) -> None:
         """Return when every node that the store listed first was heard or left."""
+
+    async def wait_refreshed(self) -> None:
+        """Return when the store was asked once more what nodes say of themselves."""
 
 
 class RoleKeeper:
@@ -165,6 +169,7 @@ class RoleKeeper:
             *(begun.number, move.node, move.role.value, move.role_before.value, move.why),
         )
         self._begun = begun.number, move
+        await self._nodes.wait_refreshed()
         await self._finish(router, begun)
 
     async def _finish(self, router: Incarnation, begun: RoleMove) -> None:

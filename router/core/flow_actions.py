@@ -166,6 +166,7 @@ class FlowActions:
         if self._is_second(attempt):
             self._out += self._attempts.drop(attempt)
             again = self._attempts.begin_second()
+            again.asks_one = attempt.asks_one
         else:
             self._out += self._attempts.restart()
             again = self._main

@@ -112,6 +112,8 @@ class NodePool:
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
         self.changes = ChangesUnderWay()
+        self._waiting: list[asyncio.Future[None]] = []
+        """Those that wait for what the store lists from now on."""
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""
@@ -190,6 +192,7 @@ class NodePool:
 
     async def refresh(self, router: Incarnation) -> None:
         """Ask the store once, then open and close clients to match."""
+        waiting, self._waiting = self._waiting, []
         self.membership.on_asking()
         try:
             listing = await self._store.live_nodes()
@@ -210,6 +213,16 @@ class NodePool:
             await asyncio.sleep(0)
         self._between.warm()
         self._count_nodes()
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def wait_refreshed(self) -> None:
+        """Return when the store was asked once more, and has answered or is away."""
+        refreshed = asyncio.get_running_loop().create_future()
+        self._waiting.append(refreshed)
+        self._should_refresh.set()
+        await refreshed
 
     async def wait_heard(self) -> None:
         """Return when the store was asked, and every node that it listed then was heard or left."""

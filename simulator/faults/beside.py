@@ -64,12 +64,13 @@ class AdministratorCalls:
         membership: Membership,
         *,
         follow: Callable[[Sequence[MembershipEffect]], object],
+        refresh: Callable[[], object],
         refresh_soon: Callable[[], object],
     ) -> None:
         self._router, self._clock = router, clock
         self._timeline, self._paths, self._latency_s = timeline, paths, latency_s
         self._lives = lives
-        self._follow, self._refresh_soon = follow, refresh_soon
+        self._follow, self._refresh, self._refresh_soon = follow, refresh, refresh_soon
         self.membership = membership
         self.changes = ChangesUnderWay()
 
@@ -99,6 +100,10 @@ class AdministratorCalls:
         return bool(records) and all(
             self.membership.was_heard(record.incarnation) for record in records
         )
+
+    async def wait_refreshed(self) -> None:
+        """Ask the store once more."""
+        self._refresh()
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         """Have a node take new work of another role. Raises what it refuses it with, and

@@ -119,6 +119,7 @@ class FaultyRouter(WatchedRouter):
             nodes,
             self._membership,
             follow=self._follow,
+            refresh=self._refresh_now,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
@@ -212,6 +213,9 @@ class FaultyRouter(WatchedRouter):
             membership.nodes()
         self._between.warm()
         self.clock.after(self._refresh_s, partial(self._refresh, self._refreshing))
+
+    def _refresh_now(self) -> None:
+        self._refresh(self._refreshing)
 
     def _refresh_soon(self) -> None:
         self.clock.after(0.0, partial(self._refresh, self._refreshing))

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import NodeLost, PdserveError
 from common.nodes import Role
+from router.cluster.drain import drain_node
 from router.cluster.role import MovedNode, give_role
 from router.dispatch.calls_beside import CallsBeside
 from router.http.errors import ApiError
@@ -50,3 +51,19 @@ async def test_of_two_changes_at_once_the_one_that_leaves_no_decode_node_is_refu
     assert router.pool.changes.roles == []
     assert isinstance(moved, MovedNode)
     assert (moved.earlier, moved.role) == (Role.DECODE, Role.PREFILL)
+
+
+async def test_a_node_that_was_told_to_leave_is_not_counted_on_before_it_says_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("d0", "d1"):
+        await cluster.add(name, Role.DECODE)
+    router = await cluster.router()
+
+    async def drain(_beside: CallsBeside) -> float:
+        return 5.0
+
+    monkeypatch.setattr(CallsBeside, "drain", drain)
+    assert (await drain_node(router.pool, "d0")).timeout_s == 5.0
+    with pytest.raises(ApiError, match="without d1 no node would decode"):
+        await give_role(router.pool, "d1", Role.PREFILL)

@@ -190,24 +190,10 @@ ROLES = [
         (FaultKind.DRAIN, FaultKind.ROLE),
     ),
     Bug(
-        "a role without a node waits as long as one that gets a node back",
-        "router.core.scaling.moves",
-        "        is_back = bool(short.num_nodes) and self._is_back(short.role)\n",
-        "        is_back = self._is_back(short.role)\n",
-        (FaultKind.CRASH,),
-    ),
-    Bug(
         "a leader closes an open change without telling the node",
         "router.cluster.role_keeper",
         "                await self._finish(router, leadership.last_move)\n",
         "                await self._store.end_move(router, leadership.last_move.number)\n",
-        (FaultKind.FREEZE, FaultKind.PARTITION),
-    ),
-    Bug(
-        "a node takes a change of its role that is older than its last one",
-        "node.control.role",
-        "            if number and number < self._last_number:\n",
-        "            if number and number < 0:\n",
         (FaultKind.FREEZE, FaultKind.PARTITION),
     ),
 ]

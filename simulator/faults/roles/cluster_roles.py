@@ -39,8 +39,6 @@ class RolesByLoad:
         self._leases, self._nodes = leases, nodes
         self._is_on = are_roles_by_load(history.shape)
         self._breaks_s = _first(fault for fault in history.faults if fault.kind in BREAKING)
-        self._known_s = 0.0 if history.shape.num_routers == 1 else history.shape.lease_s / 2
-        """How long a leader may not know of a change that another router was asked for."""
         self._changed_s: dict[Incarnation, float] = {}
         """The time at which each node took a role that an administrator gave it."""
         self.leading = Leading(leases)
@@ -112,10 +110,10 @@ class RolesByLoad:
         for node in self._nodes.values():
             life = node.life
             leaves_s = life.drain_ends_s - self._shape.drain_s
-            is_leaving = life.is_on and leaves_s + self._known_s <= asked_s
+            is_leaving = life.is_on and leaves_s <= asked_s
             took_s = self._changed_s.get(node.me, 0.0)
             is_decoding = node.role is not Role.PREFILL
-            yield (is_decoding or took_s + self._known_s > asked_s) and not is_leaving
+            yield (is_decoding or took_s > asked_s) and not is_leaving
 
 
 def _first(faults: Iterable[Fault]) -> float:

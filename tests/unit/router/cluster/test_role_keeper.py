@@ -75,6 +75,7 @@ class Nodes:
         self.error: PdserveError | None = None
         self._numbers: dict[Incarnation, int] = {}
         self.changes = ChangesUnderWay()
+        self.asked_elsewhere: list[tuple[Incarnation, Role]] = []
 
     def nodes(self) -> Sequence[NodeView]:
         return [node.view() for node in self.water.nodes]
@@ -84,6 +85,11 @@ class Nodes:
 
     async def wait_heard(self) -> None:
         await asyncio.sleep(0)
+
+    async def wait_refreshed(self) -> None:
+        """Show what a person has just asked another router for."""
+        for node, role in self.asked_elsewhere:
+            self.give(node, role)
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         if self.error is not None:
@@ -363,3 +369,20 @@ async def test_a_change_whose_node_has_become_the_last_in_its_role_is_taken_back
     assert (last.number, last.is_open) == (number, False)
     with pytest.raises(StaleEpoch):  # the first one wakes, and tells the node
         await world.nodes.set_role(begun.node, begun.role, number=begun.number)
+
+
+async def test_what_another_router_was_asked_for_before_a_change_has_begun_counts() -> None:
+    world = World(num_decode=2)
+
+    async def ask() -> None:
+        """Ask another router for the other decode node to become a prefill node."""
+        begun = world.nodes.changes.by_load
+        assert begun is not None
+        decoding = [one for one in world.nodes.nodes() if one.record.role is Role.DECODE]
+        (other,) = (one.incarnation for one in decoding if one.incarnation != begun[0])
+        world.nodes.asked_elsewhere = [(other, Role.PREFILL)]
+
+    world.store.after_begun = ask
+    await world.run(20, R1)
+    assert world.nodes.asked_elsewhere
+    assert [role for _, role, _ in world.nodes.told] == [Role.DECODE], "it is taken back"
