@@ -23,6 +23,7 @@ from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu import on_card
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
+from tests.gpu.wheels import LACKED, pinned
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD: Any = SimpleNamespace(device=SimpleNamespace(properties=SimpleNamespace(name="a card")))
@@ -121,6 +122,12 @@ def test_every_stage_that_is_always_run_has_a_limit_within_the_whole() -> None:
     assert STAGES.keys() >= UNASKED
     assert on_card.LIMITS_S.keys() <= STAGES.keys()
     assert max(on_card.LIMITS_S.values()) < on_card.TOTAL_S < 480
+
+
+def test_wheels_for_a_machine_without_a_network_are_pinned() -> None:
+    found = pinned(LACKED)
+    assert [one.partition("==")[0] for one in found] == list(LACKED)
+    assert all(one.partition("==")[2] for one in found)
 
 
 @pytest.mark.skipif(has_card(), reason="there is a card")
