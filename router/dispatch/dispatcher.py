@@ -49,7 +49,7 @@ from router.dispatch.node_clients import NodeClient
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.placing_recording import PlacingRecording
-from router.dispatch.running_choice import RunningChoice
+from router.dispatch.running_choice import EARLY_S, RunningChoice
 from router.dispatch.stream_calls import Caller
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
@@ -224,7 +224,7 @@ class Dispatcher:
             choice.set_deadline(now_s, self._on_deadline)
 
     def _on_client_gone(self, choice: RunningChoice) -> None:
-        self._feed(choice, choice.flow.on_time, self._clock.now_s())  # An answer may be first.
+        self._feed(choice, choice.flow.on_time, self._clock.now_s() + EARLY_S)
         self._feed(choice, choice.flow.on_client_gone)
 
     def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:

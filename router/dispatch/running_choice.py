@@ -13,6 +13,9 @@ from router.core.request_flow import RequestFlow
 from router.watch.choice_trace import ChoiceTrace
 
 _LATE_TIMER_S = 0.001
+EARLY_S = 0.1
+"""An answer that is given up so shortly before its deadline was given up for it: the HTTP edge has
+the same deadline, by a timer of its own."""
 
 
 @dataclass(slots=True, eq=False)

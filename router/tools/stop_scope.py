@@ -1,7 +1,7 @@
 """In which part of an answer stop strings are searched, whatever pieces the answer comes in.
 
 Stop strings end text. What a model thinks is no text, and repeats what it was asked, stop strings
-too: an answer that ended there would have no text. So they are searched behind the thinking and
+too: an answer that ended there would have no text. So they are searched after the thinking and
 the white space after it, and before the first call. The grammar of an answer with tools lets no
 trigger stand without a call after it, and no text after the last call.
 """
@@ -29,7 +29,7 @@ class Scoped(NamedTuple):
 class _State(Enum):
     OPENING = "the first tag of thinking may come"
     THINKING = "the last tag may come"
-    GAP = "white space behind the thinking may come"
+    GAP = "white space after the thinking may come"
     ANSWER = "a call may come"
     TEXT = "no call can come"
     CALLS = "a call has begun"

@@ -13,7 +13,13 @@ from tests.support.clocks.manual_clock import ManualClock
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "outcome"), [(0.0, "abort"), (DEADLINE_S, "deadline_exceeded")]
+    ("waited_s", "outcome"),
+    [
+        (0.0, "abort"),
+        (DEADLINE_S - 1.0, "abort"),
+        (DEADLINE_S - 0.05, "deadline_exceeded"),
+        (DEADLINE_S + 0.05, "deadline_exceeded"),
+    ],
 )
 async def test_an_answer_that_leaves_at_its_deadline_counts_as_late(
     cluster: Cluster, waited_s: float, outcome: str

@@ -1,4 +1,4 @@
-"""Stop strings are searched behind the thinking and before the first call, however text is cut."""
+"""Stop strings are searched after the thinking and before the first call, however text is cut."""
 
 from __future__ import annotations
 
