@@ -80,7 +80,7 @@ _NEVER = re.compile(
 )
 """Refusals that no wait changes: renamed commands, and databases that the server has not."""
 _TOO_OLD = "not allowed after non deterministic commands"
-"""In the refusal of a server before Redis 5, where scripts that read the clock may not write."""
+"""The refusal by a server before Redis 5 of scripts that read the clock and write."""
 
 _Entry = TypeVar("_Entry", LiveNode, Placement)
 _Command = Callable[[Redis], Awaitable[Any]]

@@ -349,10 +349,9 @@ class Scheduler:
         """Decide the next step from the present state, or from what it will be."""
         if not (self.waiting or (self.running if forecast is None else forecast.running)):
             return StepPlan()
-        num_copies = self.swapping.num_under_way + len(self.kept_prefixes.under_way)
-        num_coming = 0
-        if num_copies:
-            num_coming = self.swapping.num_coming(self.pool) + self.kept_prefixes.num_coming
+        swapping, kept = self.swapping, self.kept_prefixes
+        num_copies = swapping.num_under_way + len(kept.under_way)
+        num_coming = swapping.num_coming(self.pool) + kept.num_coming if num_copies else 0
         return plan_step(
             running=self.running if forecast is None else forecast.running,
             lacking=(self._held if forecast is None else forecast).lacking(),
@@ -361,7 +360,7 @@ class Scheduler:
             num_exporting=len(self.exporting) + len(self.quarantined),
             num_copies=num_copies + len(self.prefix_transfers),
             num_coming=num_coming,
-            awaiting=self.kept_prefixes.awaiting,
+            awaiting=kept.awaiting,
             growth=self.seats.growth if forecast is None else forecast.growth,
             pool=self.pool if forecast is None else forecast.pool,
             match_prefix=self._match_prefix,

@@ -14,7 +14,7 @@ from common.addresses import host_port
 from common.errors import ConfigError
 
 TRY_S = 1.0
-"""For one of several addresses to accept a connection."""
+"""How long one of several addresses has to accept a connection."""
 
 
 def tcp(host: str, port: int) -> str:

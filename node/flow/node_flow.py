@@ -26,6 +26,7 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.core.step.step_results import StepOutputs
 from kv_transfer.contract import ConnectorFailed, TransferEnded
+from kv_transfer.shared.deadlines import earliest_s
 from node.flow.attempts.attempt_queue import AttemptQueue
 from node.flow.attempts.attempt_table import (
     RETRY_AFTER_S,
@@ -185,7 +186,7 @@ class NodeFlow:
 
     def next_deadline_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
-        return _earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())
+        return earliest_s(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())
 
     def _next_due_s(self) -> float | None:
         if not self.is_draining:
@@ -194,7 +195,7 @@ class NodeFlow:
         ends_at_s = None if leaving is None or self._has_said_drained else leaving.ends_at_s
         if ends_at_s is not None and not self.is_empty:
             ends_at_s = None  # it leaves when something ends, and waits for no time
-        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s, ends_at_s)
+        return earliest_s(self.attempts.next_deadline_s(), self._hand_over_at_s, ends_at_s)
 
     @property
     def is_empty(self) -> bool:
@@ -445,11 +446,3 @@ class NodeFlow:
 def _is_asked_again(attempt: NodeAttempt, message: Submit) -> bool:
     is_same = (attempt.router, attempt.is_prompt) == (message.router, message.is_prompt)
     return is_same and not attempt.is_over
-
-
-def _earliest(*times_s: float | None) -> float | None:
-    earliest_s = None
-    for time_s in times_s:
-        if time_s is not None and (earliest_s is None or time_s < earliest_s):
-            earliest_s = time_s
-    return earliest_s

@@ -113,7 +113,7 @@ class NodePool:
         self._all_heard = asyncio.Event()
         self.changes = ChangesUnderWay()
         self._waiting: list[asyncio.Future[None]] = []
-        """Those that wait for what the store lists from now on."""
+        """Callers that wait for what the store lists from now on."""
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""

@@ -42,7 +42,7 @@ def held_behind(text: str, tag: str) -> int:
 class _State(Enum):
     OPENING = "a first tag may come"
     THINKING = "the last tag may come"
-    GAP = "white space behind the thinking may come"
+    GAP = "white space after the thinking may come"
     ANSWER = "nothing more is cut off"
 
 

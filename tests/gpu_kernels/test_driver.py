@@ -24,9 +24,9 @@ from engine.runner.gpu.cache.pinned import PinnedBuffers
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, Memory, load_driver
 from engine.runner.gpu.kernels.gathering import gather_rows
 from engine.runner.gpu.launcher import Kernel, KernelSpec
-from engine.runner.gpu.launches import KVPool, Launches, chunk_rows
+from engine.runner.gpu.launches import KVPool, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
-from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
+from engine.runner.gpu.tiles import Tile, chunk_rows, gate_up_tile, num_ranges, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
 from tests.gpu.decoding import Decoding
 from tests.gpu.measuring import SHARED_BYTES, SpecRecorder

@@ -178,8 +178,9 @@ class GpuBackEnd:
         from engine.runner.gpu.card import KernelList
         from engine.runner.gpu.decoder import GpuDecoder
         from engine.runner.gpu.drawing.card_draw import CardDraw
-        from engine.runner.gpu.launches import AttentionShape, KVPool, Launches, chunk_rows
+        from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
         from engine.runner.gpu.load_weights import load_weights
+        from engine.runner.gpu.tiles import chunk_rows
         from engine.runner.gpu.weight_plan import refusals
 
         files, cache, shape, max_len = model.files, model.cache, model.shape, model.max_len

@@ -26,10 +26,6 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
-_CHUNK_NUMBERS = 128 * 128
-"""Numbers of a chunk's tile of queries, at most: with more of them registers would spill."""
-_OTHER_SHARED = 4096
-"""Bytes of shared memory beside the tiles of attention, at most."""
 _PIECE_ROWS = 64
 """Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
 byte each. A larger one takes more registers, or more shared memory, than a card has."""
@@ -443,16 +439,3 @@ class Launches:
         constants = {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}
         find = self.kernel(draw.draw_slices, _DRAW, constants, 4, 1)
         return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
-
-
-def chunk_rows(head_dim: int, block_size: int, shared_bytes: int, *, has_scales: bool) -> int:
-    """Return the rows of a chunk's tile, on a card with so much shared memory for a program.
-
-    Over keys of a byte each there are two halves of sums. Their number does not enter the bits, but
-    that of keys does: a block's are always added together.
-    """
-    rows = _CHUNK_NUMBERS // (max(head_dim, 128) * (2 if has_scales else 1))
-    cached_bytes = 2 * block_size * head_dim * (1 if has_scales else 2)
-    while 2 * rows * (head_dim + block_size) + cached_bytes > shared_bytes - _OTHER_SHARED:
-        rows //= 2  # queries and weights lie beside a block's keys and values
-    return rows

@@ -1,4 +1,4 @@
-"""Which tile a product takes, by its shape and its number of rows.
+"""Which tile a product takes, by its shape and its number of rows, and attention of chunks.
 
 Tiles change the time and never the bits: each output is one chain over K whatever the tile, or
 chains of quantised weights' groups in ranges, whose number depends on their form and shape alone.
@@ -53,7 +53,10 @@ _READS_SHARED_MEMORY = range(90, 110)
 _MOST_RESULTS_A_WARP = 2048
 _MOST_RANGED_A_WARP = 512
 _MOST_STAGES_IN_REGISTERS = 4
+_CHUNK_NUMBERS = 128 * 128
+"""Numbers of a chunk's tile of queries, at most: with more of them registers would spill."""
 _OTHER_SHARED = 4096
+"""Bytes of shared memory beside the tiles, at most."""
 _RANGES = {16: 1, 8: 4, 4: 8}
 """Ranges by bits of a weight: the fewer there are, the more chains keep memory busy."""
 _MOST_ROWS_TOGETHER = 32
@@ -205,3 +208,16 @@ def _fitted(tile: Tile, weights: Matrix) -> Tile:
     while ahead > length:
         ahead //= 2
     return replace(tile, depth=depth, prefetch=ahead)
+
+
+def chunk_rows(head_dim: int, block_size: int, shared_bytes: int, *, has_scales: bool) -> int:
+    """Return the rows of a chunk's tile, on a card with so much shared memory for a program.
+
+    Over keys of a byte each there are two halves of sums. Their number does not enter the bits, but
+    that of keys does: a block's are always added together.
+    """
+    rows = _CHUNK_NUMBERS // (max(head_dim, 128) * (2 if has_scales else 1))
+    cached_bytes = 2 * block_size * head_dim * (1 if has_scales else 2)
+    while 2 * rows * (head_dim + block_size) + cached_bytes > shared_bytes - _OTHER_SHARED:
+        rows //= 2  # queries and weights lie beside a block's keys and values
+    return rows

@@ -20,7 +20,7 @@ class AttemptQueue:
         self._held: set[AttemptId] = set()
         """Attempts that the scheduler does not know yet."""
         self._compiling: dict[AttemptId, Submit] = {}
-        """Those of them whose grammar is being compiled."""
+        """Held attempts whose grammar is being compiled."""
 
     def __len__(self) -> int:
         """Return how many attempts wait for a grammar, a pull or a disk."""

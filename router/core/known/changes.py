@@ -19,7 +19,7 @@ class ChangesUnderWay:
 
     def __init__(self) -> None:
         self.roles: list[tuple[Incarnation, Role]] = []
-        """Those that nodes may not have yet, one for each change that was asked for."""
+        """Roles that nodes may not have yet, one for each change that was asked for."""
         self.by_load: tuple[Incarnation, Role] | None = None
         """The change of a role by which the leader of all routers follows the load, if this router
         leads: it is open from before the store allows it until the store has closed it."""
