@@ -27,7 +27,7 @@ from engine.core.sequences.status import SequenceStatus
 from engine.execution import ExecutionHere, ExecutionThread
 from engine.prefix_disk.block_file import HEADER_BYTES
 from engine.prefix_disk.block_folder import BlockFolder
-from node.flow.messages import Message, OfferBlocks
+from node.flow.messages import CheckCopies, Effect, Message, OfferBlocks
 from node.flow.pulls.hand_over import HandOver
 from node.life.make_scheduler import make_scheduler
 from simulator.faults.hosts import ProcessClock
@@ -124,7 +124,9 @@ class _StepsBeside(ExecutionThread):
 
 
 class Node(SimulatedNode):
-    """Takes a turn when the test says so; after each all books are checked.
+    """Takes a turn when the test says so; after each in which anything was done books are checked.
+
+    Most turns only look whether a copy has ended or a time has passed: the books are as they were.
 
     `fail_next_step` breaks the runner once, `fail_after_layer` does so in the middle of a step,
     when that layer is computed and told of. `on_publish` is called when statistics are shown.
@@ -142,6 +144,10 @@ class Node(SimulatedNode):
         self.on_publish: Callable[[], object] = lambda: None
         self.num_drained = 0
         self.has_unread = False
+        self._is_still = False
+        """Whether nothing was done in the present turn."""
+        self._checked: tuple[int, ...] = ()
+        """What was counted when the books were checked last."""
         self.calls = FaultyCalls()
         self.disk: PlayedDisk | None = None
         if size.disk_path is not None:
@@ -203,12 +209,19 @@ class Node(SimulatedNode):
         super().put(message)
 
     def turn(self) -> bool:
-        """Take one turn, with all books checked after it; return whether it changed something."""
+        """Take one turn, and check what it has changed; return whether it changed something."""
         if self.disk is not None:
             self.disk.turn()
         self.has_unread = False
+        self._is_still = not self.inbox.has_messages
         is_busy = super().turn()
-        check_books(self.scheduler)
+        scheduler = self.scheduler
+        held = scheduler.waiting, scheduler.running, scheduler.receiving, scheduler.exporting
+        pools = scheduler.pool.num_available, scheduler.host_pool.num_free
+        counted = (*map(len, held), *pools)
+        if is_busy or not self._is_still or counted != self._checked:
+            self._checked = counted
+            check_books(scheduler)
         self._check_kv_in_use()
         return is_busy
 
@@ -230,6 +243,11 @@ class Node(SimulatedNode):
         assert not any(held.values()), f"{self.me} still holds {held}"
 
     # Called by the loop and the effects.
+
+    def perform(self, effect: Effect) -> None:
+        """Perform an effect. To look whether copies have ended changes nothing by itself."""
+        self._is_still = self._is_still and isinstance(effect, CheckCopies)
+        super().perform(effect)
 
     def publish(self) -> None:
         self.on_publish()

@@ -3,7 +3,7 @@
 Nodes, what they say, and their KV plane are the simulator's; the runner computes hashes, and the
 router does as the test says. Nothing happens by itself: messages wait in `to_nodes` and
 `to_router`, what nodes ask of their connectors in `network.frames`, and nodes take turns when they
-are told to. After every turn all books are checked.
+are told to. After every turn in which anything was done all books are checked.
 """
 
 from __future__ import annotations

@@ -226,9 +226,10 @@ def test_work_items_cover_every_key_of_every_row_once(case: Case, num_threads: i
                 assert tuple(merge[3:5]) == (group, num_pieces)
         wanted = {(row, head) for row in range(len(positions)) for head in range(some.num_kv_heads)}
         assert {(row, head) for row, head, _ in covered} == wanted
-        assert len(set(covered)) == len(covered)
+        found = set(covered)
+        assert len(found) == len(covered)
         assert all(
-            (row, head, n) in set(covered)
+            (row, head, n) in found
             for row, head in wanted
             for n in range(positions[row] // PIECE_KEYS + 1)
         )
