@@ -20,7 +20,7 @@ def test_a_lost_block_is_noticed_in_a_turn_that_does_nothing() -> None:
 def test_books_are_checked_wherever_anything_was_done_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    checked = []
+    checked: list[object] = []
     monkeypatch.setattr(scripted_node, "check_books", checked.append)
     world = World()
     world.ask(9)
