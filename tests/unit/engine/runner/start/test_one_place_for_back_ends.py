@@ -20,6 +20,7 @@ def test_names_of_back_ends_stand_where_one_is_chosen() -> None:
         name_of(path)
         for path in python_files()
         if name_of(path).startswith(product)
+        if any(name in path.read_text() for name in BACK_ENDS)
         for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in BACK_ENDS
     }
