@@ -104,7 +104,7 @@ async def test_items_of_a_stream_are_those_of_its_response_at_the_end(said: str,
 async def test_items_may_have_no_id_and_no_status(extra: dict[str, Any]) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
-    thought = {"type": "reasoning", "summary": [], "content": None}
+    thought: dict[str, Any] = {"type": "reasoning", "summary": [], "content": None}
     asked = {"role": "user", "content": "When?"}
     items = [asked, thought | extra, call | extra, result | extra]
     edge = make_edge(says("At noon."), model=hermes_model())
