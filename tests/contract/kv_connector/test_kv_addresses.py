@@ -100,7 +100,7 @@ def test_a_name_with_an_ipv6_address_only(
     hand_over(zmq_cluster, prefill, named(zmq_cluster, "d", "d.example", host="::1"))
 
 
-@pytest.mark.covers("T24")
+@pytest.mark.covers("F137")
 @pytest.mark.parametrize("elsewhere", [["127.0.0.1"], ["127.0.0.1", "127.0.0.3"]])
 def test_a_name_with_several_addresses_is_reached_where_its_node_listens(
     elsewhere: list[str], zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,7 @@ def test_ipv4_precedes_and_ipv6_will_do(
     assert addresses_of("d.example") == wanted
 
 
-@pytest.mark.covers("T24")
+@pytest.mark.covers("F137")
 @pytest.mark.parametrize(
     ("known", "wanted"),
     [
