@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, Overloaded
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import BlockHash
 from common.nodes import Role
@@ -310,6 +310,8 @@ class FaultyCluster:
             may_refuse = refusals
             if may_be_too_long(shape, asked, is_still=is_still):
                 may_refuse |= {InvalidRequest.code}
+                if not is_still:  # the node that holds it has refused it, and left
+                    may_refuse |= {Overloaded.code}
             may_refuse |= refusals_of_grammar(asked.grammar)
             checks.check_end(
                 *(asked, answered, request.right),

@@ -287,8 +287,8 @@ NODE = [
     Bug(
         "an idle node does not wake for the end of a copy",
         "node.flow.node_flow",
-        "_earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())",
-        "_earliest(self._next_due_s(), self._disk.next_due_s())",
+        "earliest_s(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())",
+        "earliest_s(self._next_due_s(), self._disk.next_due_s())",
     ),
     Bug(
         "a node that drains leaves while its blocks may still be written",

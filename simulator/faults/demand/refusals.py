@@ -42,6 +42,9 @@ class Refusals:
             asked.retry_after_s.add(error.retry_after_s)
         if not is_prompt:
             asked.refused[node] = error
+        elif node not in asked.may_wait:
+            # One whose role has moved since is not asked again: its refusal of the prompt counts.
+            asked.refused[node] = PdserveError("it refused the prompt")
 
     def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
         """Take that a node has no room after all, which it said when it had taken the request."""

@@ -63,6 +63,12 @@ def test_a_node_that_is_asked_again_has_not_refused() -> None:
         end(found, FULL, A)
 
 
+def test_a_node_that_refused_a_prompt_and_decodes_since_has_refused() -> None:
+    found = books((A, FULL, True))
+    found.on_refusal("r1", B, FULL, is_prompt=True)
+    end(found, FULL, A, B)
+
+
 def test_a_node_refuses_for_want_of_room_while_it_has_something_to_do() -> None:
     shape = replace(a_shape(), max_queued=1, sheds=True)
     late = DeadlineUnreachable("late")
