@@ -34,6 +34,7 @@ from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
 from simulator.faults.books.requests import Unanswered, check_counted
+from simulator.faults.demand.grammars import is_hopeless
 from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
@@ -234,7 +235,8 @@ class FaultyRouter(WatchedRouter):
     def _tick(self) -> None:
         for link in list(self.links.values()):
             link.tick()
-        flows = [choice.flow for choice in self._choices.values()]
+        # An idle node that refuses its grammar ends a second attempt alone.
+        flows = [one.flow for one in self._choices.values() if not is_hopeless(one.flow)]
         stuck = dict.fromkeys((n for n, one in self.links.items() if one.node.stuck_s), False)
         suspects = {**self._membership.suspects, **stuck}
         self._unanswered.check(suspects, flows, self._idle_nodes)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.errors import InvalidRequest, Overloaded, PdserveError
 from common.grammar import Grammar, GrammarKind
+from router.core.request_flow import RequestFlow
 
 NO_ROOM, WRONG = "no room for a grammar", "the grammar cannot be followed"
 """What a node says of a grammar."""
@@ -73,3 +74,9 @@ def refusals_of_grammar(name: str) -> frozenset[str]:
     if name and GRAMMARS[name].is_late:
         refusals.add(Overloaded.code)
     return frozenset(refusals)
+
+
+def is_hopeless(flow: RequestFlow) -> bool:
+    """Return whether no node follows the grammar of a request."""
+    grammar = flow._sampling.grammar
+    return grammar is not None and is_refused(grammar.text)
