@@ -54,6 +54,7 @@ class Attempt:
         self.prefill: Incarnation | None = None
         self.planned_prefill: Incarnation | None = None
         """The node to be asked next; its leg counts already."""
+        self._has_lost_plan = False
         self._has_prompt = False
         """Whether the prompt counts as load of the decode node: it is being computed there."""
         self.ticket: object | None = None
@@ -101,6 +102,7 @@ class Attempt:
         assert self.planned_prefill is None, "its leg would be counted for ever"
         self.state, self.has_asked, self.may_wait = State.RESERVING, True, may_wait
         self.decode, self.planned_prefill = decode, planned_prefill
+        self._has_lost_plan = False
         self._has_prompt = planned_prefill is None
         return SendReserve(decode, request, planned_prefill, may_wait, self._source)
 
@@ -146,6 +148,19 @@ class Attempt:
             self._has_prompt = True
             effects.append(PromptKept(decode))
         return effects
+
+    @property
+    def wants_prefill(self) -> bool:
+        """Whether a prefill node was planned, although it may be lost since."""
+        return self.planned_prefill is not None or self._has_lost_plan
+
+    def on_lost(self, node: Incarnation) -> list[Effect]:
+        """Give up the planned prefill node if that is lost: it counts there no more, even where it
+        comes back before the decode node has answered."""
+        if node != self.planned_prefill:
+            return []
+        self._has_lost_plan = True
+        return self.drop_plan()
 
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""
@@ -298,6 +313,10 @@ class Attempts:
         self.second = None
         self.main.state = State.DONE
         return ending
+
+    def on_lost(self, node: Incarnation) -> list[Effect]:
+        """Give up what is planned on a node that is lost."""
+        return [effect for attempt in self._all() for effect in attempt.on_lost(node)]
 
     def _all(self) -> tuple[Attempt, ...]:
         return (self.main,) if self.second is None else (self.main, self.second)

@@ -251,14 +251,14 @@ class RequestFlow(FlowActions):
             attempt.ledger.note_cached(reply.num_cached_tokens)
             self._out += attempt.compute_alone(node)
             self._accept()
-        elif attempt.planned_prefill is None:
+        elif not attempt.wants_prefill:
             wrong = PeerProtocolError(f"{node} answered a local prefill with a ticket")
             self._attempt_failed(attempt, wrong, node)
         else:
             attempt.ledger.note_cached(reply.num_cached_tokens)
             attempt.take_ticket(reply.ticket, reply.num_cached_tokens)
             avoided = self._candidates.excluded.union(self._attempts.suspects)
-            if attempt.planned_prefill in avoided:
+            if attempt.planned_prefill is None or attempt.planned_prefill in avoided:
                 self._choose(attempt)
             else:
                 self._send_prefill(attempt, attempt.planned_prefill, now_s)
@@ -336,6 +336,7 @@ class RequestFlow(FlowActions):
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
         """Handle the loss of a node: its stream broke, or it was silent for too long."""
         self._attempts.suspects.pop(node, None)
+        self._out += self._attempts.on_lost(node)
         for attempt in self._attempts.on(node):
             self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
         return self._take_effects()

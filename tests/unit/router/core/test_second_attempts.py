@@ -174,6 +174,14 @@ def test_attempts_beside_that_fail_leave_the_first_one_its_own_failures() -> Non
     assert emitted(flow.on_output(D2, output(AttemptId("req", 5), 1, 11))) == [11]
 
 
+def test_a_planned_prefill_node_that_is_lost_counts_no_more_and_another_one_is_asked() -> None:
+    flow = reserving()
+    assert flow.on_node_lost(P0) == [LegClosed(P0, has_prompt=True)]
+    assert flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)[-1] == Choose(D0, frozenset())
+    effects = flow.on_choice(D0, P1, "another one", 11.0)
+    assert any(isinstance(one, SendPrefill) and one.node == P1 for one in effects)
+
+
 def test_a_trusted_node_is_waited_for_alone() -> None:
     flow = running()
     flow.on_node_suspected(D0)
