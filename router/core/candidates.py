@@ -52,6 +52,8 @@ class Candidates:
         self._full: set[Incarnation] = set()
         self._unfit: set[Incarnation] = set()
         self._dead: set[Incarnation] = set()
+        self._moved: set[Incarnation] = set()
+        """Nodes that have begun to decode since the request came."""
         self._num_failures = 0
         self._num_emitted = 0
         self._num_waits = 0
@@ -81,12 +83,21 @@ class Candidates:
 
     # Events.
 
-    def on_refusal(self, node: Incarnation, error: PdserveError, *, can_queue: bool) -> None:
-        """Exclude the node that refused; `can_queue`: it is full, and was not asked to queue it."""
+    def on_refusal(
+        self, node: Incarnation, error: PdserveError, *, can_queue: bool, is_prompt: bool = False
+    ) -> None:
+        """Exclude the node that refused; `can_queue`: it is full, and was not asked to queue it.
+
+        A prompt is refused in the role that the node had when it was asked (`is_prompt`): one that
+        has begun to decode since may be asked once more.
+        """
         # A queue does not help a request for which a queue is too long.
         is_shed = isinstance(error, DeadlineUnreachable)
         self._is_shed |= is_shed
-        self._refused.add(node)
+        if is_prompt and node in self._moved:
+            self._moved.remove(node)
+        else:
+            self._refused.add(node)
         self._last_refusal = f"{node} said last: {error}"
         if isinstance(error, Overloaded):
             self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
@@ -124,6 +135,7 @@ class Candidates:
     def on_moved(self, node: Incarnation) -> None:
         """Forgive a node that has another role now."""
         self._refused.discard(node)
+        self._moved.add(node)
 
     def on_waited(self) -> None:
         """Forgive all nodes: the request has waited for one."""

@@ -180,7 +180,8 @@ class FlowActions:
         self._out.append(attempt.close_leg(node))
         if attempt.decode is None:
             self._out += attempt.drop_plan()
-        self._candidates.on_refusal(node, error, can_queue=can_queue)
+        is_prompt = node != attempt.decode
+        self._candidates.on_refusal(node, error, can_queue=can_queue, is_prompt=is_prompt)
         if isinstance(error, (InvalidRequest, DeadlineExceeded)) and not is_unable:
             self._give_up(attempt, error)
         elif attempt.ledger.num_emitted > attempt.ledger.num_before:

@@ -111,6 +111,7 @@ def questions() -> list[Fields]:
     ]
 
 
+@pytest.mark.covers("F117")
 def test_roles_move_fifty_times_under_load(cluster: Cluster, api: Api) -> None:
     fields = questions()
     wanted = [api.complete(**one) for one in fields]

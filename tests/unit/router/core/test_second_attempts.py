@@ -349,6 +349,18 @@ def test_a_node_that_refused_a_prompt_is_asked_where_it_decodes_from_then_on() -
     assert flow.on_node_decodes(P0) == [Choose(None, frozenset({D0}))]
 
 
+def test_a_refusal_of_a_prompt_by_a_node_that_decodes_since_excludes_it_once_it_is_repeated() -> (
+    None
+):
+    flow = prefilling()
+    assert flow.on_node_decodes(P0) == []
+    refused = flow.on_prefill_reply(P0, FIRST, Overloaded("its role moved"))
+    assert refused[-1] == Choose(D0, frozenset())
+    flow.on_choice(D0, P0, "it is mixed", 10.0)
+    refused = flow.on_prefill_reply(P0, FIRST, Overloaded("full"))
+    assert refused[-1] == Choose(D0, frozenset({P0})), "once"
+
+
 def test_a_request_that_no_suspected_node_holds_up_needs_no_node_that_begins_to_decode() -> None:
     flow = reserving()
     assert flow.on_node_decodes(P1) == []
