@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
@@ -45,9 +46,9 @@ class PlacementRecorder:
         self._router_id = router_id
         self._clock = clock
         self._metrics = metrics
-        self._placed: dict[AttemptId, Placement] = {}
+        self._placed: OrderedDict[AttemptId, Placement] = OrderedDict()
         """Records of running attempts that are not written yet."""
-        self._gone: dict[AttemptId, None] = {}
+        self._gone: OrderedDict[AttemptId, None] = OrderedDict()
         """Attempts whose records are not removed yet, in order."""
         self._has_pending = asyncio.Event()
         self._is_idle = asyncio.Event()
@@ -71,8 +72,7 @@ class PlacementRecorder:
         if attempt not in self._recorded:
             return
         if len(self._gone) >= MAX_REMOVALS:
-            dropped = next(iter(self._gone))
-            del self._gone[dropped]
+            dropped, _ = self._gone.popitem(last=False)
             self._recorded.discard(dropped)
             self._metrics.store_errors.labels("record_dropped").inc()
         self._gone[attempt] = None

@@ -58,7 +58,8 @@ class Client:
             has_logprobs=has_logprobs,
             usage_events=UsageEvents.LAST,
         )
-        reply, more = Reply(self._send, self._write), {}
+        reply = Reply(self._send, self._write)
+        more: dict[str, int] = {"best_of": 1, "num_best": 1}
         if kind is StreamedAnswer:
             more = {"has_logprobs": has_logprobs}
         self.answer = kind(self.form, self.usage, reply, num_choices, AnswerTurns(), **more)
