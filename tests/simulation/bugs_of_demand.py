@@ -23,7 +23,7 @@ LOAD = [
         "router.core.flow_actions",
         "        if attempt.asks_one and self._candidates.forgive():\n",
         "        if attempt.asks_one and self._attempts.is_done:\n",
-        (FaultKind.FREEZE,),
+        (FaultKind.HANG,),
     ),
     Bug(
         "requests that wait for a pull do not count as waiting",
