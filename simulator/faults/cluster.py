@@ -48,8 +48,8 @@ ENOUGH_S, ENOUGH_STEPS = 30.0, 500
 node can."""
 _RETRY_S = 0.5
 HEARD_S = 0.25
-"""When each router has heard every node, if nothing is broken. Routers of real clusters answer
-nobody before; those of histories may know the shorter nodes alone."""
+"""Time after which each router has heard every node, if nothing is broken. Routers of real clusters
+answer nobody before; those of histories may know the shorter nodes alone."""
 
 
 @dataclass(slots=True, eq=False)
