@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from simulator.faults.kinds import FaultKind
 from tests.simulation.bugs_to_plant import Bug
 
 LOAD = [
@@ -17,13 +16,6 @@ LOAD = [
         "router.core.candidates",
         "min(error.retry_after_s, self._retry_after_s or math.inf)",
         "max(error.retry_after_s, self._retry_after_s or 0.0)",
-    ),
-    Bug(
-        "nodes that refused are not asked again while a suspected one does not answer",
-        "router.core.flow_actions",
-        "        if attempt.asks_one and self._candidates.forgive():\n",
-        "        if attempt.asks_one and self._attempts.is_done:\n",
-        (FaultKind.HANG,),
     ),
     Bug(
         "requests that wait for a pull do not count as waiting",
