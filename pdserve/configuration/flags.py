@@ -240,8 +240,8 @@ def _add_simulate(commands: Any) -> None:
         (
             "--faults",
             "KINDS",
-            "crash, freeze, partition, loss, repeat, clock, store, step, role, drain and disk, "
-            "separated by commas; or all, or none (default: all)",
+            "crash, freeze, partition, loss, repeat, clock, store, step, hang, role, drain, "
+            "upgrade and disk, separated by commas; or all, or none (default: all)",
         ),
         ("--requests", "N", "requests of each history (default: 20)"),
         ("--nodes", "P:D", "prefill and decode nodes (default: drawn for each history)"),

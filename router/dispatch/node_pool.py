@@ -152,7 +152,7 @@ class NodePool:
         Raises `NodeLost` when it has left, or the typed error of the failed call.
         """
         client = self._client_of(node)
-        with self.changes.of_leaving(node):
+        with self.changes.of_leaving(self.nodes(), node):
             timeout_s = await client.beside.drain()
         self._should_refresh.set()
         return timeout_s

@@ -115,7 +115,7 @@ class AdministratorCalls:
 
     async def drain(self, node: Incarnation) -> float:
         """Ask the node to leave; return the seconds that it gives to running requests."""
-        with self.changes.of_leaving(node):
+        with self.changes.of_leaving(self.membership.nodes(), node):
             await self.call(node, lambda life: life.drain())
         self._refresh_soon()
         return 0.0

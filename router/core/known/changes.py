@@ -35,8 +35,12 @@ class ChangesUnderWay:
             self.roles.remove((node, role))
 
     @contextmanager
-    def of_leaving(self, node: Incarnation) -> Iterator[None]:
-        """Have a node count as one that leaves: until it says so, or fails to answer."""
+    def of_leaving(self, nodes: Iterable[NodeView], node: Incarnation) -> Iterator[None]:
+        """Have a node count as one that leaves: until it says so, or fails to answer.
+
+        Others that are not among `nodes`, or have said so, are forgotten.
+        """
+        self._forget(nodes)
         self._leaving.add(node)
         try:
             yield

@@ -29,6 +29,13 @@ def wrong_with_two(history: History) -> str:
     return "Violation: r1 ended twice" if {"r1", "r5"} <= names else ""
 
 
+def test_the_help_names_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    words = set(re.findall(r"[a-z]+", capsys.readouterr().out.split("--faults KINDS")[-1]))
+    assert {kind.value for kind in FaultKind} <= words
+
+
 def test_flags_become_wishes() -> None:
     wanted = simulation_of(
         {

@@ -326,7 +326,7 @@ async def test_no_change_begins_while_one_that_a_person_asked_for_is_under_way()
     with changes.of_role(first.record.incarnation, Role.PREFILL):
         await world.run(30, R1)
         assert world.nodes.told == []
-    with changes.of_leaving(first.record.incarnation):
+    with changes.of_leaving([], first.record.incarnation):
         pass  # it was told to leave, and says so later
     await world.run(30, R1)
     assert world.nodes.told == []

@@ -42,7 +42,7 @@ def test_a_node_with_another_role_to_come_is_not_counted_on() -> None:
 
 def test_a_node_that_was_told_to_leave_is_not_counted_on_until_it_says_so_itself() -> None:
     changes = ChangesUnderWay()
-    with changes.of_leaving(D1):
+    with changes.of_leaving([], D1):
         assert not leaves_decode(changes, D0)
     assert not leaves_decode(changes, D0)
     assert changes.are_asked(views())
@@ -56,7 +56,7 @@ def test_a_node_that_was_told_to_leave_is_not_counted_on_until_it_says_so_itself
 
 def test_a_node_that_is_not_reached_stays() -> None:
     changes = ChangesUnderWay()
-    with pytest.raises(NodeLost), changes.of_leaving(D1):
+    with pytest.raises(NodeLost), changes.of_leaving([], D1):
         raise NodeLost("it is not reached")
     assert leaves_decode(changes, D0)
     assert not changes.are_asked(views())
@@ -64,6 +64,6 @@ def test_a_node_that_is_not_reached_stays() -> None:
 
 def test_a_node_that_has_left_is_forgotten() -> None:
     changes = ChangesUnderWay()
-    with changes.of_leaving(D1):
+    with changes.of_leaving([], D1):
         pass
     assert not changes.are_asked([one for one in views() if one.incarnation != D1])
