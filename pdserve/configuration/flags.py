@@ -237,6 +237,7 @@ def _add_simulate(commands: Any) -> None:
     for flag, metavar, meaning in (
         ("--seed", "S", "the first history's seed; the next ones follow (default: 0)"),
         ("--histories", "N", "how many histories to run (default: 100)"),
+        ("--processes", "N", "in so many processes (default: one for each core)"),
         (
             "--faults",
             "KINDS",

@@ -6,8 +6,9 @@ What a file is replayed as, a history or a recording, says the file.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,7 @@ from common.observing.clock import Clock, MonotonicClock
 from common.recording.file import is_recording
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.configuration.option_values import count_from_text
+from pdserve.simulating.processes import wrong_histories_in_processes
 from pdserve.simulating.replay_command import run_replay
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes
@@ -32,6 +34,9 @@ from simulator.faults.search import WrongHistory, quiet, shortened, wrong_histor
 from simulator.faults.shape import MOST_NODES, Shape
 
 MOST_HISTORIES = 1_000_000_000
+MOST_PROCESSES = 1000
+HISTORIES_PER_PROCESS = 20
+"""Fewer do not pay for the start of a process."""
 PROGRESS_S = 5.0
 _ALL, _NONE = "all", "none"
 
@@ -42,6 +47,7 @@ class Simulation:
 
     seed: int
     num_histories: int
+    num_processes: int
     wishes: Wishes
     replayed: Path | None
     is_json: bool
@@ -54,6 +60,8 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
     seed = _number(flags, "seed", 0, (0, 1 << 62), problems)
     num_histories = _number(flags, "histories", 100, (1, MOST_HISTORIES), problems)
     num_requests = _number(flags, "requests", 20, (1, MOST_REQUESTS), problems)
+    num_cores = len(os.sched_getaffinity(0))
+    num_processes = _number(flags, "processes", num_cores, (1, MOST_PROCESSES), problems)
     kinds = _kinds(str(flags.get("faults", _ALL)), problems)
     nodes = _nodes(flags.get("nodes"), problems)
     replayed = flags.get("replay")
@@ -68,6 +76,7 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
     return Simulation(
         seed=seed,
         num_histories=num_histories,
+        num_processes=num_processes,
         wishes=wishes,
         replayed=None if replayed is None else Path(str(replayed)),
         is_json=bool(flags.get("json")),
@@ -77,7 +86,7 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
 
 def _ignored_by_replay(flags: Mapping[str, Any]) -> list[str]:
     """Return one problem that names the flags which a file leaves no choice of."""
-    names = ("seed", "histories", "faults", "requests", "nodes", "output")
+    names = ("seed", "histories", "processes", "faults", "requests", "nodes", "output")
     ignored = [f"--{name}" for name in names if name in flags]
     if "replay" not in flags or not ignored:
         return []
@@ -127,9 +136,8 @@ def _search(
     wanted: Simulation, out: TextIO, clock: Clock, run: Callable[[History], str]
 ) -> tuple[WrongHistory | None, int]:
     began_s = told_s = clock.now_s()
-    seeds = range(wanted.seed, wanted.seed + wanted.num_histories)
     number = 0
-    for number, found in enumerate(wrong_histories(seeds, wanted.wishes, run), 1):
+    for number, found in enumerate(_found(wanted, run), 1):
         if found is not None:
             return found, number
         now_s = clock.now_s()
@@ -138,6 +146,14 @@ def _search(
             rate = number / (now_s - began_s)
             print(f"{number} histories, none is wrong; {rate:.1f} a second", file=out, flush=True)
     return None, number
+
+
+def _found(wanted: Simulation, run: Callable[[History], str]) -> Iterator[WrongHistory | None]:
+    seeds = range(wanted.seed, wanted.seed + wanted.num_histories)
+    num_processes = min(wanted.num_processes, len(seeds) // HISTORIES_PER_PROCESS)
+    if num_processes < 2:
+        return wrong_histories(seeds, wanted.wishes, run)
+    return wrong_histories_in_processes(seeds, wanted.wishes, run, num_processes)
 
 
 def _say(

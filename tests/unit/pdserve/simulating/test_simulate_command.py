@@ -63,6 +63,7 @@ def test_flags_become_wishes() -> None:
         ({"nodes": "1:" + "9" * 5000}, "--nodes is '1:99"),
         ({"histories": "0"}, "--histories is '0': wanted a whole number from 1"),
         ({"requests": "1001"}, "--requests is '1001'"),
+        ({"processes": "0"}, "--processes is '0': wanted a whole number from 1"),
         ({"requests": "٣"}, "--requests"),
         ({"faults": "crush"}, "--faults is 'crush': wanted all, none, or some of crash, freeze"),
         ({"faults": ""}, "--faults is ''"),
@@ -102,7 +103,7 @@ def test_good_histories_end_with_their_number(capsys: pytest.CaptureFixture[str]
 
 def test_a_wrong_history_is_shortened_written_and_replayed(tmp_path: Path) -> None:
     out, path = io.StringIO(), tmp_path / "wrong.json"
-    wanted = simulation_of({"seed": "3", "output": str(path)})
+    wanted = simulation_of({"seed": "3", "processes": "1", "output": str(path)})
     assert not run_simulation(wanted, out, ManualClock(), wrong_with_two)
     said = out.getvalue()
     assert "seed 3, lane shm: Violation: r1 ended twice" in said
@@ -118,7 +119,7 @@ def test_a_wrong_history_is_shortened_written_and_replayed(tmp_path: Path) -> No
 
 def test_json_is_one_object(tmp_path: Path) -> None:
     out, path = io.StringIO(), tmp_path / "wrong.json"
-    wanted = simulation_of({"output": str(path), "json": True})
+    wanted = simulation_of({"output": str(path), "processes": "1", "json": True})
     assert not run_simulation(wanted, out, ManualClock(), wrong_with_two)
     found: dict[str, Any] = json.loads(out.getvalue())
     assert found["wrong"] == "Violation: r1 ended twice"
@@ -144,7 +145,8 @@ def test_a_file_that_cannot_be_written_is_named_and_the_history_is_not_lost(
 ) -> None:
     folder = tmp_path / "there"
     folder.mkdir()
-    wanted = simulation_of({"output": str(folder / "wrong.json"), "json": True})
+    flags = {"output": str(folder / "wrong.json"), "processes": "1", "json": True}
+    wanted = simulation_of(flags)
     folder.rmdir()
     out = io.StringIO()
     with pytest.raises(ConfigError, match=r"wrong\.json cannot be written: No such file"):
