@@ -1,12 +1,38 @@
-"""Tokens of thinking, counted one at a time."""
+"""Where the thinking of an answer begins and ends: one rule, for all that follows from it."""
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
-from router.tools.thinking import ThinkingFormat, ThinkingTokens, thinking_behind
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.tools.answer_parser import AnswerParser, AnswerSyntax, whole_answer
+from router.tools.stop_scope import stop_scope
+from router.tools.thinking import (
+    END,
+    Cut,
+    ThinkingCut,
+    ThinkingFormat,
+    ThinkingTokens,
+    thinking_behind,
+)
+from tests.support.examples import everyday
 
 TAGGED, BEGUN, NONE = ThinkingFormat.TAGGED, ThinkingFormat.BEGUN, ThinkingFormat.NONE
+
+NUM_SPACES = 60_000
+"""Pieces of endless white space: to search all of it again for each takes minutes."""
+
+
+def cut(form: ThinkingFormat, *pieces: str) -> Cut:
+    """The four parts of an answer, each of which comes after the one before it."""
+    thinking = ThinkingCut(form)
+    new = [*(thinking.push(piece) for piece in pieces), thinking.push("", is_last=True)]
+    parts = [part for one in new for part in enumerate(one) if part[1]]
+    assert [at for at, _ in parts] == sorted(at for at, _ in parts)
+    return Cut(*("".join(text for at, text in parts if at == kind) for kind in range(4)))
 
 
 def counted(form: ThinkingFormat, *texts: str) -> tuple[int, bool]:
@@ -14,6 +40,68 @@ def counted(form: ThinkingFormat, *texts: str) -> tuple[int, bool]:
     for text in texts:
         tokens.push(text)
     return tokens.num, tokens.is_over
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        (NONE, Cut(answer=" <think>a</think>")),
+        (TAGGED, Cut("\n<think>", " a\n", "</think>\n\n", "b </think>")),
+        (TAGGED, Cut("<think>", "", "</think>", "<think>b</think>")),
+        (TAGGED, Cut("<think>", "<think>", "</think> ", "")),
+        (TAGGED, Cut("<think>", " a </think", "", "")),
+        (TAGGED, Cut(answer="\n<thin")),
+        (TAGGED, Cut(answer=" \n")),
+        (TAGGED, Cut(answer=" b <think>a</think>")),
+        (TAGGED, Cut(answer="<th<think>a</think>")),
+        (BEGUN, Cut("", "a <<", "</think>", "b")),
+        (BEGUN, Cut("", " <think>a\n", "</think>\n", "b\n")),
+        (BEGUN, Cut("", "", "</think>", "b")),
+        (BEGUN, Cut("", "a </thi", "", "")),
+    ],
+)
+def test_an_answer_is_cut_at_its_tags_however_it_comes(form: ThinkingFormat, wanted: Cut) -> None:
+    text = "".join(wanted)
+    assert cut(form, text) == cut(form, *text) == wanted
+    for at in range(len(text)):
+        assert cut(form, text[:at], text[at:]) == wanted, at
+
+
+def test_thinking_is_held_only_while_it_may_end() -> None:
+    thinking = ThinkingCut(TAGGED)
+    assert thinking.push(" <think>a <") == Cut(" <think>", "a ")
+    assert thinking.push("b") == Cut(thought="<b")
+    assert thinking.push("</think>") == Cut(closing="</think>")
+    assert thinking.push(" ") == Cut(closing=" ")
+    assert thinking.push("c <") == Cut(answer="c <")
+
+
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<th", "</thi", "<", ">", "/", "think", " ", "\n", "\u2028", "a"]
+)
+
+
+@settings(max_examples=everyday(60, of=300))
+@given(
+    st.sampled_from(ThinkingFormat),
+    st.lists(PIECES, max_size=10),
+    st.lists(st.integers(0, 60), max_size=4),
+)
+def test_all_that_follows_from_the_thinking_agrees(
+    form: ThinkingFormat, pieces: list[str], at: list[int]
+) -> None:
+    text = "".join(pieces)
+    ends = [0, *sorted(min(one, len(text)) for one in at), len(text)]
+    whole = cut(form, text)
+    assert "".join(whole) == text
+    assert cut(form, *(text[a:b] for a, b in pairwise(ends))) == whole
+    parts = whole_answer(AnswerParser(AnswerSyntax(thinking=form)), text)
+    assert (parts.thinking, parts.text) == (whole.thought.strip(), whole.answer)
+    if scope := stop_scope(AnswerSyntax(thinking=form)):
+        thought = whole.opening + whole.thought + whole.closing
+        assert scope.push(text, is_last=True) == (thought, whole.answer, "")
+    tagged = whole.opening + whole.thought + (END if whole.closing else "")
+    assert counted(form, *text)[0] == len(tagged)
 
 
 @pytest.mark.covers("T02")
@@ -39,6 +127,21 @@ def test_tokens_up_to_the_last_tag_are_thinking(
     assert counted(form, *texts) == wanted
 
 
+@pytest.mark.parametrize("form", ThinkingFormat)
+@pytest.mark.parametrize("call_format", ["", "hermes", "llama3_json"])
+def test_endless_white_space_is_looked_at_once(form: ThinkingFormat, call_format: str) -> None:
+    """What answers hold of it grows with each token: a router would do nothing else."""
+    syntax = AnswerSyntax(thinking=form, call_format=call_format)
+    parser, scope, tokens = AnswerParser(syntax), stop_scope(syntax), ThinkingTokens(form)
+    space = " " * 64
+    for _ in range(NUM_SPACES):
+        assert all(not part.text.strip() for part in parser.push(space))  # type: ignore[union-attr]
+        tokens.push(space)
+        if scope is not None:
+            scope.push(space)
+    assert len(whole_answer(parser, "").text) in (0, NUM_SPACES * len(space))
+
+
 @pytest.mark.covers("T12", "T13")
 @pytest.mark.parametrize(
     ("end", "wanted"), [("", TAGGED), ("<think>\n", BEGUN), ("<think>\n\n</think>\n\n", NONE)]
@@ -47,6 +150,6 @@ def test_tokens_up_to_the_last_tag_are_thinking(
 def test_how_an_answer_begins_depends_on_the_end_of_the_prompt_alone(
     said: str, end: str, wanted: ThinkingFormat
 ) -> None:
-    """What users write of tags is not at the end: the template begins the answer behind it."""
+    """What users write of tags is not at the end: the template begins the answer after it."""
     prompt = f"[user] {said}\n[assistant] {end}"
     assert thinking_behind(prompt, can_think=True) is wanted
