@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,8 +25,9 @@ from tests.support.examples import everyday
 
 TAGGED, BEGUN, NONE = ThinkingFormat.TAGGED, ThinkingFormat.BEGUN, ThinkingFormat.NONE
 
-NUM_SPACES = 60_000
-"""Pieces of endless white space: to search all of it again for each takes minutes."""
+SPACE = " " * 512
+NUM_SPACES = 2048
+MOST_COPIED = len(SPACE) * NUM_SPACES // 16
 
 
 def cut(form: ThinkingFormat, *pieces: str) -> Cut:
@@ -127,19 +131,31 @@ def test_tokens_up_to_the_last_tag_are_thinking(
     assert counted(form, *texts) == wanted
 
 
-@pytest.mark.parametrize("form", ThinkingFormat)
-@pytest.mark.parametrize("call_format", ["", "hermes", "llama3_json"])
-def test_endless_white_space_is_looked_at_once(form: ThinkingFormat, call_format: str) -> None:
-    """What answers hold of it grows with each token: a router would do nothing else."""
-    syntax = AnswerSyntax(thinking=form, call_format=call_format)
-    parser, scope, tokens = AnswerParser(syntax), stop_scope(syntax), ThinkingTokens(form)
-    space = " " * 64
+def num_copied(push: Callable[[str], object]) -> int:
+    """The most bytes that are taken at once for one more piece of endless white space."""
     for _ in range(NUM_SPACES):
-        assert all(not part.text.strip() for part in parser.push(space))  # type: ignore[union-attr]
-        tokens.push(space)
-        if scope is not None:
-            scope.push(space)
-    assert len(whole_answer(parser, "").text) in (0, NUM_SPACES * len(space))
+        push(SPACE)
+    tracemalloc.start()
+    try:
+        push(SPACE)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", ThinkingFormat)
+@pytest.mark.parametrize("call_format", ["hermes", "llama3_json"])
+def test_white_space_that_is_held_is_not_copied_again(
+    form: ThinkingFormat, call_format: str
+) -> None:
+    """All of it would be copied and searched with each token, for minutes in a long answer."""
+    syntax = AnswerSyntax(thinking=form, call_format=call_format, calls_alone=True)
+    for one in (syntax, replace(syntax, calls_alone=False)):
+        scope = stop_scope(one)
+        assert scope is not None
+        assert num_copied(scope.push) < MOST_COPIED
+        assert num_copied(AnswerParser(one).push) < MOST_COPIED
+    assert num_copied(ThinkingTokens(form).push) < MOST_COPIED
 
 
 @pytest.mark.covers("T12", "T13")
