@@ -60,13 +60,13 @@ class StepTable:
             else:  # attention costs what it costs at the size before, for each row
                 context, seconds = line[0]
                 line.append((context + 1, seconds + slope * size))
-            self._lines.append(([place for place, _ in line], [took_s for _, took_s in line]))
+            self._lines.append(([context for context, _ in line], [took_s for _, took_s in line]))
 
     def seconds(self, size: float, context: float) -> float:
         """Return the seconds of a step of this size at this context."""
         if len(self.sizes) == 1:
             return self._at(0, context) * max(1.0, size / self.sizes[0])
-        lower, share = _place(self.sizes, size)
+        lower, share = _point_below(self.sizes, size)
         below_s, above_s = self._at(lower, context), self._at(lower + 1, context)
         return max(0.0, below_s + (above_s - below_s) * share)
 
@@ -81,7 +81,7 @@ class StepTable:
             found.append(self.seconds(size, now))
             if len(self.sizes) == 1 or len(found) == num_steps:
                 continue
-            lower, share = _place(self.sizes, size)
+            lower, share = _point_below(self.sizes, size)
             below, rise, at, span, until = self._segment(lower, now)
             above, other, start, width, ends = self._segment(lower + 1, now)
             end = _num_before(min(until, ends), context, num_steps)
@@ -95,8 +95,8 @@ class StepTable:
         return found
 
     def _at(self, index: int, context: float) -> float:
-        below_s, rise_s, place, span, _ = self._segment(index, context)
-        return below_s + rise_s * ((context - place) / span)
+        below_s, rise_s, begin, span, _ = self._segment(index, context)
+        return below_s + rise_s * ((context - begin) / span)
 
     def _segment(self, index: int, context: float) -> tuple[float, float, int, int, float]:
         """Return the line around a context: seconds and how they rise, its begin, length and end.
@@ -122,13 +122,13 @@ def _num_before(until: float, context: float, most: int) -> int:
     return number
 
 
-def _place(places: Sequence[int], wanted: float) -> tuple[int, float]:
+def _point_below(points: Sequence[int], wanted: float) -> tuple[int, float]:
     """Return the index of the last point not above, and the fraction of the way to the next one.
 
     The index is never the last one: beyond it the fraction exceeds 1.
     """
-    lower = max(0, min(bisect_right(places, wanted) - 1, len(places) - 2))
-    return lower, (wanted - places[lower]) / (places[lower + 1] - places[lower])
+    lower = max(0, min(bisect_right(points, wanted) - 1, len(points) - 2))
+    return lower, (wanted - points[lower]) / (points[lower + 1] - points[lower])
 
 
 class MeasuredSteps:

@@ -37,10 +37,10 @@ class MadeUpTokens:
         """Return the tokens `start` to `end`, exclusive, of a sequence."""
         known, size = self._hashes.get(sequence_id, {}), self._block_size
         found = []
-        for place in range(start, end):
-            block_hash = known.get(place // size)
+        for index in range(start, end):
+            block_hash = known.get(index // size)
             name = b"sequence %d" % sequence_id if block_hash is None else block_hash
-            at = place if block_hash is None else place % size
+            at = index if block_hash is None else index % size
             found.append(_token(name, at))
         return tuple(found)
 
@@ -60,6 +60,6 @@ class MadeUpTokens:
         return tuple(self._made.get(one, one) for one in hashes)
 
 
-def _token(name: bytes, place: int) -> int:
-    digest = hashlib.blake2b(b"%b %d" % (name, place), digest_size=_TOKEN_BYTES).digest()
+def _token(name: bytes, index: int) -> int:
+    digest = hashlib.blake2b(b"%b %d" % (name, index), digest_size=_TOKEN_BYTES).digest()
     return int.from_bytes(digest) % (VOCAB_SIZE - 1) + 1

@@ -51,7 +51,10 @@ NO_NOUNS = re.compile("At|Between|By|For|From|If|In|Of|To|Until|Up|When|Where|Wh
 # First words of docstrings that leave the subject, or the verb, to the reader.
 NO_SUBJECTS = re.compile(r"(Have|Those|So (many|much)|Take (that|how|why|what|when|where))\b")
 # Where `place` named an index or a pointer. Packages of `engine/runner` besides `kernels` follow.
-WITHOUT_PLACES = ("engine/core/", "engine/runner/kernels/", "node/", "protos/", "router/core/")
+WITHOUT_PLACES = (
+    *("engine/core/", "engine/runner/kernels/", "node/", "protos/", "router/core/"),
+    *("simulator/profiles/", "simulator/replays/"),
+)
 
 _WORDS = (
     "answers?|bytes|calls?|chunks?|commas?|copies|copy|deadline|drafts?|ends?|headers?|last|"
