@@ -37,37 +37,8 @@ _MOST_NODES = 64
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong settings."""
     _keep_files_from_others()
-    parser = build_parser()
     try:
-        parsed, unknown = parser.parse_known_args(arguments)
-        if parsed.command is None and not unknown:
-            parser.print_help()
-            return EXIT_OK
-        with_settings = {
-            "serve": _serve,
-            "up": _up,
-            "check-config": _check_config,
-            "profile": _profile,
-            "plan": _plan,
-        }
-        if parsed.command in with_settings:
-            return with_settings[parsed.command](parsed, unknown)
-        if unknown:
-            flag = unknown[0].partition("=")[0]
-            names = (parsed.command, getattr(parsed, "action", None))
-            hint = flag_hint(flag, parser.flags_of(*filter(None, names)))
-            return _wrong_settings([f"unexpected argument: {flag}{hint}"])
-        run = {
-            "status": _status,
-            "chat": _chat,
-            "drain": _drain,
-            "simulate": _simulate,
-            "role": _role,
-            "kv-key": _kv_key,
-            "api-keys": _api_keys,
-            "keys": _keys,
-        }[parsed.command]
-        return run(parsed)
+        return _run(arguments)
     except FlagError as error:
         return _wrong_settings([str(error)])
     except SettingsError as error:
@@ -84,6 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = build_parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if parsed.command is None and not unknown:
+        parser.print_help()
+        return EXIT_OK
+    if parsed.command in _WITH_SETTINGS:
+        return _WITH_SETTINGS[parsed.command](parsed, unknown)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        names = (parsed.command, getattr(parsed, "action", None))
+        hint = flag_hint(flag, parser.flags_of(*filter(None, names)))
+        return _wrong_settings([f"unexpected argument: {flag}{hint}"])
+    return _WITHOUT_SETTINGS[parsed.command](parsed)
 
 
 def _keep_files_from_others() -> None:
@@ -258,6 +245,27 @@ def _keys(parsed: argparse.Namespace) -> int:
 
     run_keys(parsed)
     return EXIT_OK
+
+
+_WITH_SETTINGS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
+    "serve": _serve,
+    "up": _up,
+    "check-config": _check_config,
+    "profile": _profile,
+    "plan": _plan,
+}
+"""Commands whose unknown arguments are settings, or wrong ones."""
+
+_WITHOUT_SETTINGS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "status": _status,
+    "chat": _chat,
+    "drain": _drain,
+    "role": _role,
+    "simulate": _simulate,
+    "keys": _keys,
+    "api-keys": _api_keys,
+    "kv-key": _kv_key,
+}
 
 
 def _load(

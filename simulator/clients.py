@@ -6,11 +6,11 @@ guess. The model of clients: each picks one of `MAX_TOKENS_CHOICES` (or sets non
 everything that fits the context) with equal chance; if that is less than the answer needs, it picks
 the next larger. One in five requests is more important than the rest, one in five less.
 
-There is no model that draws. A request's seed is the length of its answer, and `drawing` draws its
-stop token there.
+Tokens are drawn without a model. A request's seed is the length of its answer, and `drawing` draws
+its stop token there.
 
-Prompts hold no text, so token ids are made up: equal exactly where the trace has equal content
-(512-token blocks of one hash id), and a value of its own everywhere else.
+Prompts hold no text. Token ids are equal exactly where the trace has equal content (512-token
+blocks of one hash id), and of a value of their own everywhere else.
 """
 
 from __future__ import annotations

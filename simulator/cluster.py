@@ -41,14 +41,14 @@ RENEWALS_PER_LEASE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSetup:
-    """How many nodes of each role, on which device, with which settings (those of a decode node).
+    """The number of nodes of each role, their device, and the settings of a decode node.
 
-    A message between a router and a node takes `message_s`; what a request takes beside in the
-    profile passes before it is placed. Without `may_repeat` every step is
-    planned by itself, which changes nothing but how long the simulation takes. `told` are the
-    indices of the requests whose story is kept. Where all nodes share a machine that runs
-    `at_once` of them at full speed, steps of more nodes at once take longer; 0: each has its own.
-    With `targets` roles follow the load, as with `--auto-roles`.
+    A message between a router and a node takes `message_s`; the profile's `request_s` passes before
+    a request is placed. Without `may_repeat` every step is planned by itself, which only makes the
+    simulation slower. `told` are the indices of the requests whose story is kept. Where all nodes
+    share a machine that runs `at_once` of them at full speed, steps of more nodes at once take
+    longer; 0: each node has its own machine. With `targets` roles follow the load, as with
+    `--auto-roles`.
     """
 
     profile: DeviceProfile
@@ -122,10 +122,10 @@ class SimulatedCluster:
         clients: Sequence[ClientRequest],
         has_to_stop: Callable[[Sequence[ServedRequest], float], bool] | None = None,
     ) -> list[ServedRequest]:
-        """Serve all requests to their ends; check that nothing is left on the nodes.
+        """Serve all requests to their ends; check that the nodes hold nothing afterwards.
 
-        `has_to_stop` is asked after each event, with all requests and the time: where it says so,
-        what has happened until then is returned.
+        `has_to_stop` is called after each event, with all requests and the time; where it is true,
+        the requests are returned as they are then.
 
         Raises `InternalError` when a request does not end, or a node is not empty afterwards.
         """
@@ -166,9 +166,9 @@ class SimulatedCluster:
         return self._records[node].role
 
     def set_role(self, node: Incarnation, role: Role) -> None:
-        """Have a node take new work of another role from now on, as `NodePool.set_role` does.
+        """Give a node another role for new work from now on, as `NodePool.set_role` does.
 
-        To be called while it runs: by `timeline.at`, or by what takes part in the run. Raises
+        To be called by an event of the timeline, while the simulation runs. Raises
         `InvalidRequest` where the node cannot have the role.
         """
         record = self._records[node]
@@ -190,7 +190,7 @@ class SimulatedCluster:
         if not self.network.is_idle:
             raise InternalError("a transfer or a landing is open after the last request")
 
-    # Inside: what happens by itself.
+    # Inside: periodic events.
 
     def _begin(self, coming: Iterator[ServedRequest]) -> None:
         self._num_open = 1
@@ -213,7 +213,7 @@ class SimulatedCluster:
         self.check_empty()
 
     def _admit(self, coming: Iterator[ServedRequest]) -> None:
-        """Have the next request arrive at its time, and the one after it then."""
+        """Schedule the arrival of the next request, which schedules the one after it."""
         served = next(coming, None)
         if served is None:
             self._close_one()

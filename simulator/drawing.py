@@ -1,7 +1,7 @@
-"""The tokens of a model that is not there: an answer has as many as its request's seed says.
+"""Tokens drawn without a model: the seed of a request is the number of tokens of its answer.
 
-The last one is the stop token of the request, and all others are alike. Every token depends on the
-seed and its index alone, as with a real model, so an attempt that goes on elsewhere draws the same.
+The last one is the stop token of the request, and all others are equal. A token depends on the seed
+and its index alone, so an attempt that goes on elsewhere draws the same tokens.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def not_last(num_entries: int, num_steps: int) -> npt.NDArray[np.int64]:
 
 
 def drawn(batch: StepBatch, num_steps: int, num_left: Sequence[int]) -> list[DrawnTokens | None]:
-    """Return what each entry draws when the step is run so many times; None: it draws nothing.
+    """Return the tokens of each entry when the step is run `num_steps` times; None: it draws none.
 
-    Each has `num_left` tokens to draw; no answer ends before the last time.
+    Each entry has `num_left` tokens to draw; no answer ends before the last run.
     """
     several = _ONE if num_steps == 1 else DrawnTokens((FILLER_TOKEN_ID,) * num_steps)
     filler = (FILLER_TOKEN_ID,) * (num_steps - 1)

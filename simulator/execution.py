@@ -1,9 +1,9 @@
-"""Steps that take their time on the virtual clock, and what they draw.
+"""Modelled steps on the virtual clock, and the tokens that they draw.
 
 A step of decodes alone, after which the same step would be planned again and again, is run several
 times at once: until an answer ends, a deadline of the node has passed, or a message comes. Its
-owner cuts it short with `interrupt`. Where a block is full, the scheduler is told alone (`go_on`).
-The result is that of one step after the other.
+owner cuts it short with `interrupt`. A full block changes only the scheduler (`go_on`). The result
+is that of one step after the other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ class ModelledExecution:
     """The `Execution` of a node's step loop. The loop's turn at `ends_at_s` takes the results.
 
     With `may_repeat`, equal steps are run at once. A step whose layers are pushed takes `push_s`
-    longer. `next_due_s` says when the node has something to
-    do besides steps. On `cores` that nodes share, the end of a step moves with what others do:
-    `on_moved` is called then.
+    longer. `next_due_s` returns the time of the node's next deadline. On `cores` that nodes share,
+    steps of other nodes change the end of a step: `on_moved` is called then.
     """
 
     is_beside, plans_ahead = True, False
@@ -62,13 +61,13 @@ class ModelledExecution:
         """Time at which the step was begun, or went on at a full block."""
         self._ends_s: list[float] = []
         self._num_recorded = 0
-        """So many of these the scheduler knows."""
+        """The number of these steps that the scheduler has recorded."""
         self._num_left: list[int] = []
         """The tokens that each entry of the step had still to draw when it was begun."""
         self._num_known: list[int] = []
-        """Its known tokens then, if all entries decode."""
+        """The known tokens of each entry when the step was begun, if all entries decode."""
         self._until_end = 0
-        """After so many steps an answer ends, or another step must be planned; 0: after each."""
+        """Steps until an answer ends, or another step must be planned; 0: each is planned."""
         self._context = 0
         """The tokens to which the next steps attend, when the first of them begins."""
         self._num_copied = 0
@@ -119,7 +118,7 @@ class ModelledExecution:
             self._plan_layer()
 
     def interrupt(self) -> bool:
-        """Have the steps under way end with the one that runs now; return whether that is new."""
+        """End the steps under way with the one that runs now; return whether that changes."""
         index = bisect_left(self._ends_s, self._timeline.present_s, self._num_recorded)
         is_new = index + 1 < len(self._ends_s)
         del self._ends_s[index + 1 :]
@@ -128,7 +127,7 @@ class ModelledExecution:
     def go_on(self) -> bool:
         """Go on with the steps under way, the last of which ends now; False: they have ended.
 
-        To be called when nothing has reached the node, and its loop would only run them again.
+        To be called when no message has reached the node, and its loop would only run them again.
         """
         batch, now_s, due_s = self._batch, self._timeline.present_s, self._next_due_s()
         num_steps = len(self._ends_s)
@@ -162,10 +161,10 @@ class ModelledExecution:
         return RunnerResult(tokens, num_steps=count, num_recorded=self._num_recorded), took_s
 
     def close(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: there is no thread to end."""
 
     def _on_pace(self) -> None:
-        """Take that the step under way ends at another time: another node's has begun or ended."""
+        """Move the end of the step under way: a step of another node has begun or ended."""
         assert self._cores is not None, "its cores are shared"
         assert self._paced is not None, "a step is under way"
         self._ends_s = [self._cores.done_at_s(self._paced)]

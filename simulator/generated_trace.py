@@ -1,10 +1,10 @@
-"""A trace of conversations for those who have none: every request repeats what came before it.
+"""A generated trace of conversations: every request repeats the conversation before it.
 
 Conversations begin at random, in a Poisson process, and go on with a probability of `CONTINUES`
 after each answer, as soon as the client has read and typed (`THINK_S` in the mean, exponential).
-All begin with the same 512 tokens, the system prompt. The rest of the first prompt and what each
-further turn adds are lognormal, and so are answers. The defaults come near the lengths, the load
-and the reuse of Mooncake's published hour of conversations; nobody's requests are in it.
+All begin with the same 512 tokens, the system prompt. The lengths of the rest of the first prompt,
+of each further turn and of answers are lognormal. The defaults come near the lengths, the load and
+the reuse of Mooncake's published hour of conversations, without its requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_FIRST, LONGEST_PROMPT, LONGEST_ANSWER = 100_000, 120_000, 2000
 
 
 def generated_trace(num_requests: int, rate: float, seed: int) -> list[TraceRequest]:
-    """Return so many requests, ordered by arrival from 0, `rate` a second in the mean."""
+    """Return `num_requests` requests, ordered by arrival from 0 s, `rate` per second on average."""
     rng = random.Random(seed)
     hash_ids = count(1)
     requests: list[TraceRequest] = []

@@ -1,10 +1,10 @@
 """KV connectors over a modelled network: the contract of `kv_transfer`, bytes without content.
 
-What is modelled: every message takes `latency_s`, and the bytes of a transfer share the ports of
-its two nodes with all other transfers (`shared_links`). A landing has its KV when the last byte and
-the commit have arrived; its sender knows it one message later. There are no faults here: no frame
-is lost and no connection breaks, so leases do not run out. A connector checks how it is used: a
-commit before everything was pushed, or a token opened twice, is a bug of the flows.
+Every message takes `latency_s`, and the bytes of a transfer share the ports of its two nodes with
+all other transfers (`shared_links`). A landing has its KV when the last byte and the commit have
+arrived; its sender knows it one message later. There are no faults: no frame is lost and no
+connection breaks, so leases do not run out. A connector checks its callers: a commit before every
+block was pushed, or a token opened twice, is a bug of the flows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ModelledNetwork:
         self._ports: dict[Incarnation, _Port] = {}
         self._transfers: dict[int, _Transfer] = {}
         self._looking_at_s = inf
-        """The time of the next look, which is not after the next end that matters."""
+        """The time of the next look, at the latest the next end of a committed transfer."""
         self._ending: set[int] = set()
         """Transfers that are committed, and have bytes on their way."""
         self.num_bytes = 0.0
@@ -73,7 +73,7 @@ class ModelledNetwork:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open: no transfer and no landing."""
+        """Whether no transfer and no landing is open."""
         return not self._transfers and not any(port.landings for port in self._ports.values())
 
     def join(self, node: Incarnation, on_event: OnEvent) -> ModelledConnector:
@@ -81,7 +81,7 @@ class ModelledNetwork:
         self._ports[node] = _Port(on_event)
         return ModelledConnector(self, node)
 
-    # What a receiving node does.
+    # Called for a receiving node.
 
     def expect(self, node: Incarnation, ticket: Ticket) -> None:
         """Open a landing. Raises `ValueError` for a token that is open."""
@@ -91,13 +91,13 @@ class ModelledNetwork:
         landings[ticket.lease_token] = ticket
 
     def revoke(self, node: Incarnation, token: int) -> None:
-        """Close a landing; nobody writes into it from now on."""
+        """Close a landing; it is not written any more."""
         if self._ports[node].landings.pop(token, None) is None:
             return
         self._ports[node].on_event(Released(token))
         self._end(token, HandoffFailed(f"{node} revoked the lease"))
 
-    # What a sending node does.
+    # Called for a sending node.
 
     def open(self, node: Incarnation, ticket: Ticket) -> None:
         """Begin a transfer. Raises `ValueError` for a token that is open."""
@@ -110,7 +110,7 @@ class ModelledNetwork:
             self._end(ticket.lease_token, HandoffFailed("the landing is closed"))
 
     def push(self, token: int, num_blocks: int) -> None:
-        """Send one layer of so many blocks. Raises `ValueError` for more than the ticket has."""
+        """Send one layer of blocks. Raises `ValueError` for more blocks than the ticket has."""
         transfer = self._transfers.get(token)
         if transfer is None:
             return
@@ -128,7 +128,7 @@ class ModelledNetwork:
         self._look_at_end()
 
     def commit(self, token: int, commit: Commit) -> None:
-        """End a transfer. Raises `ValueError` unless everything was pushed, or it may be short."""
+        """End a transfer. Raises `ValueError` unless all blocks were pushed, or it may be short."""
         transfer = self._transfers.get(token)
         if transfer is None:
             return
@@ -154,10 +154,10 @@ class ModelledNetwork:
     # Inside.
 
     def _catch_up(self) -> None:
-        """Take that flows have ended: to be called before anything else is known of transfers.
+        """Handle the ends of flows up to now; every access to transfers begins with this.
 
-        What happens at the end of a flow happens there, however late it is taken. An event of its
-        own is needed only for the end of a transfer that is committed.
+        A flow's end is handled at its own time, however late this is called. Only the end of a
+        committed transfer requires an event of its own.
         """
         for token in self._links.take_ended(self._timeline.present_s):
             transfer = self._transfers[token]
@@ -167,7 +167,7 @@ class ModelledNetwork:
                 self._send_commit(token)
 
     def _look_at_end(self) -> None:
-        """Look when the next flow ends, unless nobody waits for it, or it is looked before that."""
+        """Schedule a look at the end of the next flow, if a landing waits and none is earlier."""
         if not self._ending:
             return
         at_s = self._links.next_end_s()
@@ -265,4 +265,4 @@ class ModelledConnector:
         self._network.abort(lease_token)
 
     def close(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: there is no socket to close."""

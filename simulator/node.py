@@ -43,7 +43,7 @@ from simulator.timeline import Timeline
 
 @dataclass(slots=True)
 class NodeSaid:
-    """What a node tells its router in one message: answers come before outputs.
+    """One message of a node to its router: answers come before outputs.
 
     `step_ends_s` are the times at which the tokens of each output of several tokens were drawn.
     `news` are blocks that entered (true) or left a tier.
@@ -55,18 +55,18 @@ class NodeSaid:
     step_ends_s: Sequence[float] = ()
     pulls: list[AskBlocks] = field(default_factory=list)
     refused_pulls: list[RefusePull] = field(default_factory=list)
-    """What it wants of other nodes' caches."""
+    """Its pulls of other nodes' caches."""
     offers: list[OfferBlocks] = field(default_factory=list)
-    """What others may pull of it."""
+    """Its cached blocks that other nodes may pull."""
     warm_from: str = ""
-    """Whose blocks it wants, which has started."""
+    """The node whose blocks it pulls after its start; empty: none."""
     news: News = field(default_factory=dict)
 
 
 class SimulatedNode:
-    """Reads its messages, and runs turns of its loop when something is to be done.
+    """Reads its messages, and runs turns of its loop when one is due.
 
-    `tell` takes what the node says, once or twice for each turn.
+    `tell` is called with the messages of the node, once or twice for each turn.
     """
 
     needs_staging = False
@@ -135,20 +135,20 @@ class SimulatedNode:
         return self.loop.turn()
 
     def is_empty(self) -> bool:
-        """Return whether the node holds nothing: no attempt, no block, no seat, no message."""
+        """Return whether the node holds no attempt, no block, no seat and no message."""
         scheduler = self.scheduler
         held = scheduler.running, scheduler.waiting, scheduler.receiving, scheduler.exporting
         has_all = scheduler.pool.num_available == scheduler.pool.num_blocks
         return self.flow.is_empty and has_all and not any(map(len, held))
 
-    # What the loop and the effects call.
+    # Called by the loop and for effects.
 
     def perform(self, effect: Effect) -> None:
         """Perform an effect."""
         self._effects.perform_effect(effect)
 
     def publish(self) -> None:
-        """Show no statistics: nobody reads them."""
+        """Do nothing: there are no metrics."""
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         """Answer a call."""
@@ -159,11 +159,11 @@ class SimulatedNode:
         self._said.outputs.append(sent.output)
 
     def ask(self, wanted: AskBlocks) -> None:
-        """Want cached blocks of another node."""
+        """Send a pull of another node's cached blocks."""
         self._said.pulls.append(wanted)
 
     def refuse(self, refused: RefusePull) -> None:
-        """Not answer the pull of another node."""
+        """Refuse the pull of another node."""
         self._said.refused_pulls.append(refused)
 
     def offer(self, offered: OfferBlocks) -> None:
@@ -226,7 +226,7 @@ class SimulatedNode:
         return bool(scheduler.waiting or scheduler.running or self.flow.pulls.wait_for_room)
 
     def take_news(self) -> News:
-        """Return what entered and left the tiers since the last call; those alone that changed."""
+        """Return the blocks that entered and left each tier that changed since the last call."""
         news = {}
         for tier, told in self.tiers.items():
             if changed := told.take_news():

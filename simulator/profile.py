@@ -39,14 +39,14 @@ class StepTimes(Protocol):
     def ends_of_decodes(
         self, began_s: float, count: int, context: int, num_steps: int
     ) -> list[float]:
-        """Return when each of so many steps of `count` decodes ends, one right after the other."""
+        """Return the end of each of `num_steps` steps of `count` decodes, one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
     """One engine node. Bytes and seconds; `network_bytes_per_s` is the speed of its port.
 
-    `kv_memory_bytes` hold KV blocks, beside the weights and what a step needs.
+    `kv_memory_bytes` hold KV blocks, beside the weights and the buffers of a step.
     """
 
     model: str
@@ -79,7 +79,7 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledFacts:
-    """What a scheduler wants to know of its model (`SchedulableModel`)."""
+    """The facts of a model that a scheduler requires (`SchedulableModel`)."""
 
     layout: KVLayout
     num_blocks: int
@@ -93,7 +93,7 @@ class ModelledFacts:
 
 
 def facts_of(profile: DeviceProfile, block_size: int) -> ModelledFacts:
-    """Return the facts of the model on this device, with blocks of so many tokens."""
+    """Return the facts of the model on this device, with blocks of `block_size` tokens."""
     cost, num_blocks = profile.step, profile.num_blocks(block_size)
     return ModelledFacts(
         layout=profile.layout(block_size),
@@ -125,7 +125,7 @@ def read_profile(path: Path, *, model: str = "", transport: str = "") -> DeviceP
 
 
 def device_of(measured: MeasuredProfile, transport: str = "") -> DeviceProfile:
-    """Return what the simulator needs of a profile. Raises `ValueError` for what cannot serve."""
+    """Return a measured profile as a device. Raises `ValueError` for one that cannot serve."""
     model, machine = measured.model, measured.machine
     sizes = (model.kv_bytes_per_token, model.block_size, model.max_model_len, machine.num_blocks)
     if not all(sizes):

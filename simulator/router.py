@@ -1,7 +1,7 @@
 """A router: a real `RequestFlow` for each request, the real placement and membership.
 
-It performs the effects of its flows on simulated nodes. What is modelled is the way to the nodes
-and back: each message takes `latency_s`, and messages of one node keep their order.
+It performs the effects of its flows on simulated nodes. Only the way to the nodes and back is
+modelled: each message takes `latency_s`, and messages of one node keep their order.
 """
 
 from __future__ import annotations
@@ -123,21 +123,21 @@ class SimulatedRouter:
         """Requests that have not ended."""
         return len(self._choices)
 
-    # What happens.
+    # Events.
 
     def connect(self, inboxes: Mapping[Incarnation, Callable[[Message], object]]) -> None:
-        """Know where the messages to each node go."""
+        """Set the inbox of each node, to which its messages are sent."""
         self._deliver.update(inboxes)
 
     def on_role(self, node: Incarnation, role: Role) -> None:
-        """Take that a node has another role, before it is listed with it."""
+        """Record the new role of a node, before the store lists it."""
         for effect in self._membership.on_role(node, role):
             assert isinstance(effect, NodeDecodes), "nothing else follows from a role"
             for choice in list(self._choices.values()):
                 self._perform(choice, choice.flow.on_node_decodes(node))
 
     def on_listing(self, nodes: Sequence[LiveNode]) -> None:
-        """Take what the store lists; the nodes are heard from now on."""
+        """Take the store's list of nodes; all of them are heard from now on."""
         self._membership.on_asking()
         self._membership.on_listing(nodes, self._timeline.present_s)
         for node in nodes:
@@ -338,7 +338,7 @@ class SimulatedRouter:
         self._note(choice, "{} {}: {} of {} tokens cached", node, what, num_cached, num_prompt)
 
     def _note(self, choice: _Choice, what: str, *values: object) -> None:
-        """Note what happened, put together with its values only if somebody wants to know it."""
+        """Add an entry to the choice's story if one is kept; only then is its text formatted."""
         if choice.served.story is not None:
             choice.served.story.append((self._timeline.present_s, what.format(*values)))
 

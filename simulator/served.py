@@ -1,4 +1,4 @@
-"""What became of the requests of a simulation, and the figures of all of them."""
+"""Times and outcomes of the requests of a simulation, and the figures of all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenTimes(NamedTuple):
 
     @classmethod
     def of(cls, at_s: Sequence[float]) -> TokenTimes:
-        """Return those of tokens that came at these times, in order."""
+        """Return the times of tokens that came at `at_s`, in order."""
         if len(at_s) == 1:
             return cls(at_s[0], -1.0, at_s[0], 0.0)
         longest_s = max(map(sub, at_s[1:], at_s))
@@ -45,11 +45,11 @@ class ServedRequest:
     num_tokens: int = 0
     longest_gap_s: float = 0.0
     num_cached_tokens: int = 0
-    """Tokens of the prompt that its decode node had."""
+    """Tokens of the prompt that its decode node had cached."""
     outcome: str = ""
     """Its finish reason, or the code of its error; empty: it has not ended."""
     granted_at_s: float = -1.0
-    """Time at which a decode or mixed node had a place for it; below 0: none had yet."""
+    """Time at which a decode or mixed node granted its reservation; below 0: none has yet."""
     queue_s: float = 0.0
     """Seconds that the prompt waited for its first step, on the node that computed it."""
     compute_s: float = 0.0
@@ -57,7 +57,7 @@ class ServedRequest:
     second_at_s: float = -1.0
     """Time of the second token: with a handoff, KV has landed before."""
     story: list[tuple[float, str]] | None = None
-    """What happened to it, and when, if somebody wants to know: placements, answers, its end."""
+    """Its placements, answers and end, each with its time; None: not kept."""
 
     @property
     def ttft_s(self) -> float:

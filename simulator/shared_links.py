@@ -1,8 +1,8 @@
-"""How long bytes take on links that several flows share. Pure.
+"""Times of bytes on links that several flows share. Pure.
 
 A node has one port out and one port in, of equal speed. Each flow gets the smaller one of its equal
-shares of its sender's port out and of its receiver's port in. What a flow leaves of a port because
-the other end is slower goes to nobody: it is a lower bound of what a fair network gives.
+shares of its sender's port out and of its receiver's port in. The share of a port that a flow does
+not use because its other end is slower stays unused, so rates are lower bounds of a fair network's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 _LEAST_BYTES = 0.5
-"""Less than this is a rounding error: the flow has ended."""
+"""Bytes below which a rest is a rounding error: the flow has ended."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class SharedLinks:
     def add(
         self, flow: int, source: Hashable, target: Hashable, num_bytes: float, now_s: float
     ) -> None:
-        """Send more bytes in a flow, behind those that it has left."""
+        """Send more bytes in a flow, after those that it has left."""
         self._move(now_s)
         known = self._flows.get(flow)
         if known is None:
@@ -65,13 +65,13 @@ class SharedLinks:
             self._share(known, -1)
 
     def next_end_s(self) -> float:
-        """Return when the next flow has sent all that it has; infinity without one."""
+        """Return when the next flow ends; infinity without one."""
         if not self._flows:
             return math.inf
         return self._moved_at_s + min([one.num_left / one.rate for one in self._flows.values()])
 
     def take_ended(self, now_s: float) -> list[int]:
-        """Return the flows that have sent all that they had, and forget them; the first first."""
+        """Return the flows that have ended, in the order of their ends, and forget them."""
         ended: list[int] = []
         while (at_s := self.next_end_s()) <= now_s:
             self._move(max(at_s, self._moved_at_s))

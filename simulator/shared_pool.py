@@ -1,7 +1,7 @@
-"""What one pool for the whole cluster would find of each prompt: the most that placement can reach.
+"""Prefix hits of one pool for the whole cluster: an upper bound of what placement can reach.
 
-The pool sees requests one after the other, each computed before the next one comes, and evicts what
-was used least recently, the end of a prompt before its beginning.
+The pool takes requests one after the other, each computed before the next one comes, and evicts the
+least recently used blocks, the end of a prompt before its beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulator.trace_file import TOKENS_PER_HASH_ID, TraceRequest
 def num_found_tokens(
     requests: Iterable[TraceRequest], num_pool_tokens: int, block_size: int
 ) -> int:
-    """Return how many tokens of all prompts are in a pool of so many tokens when they come.
+    """Return how many tokens of all prompts are in a pool of this many tokens when they come.
 
     The last token of a prompt is always computed, and with it its block.
     """

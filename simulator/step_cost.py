@@ -61,7 +61,7 @@ class StepCost:
     def ends_of_decodes(
         self, began_s: float, count: int, context: int, num_steps: int
     ) -> list[float]:
-        """Return when each of so many steps of `count` decodes ends, one right after the other.
+        """Return the end of each of `num_steps` steps of `count` decodes, one after the other.
 
         They attend to `context` tokens in the first step, and to `count` more in each further one.
         """

@@ -1,4 +1,4 @@
-"""The virtual clock, and what happens on it: one heap of events, no sleeping and no thread."""
+"""The virtual clock and its events: one heap, without sleeping and without threads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _Event = tuple[float, bool, int, Callable[[], object]]
 class Timeline:
     """A clock that stands still while an event is handled, and then jumps to the next one.
 
-    Events of one moment are handled in the order in which they were added, those that are `last`
-    after all others: what arrives at the end of a step is there when the step ends.
+    Events of one moment are handled in the order in which they were added, `last` ones after all
+    others: a message that arrives at the end of a step is read when the step ends.
     """
 
     def __init__(self) -> None:
         self.present_s = 0.0
-        """The seconds since the start, to be read: what is modelled asks for them often."""
+        """The seconds since the start; an attribute, as it is read very often."""
         self._events: list[_Event] = []
         self._numbers = count()
         self._is_stopping = False
@@ -29,13 +29,13 @@ class Timeline:
         return self.present_s
 
     def at(self, at_s: float, call: Callable[[], object], *, last: bool = False) -> None:
-        """Have `call` called at `at_s`. Raises `ValueError` for a time that has passed."""
+        """Schedule `call` at `at_s`. Raises `ValueError` for a time that has passed."""
         if at_s < self.present_s:
             raise ValueError(f"an event at {at_s} s, and it is {self.present_s} s")
         heappush(self._events, (at_s, last, next(self._numbers), call))
 
     def after(self, span_s: float, call: Callable[[], object]) -> None:
-        """Have `call` called in `span_s` seconds."""
+        """Schedule `call` in `span_s` seconds."""
         self.at(self.present_s + span_s, call)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
@@ -51,5 +51,5 @@ class Timeline:
                 return
 
     def stop(self) -> None:
-        """Have `run` return after the event that is handled."""
+        """Let `run` return after the present event."""
         self._is_stopping = True

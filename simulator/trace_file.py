@@ -95,7 +95,7 @@ def _azure_request(line: str) -> TraceRequest:
 
 
 def _integer(text: str) -> object:
-    """Return the number in a text, or the text, which is none."""
+    """Return the integer in a text, or the text itself where it is none."""
     return int(text) if text.strip().lstrip("-").isdecimal() else text
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool, BlockUse
-from engine.core.planner_contract import Admission, PreemptionReason, StepLimits, StepPlan
+from engine.core.planner_contract import Admission, Chunk, PreemptionReason, StepLimits, StepPlan
 from engine.core.policies.growth import Lacking
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
@@ -108,6 +108,15 @@ class Holdings:
         self.seats.add_blocks(sequence.seat, self.pool.allocate(num_more, BlockUse.RESERVED))
         sequence.move_to(SequenceStatus.WAITING_FOR_KV)
         self.receiving[sequence.sequence_id] = sequence
+
+    def extend(self, sequence: Sequence, chunk: Chunk) -> None:
+        """Give a running sequence the blocks of its next chunk, and write its drafts."""
+        if chunk.num_new_blocks:
+            block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
+            self.seats.add_blocks(sequence.seat, block_ids)
+        if chunk.num_drafts:
+            drafts = sequence.draft_token_ids[: chunk.num_drafts]
+            self.seats.write_drafts(sequence.seat, drafts)
 
     def start(self, sequence: Sequence) -> None:
         """Start decoding a seated sequence whose KV has landed."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.request import FinishReason
 from common.settings.config import SchedulingConfig
-from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.host_pool import HostPool
@@ -400,21 +400,9 @@ class Scheduler:
         # Of hundreds of decodes without a new block or a draft nothing is done here.
         chunks = {n: c for n, c in enumerate(plan.chunks.values()) if c is not PLAIN_DECODE}
         for entry, chunk in chunks.items():
-            sequence = step.sequences[entry]
-            if chunk.num_new_blocks:
-                block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
-                self.seats.add_blocks(sequence.seat, block_ids)
-            if chunk.num_drafts:
-                drafts = sequence.draft_token_ids[: chunk.num_drafts]
-                self.seats.write_drafts(sequence.seat, drafts)
+            self._held.extend(step.sequences[entry], chunk)
         if plan.admissions:
-            admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
-            for admission in plan.admissions:
-                sequence = admitted[admission.sequence_id]
-                self.kept_prefixes.on_admitted(sequence, admission.cached_block_ids)
-                if self._held.seat(step, sequence, admission):
-                    chunks[len(step.sequences)] = Chunk(admission.num_tokens)
-                    step.sequences.append(sequence)
+            self._admit(step, plan, chunks)
         if step.sequences:  # an idle node takes a turn for every message
             rows = self.running.rows
             if not num_decodes == len(step.sequences) == len(rows):
@@ -425,6 +413,16 @@ class Scheduler:
         if self._speculation is not None and self._speculation.has_proposals:
             step.set_proposals(self._speculation.num_proposals)
         return step
+
+    def _admit(self, step: PlannedStep, plan: StepPlan, chunks: dict[int, Chunk]) -> None:
+        """Seat the admitted sequences; those that compute are entries of `step`, in `chunks`."""
+        admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
+        for admission in plan.admissions:
+            sequence = admitted[admission.sequence_id]
+            self.kept_prefixes.on_admitted(sequence, admission.cached_block_ids)
+            if self._held.seat(step, sequence, admission):
+                chunks[len(step.sequences)] = Chunk(admission.num_tokens)
+                step.sequences.append(sequence)
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:

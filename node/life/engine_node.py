@@ -22,7 +22,7 @@ from node.flow.messages import RoleChanged
 from node.flow.step_progress import expected_token_s
 from node.life.lease_keeper import LeaseKeeper
 from node.life.model_loading import load_unless_stopped, wait_unless_stopped
-from node.life.node_parts import LoadedModel, NodeParts
+from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.life.possible_roles import refused_roles
 from node.life.request_path import RequestPath
 from node.life.self_description import log_loaded_model, node_records
@@ -121,29 +121,7 @@ class EngineNode:
             path = RequestPath(
                 self._config, self._parts, incarnation, model, connector, inbox, leaving, role
             )
-            register_node(
-                registry,
-                path.statistics,
-                path.refusals,
-                connector.statistics,
-                path.progress,
-                model.grammar_statistics,
-            )
-            registry.register(
-                SavedPrefillCollector(
-                    path.statistics,
-                    block_size=model.layout.block_size,
-                    token_s=expected_token_s(model.step_costs),
-                )
-            )
-            block_bytes = model.layout.block_bytes
-            registry.register(
-                MemoryCollector(
-                    model.memory,
-                    kv_bytes=model.num_blocks * block_bytes,
-                    swap_bytes=model.num_host_blocks * block_bytes,
-                )
-            )
+            _register_metrics(registry, model, path, connector)
             ports = (control.port, metrics_port)
             records = node_records(self._config, model, incarnation, ports, role.possible)
             keeper = LeaseKeeper(
@@ -234,3 +212,29 @@ class EngineNode:
         log.info("warming up")
         model.warm_up()
         return model
+
+
+def _register_metrics(
+    registry: CollectorRegistry, model: LoadedModel, path: RequestPath, connector: NodeConnector
+) -> None:
+    """Add the metrics of a node with its model, its requests and its KV transfers."""
+    register_node(
+        registry,
+        path.statistics,
+        path.refusals,
+        connector.statistics,
+        path.progress,
+        model.grammar_statistics,
+    )
+    token_s = expected_token_s(model.step_costs)
+    block_size, block_bytes = model.layout.block_size, model.layout.block_bytes
+    registry.register(
+        SavedPrefillCollector(path.statistics, block_size=block_size, token_s=token_s)
+    )
+    registry.register(
+        MemoryCollector(
+            model.memory,
+            kv_bytes=model.num_blocks * block_bytes,
+            swap_bytes=model.num_host_blocks * block_bytes,
+        )
+    )

@@ -74,6 +74,15 @@ EVERYDAY_KEYS = (
 )
 """The settings that the short help shows."""
 
+COMMAND_GROUPS = {
+    "run a cluster": ("up", "serve", "check-config"),
+    "ask it": ("status", "chat"),
+    "change it": ("drain", "role"),
+    "protect it": ("keys", "api-keys", "kv-key"),
+    "measure, plan and test": ("profile", "plan", "simulate"),
+}
+"""The commands by what they are for, as the help shows them."""
+
 _METAVARS = {"int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
@@ -84,9 +93,8 @@ def build_parser() -> Parser:
         prog="pdserve", description=INTRODUCTION, epilog=EXAMPLES["pdserve"], part="COMMAND"
     )
     parser.add_argument("--version", action="version", version=f"pdserve {VERSION}")
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", prog="pdserve"
-    )
+    parser.command_groups = COMMAND_GROUPS
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="pdserve")
     _add_up(commands)
     _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
     _add_status(commands)

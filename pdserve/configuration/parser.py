@@ -1,7 +1,7 @@
 """The parser behind `flags`: its errors, and a help in parts.
 
 `--help` shows the everyday flags and the groups of all others, `--help=GROUP` one group,
-`--help=all` everything.
+`--help=all` everything. Commands are shown in groups too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pdserve.configuration.config_file import suggestion
@@ -36,6 +36,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=HelpFormatter, allow_abbrev=False, add_help=False, **settings
         )
         self.everyday_keys: tuple[str, ...] = ()
+        self.command_groups: Mapping[str, Sequence[str]] = {}
+        """The names of commands, by the title of their group; empty: one list of all."""
         takes_name: dict[str, Any] = {"nargs": "?", "const": "", "metavar": part}
         self.add_argument(
             *("-h", "--help"),
@@ -95,10 +97,27 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
+    def format_help(self) -> str:
+        """Return the whole help, with the commands in their groups."""
+        if not self.command_groups:
+            return super().format_help()
+        lines = {line.dest: line for one in self._of_commands() for line in one._choices_actions}
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, names in self.command_groups.items():
+            _add_section(formatter, title, [lines[name] for name in names])
+        _add_section(formatter, "options", [one for one in self._actions if one.option_strings])
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
     def commands(self) -> dict[str, Parser]:
         """Return the parser of each command, by its name; empty for a parser of one command."""
-        found = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
-        return dict(found[0].choices) if found else {}
+        return {name: one for found in self._of_commands() for name, one in found.choices.items()}
+
+    def _of_commands(self) -> list[Any]:
+        """Return the action that has the commands, if there are any."""
+        return [one for one in self._actions if isinstance(one, argparse._SubParsersAction)]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

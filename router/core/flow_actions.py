@@ -116,7 +116,7 @@ class FlowActions:
             self._choose(self._attempts.begin_second())
 
     def _wait_beside(self) -> None:
-        """Have others asked after a while, where a suspected node holds the request up and no other
+        """Ask other nodes after a while, if a suspected node holds the request up and no other
         attempt runs: they may have room long before that node is heard or lost."""
         if self._attempts.second is None and self._attempts.is_held_up(self._main):
             self._out.append(Wait(WAIT_S))

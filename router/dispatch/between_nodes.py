@@ -82,7 +82,7 @@ class BetweenNodes:
         for new, wanted, source in settled:
             client = None if source is None else self._client(source)
             if client is not None:
-                client.offer_nowait(new)
+                client.calls.offer_nowait(new)
                 continue
             log.info("%s starts cold: warm_from is %r, and no such node can send it", new, wanted)
 
@@ -90,7 +90,7 @@ class BetweenNodes:
         """Pass a pull on to its source, unread; say at once if nobody answers."""
         source, token = Incarnation(pull.source_id, pull.source_epoch), pull.ticket.lease_token
         client = self._client(source)
-        if client is not None and client.pull_nowait(pull):
+        if client is not None and client.calls.pull_nowait(pull):
             self._passed.add(source, node, token)
         else:
             self._refuse(node, token)
@@ -98,7 +98,7 @@ class BetweenNodes:
     def _refuse(self, node: Incarnation, lease_token: int) -> None:
         client = self._client(node)
         if client is not None:
-            client.refuse_pull_nowait(lease_token)
+            client.calls.refuse_pull_nowait(lease_token)
 
     def _offer(self, node: Incarnation, block_hashes: bytes, new: Incarnation | None) -> None:
         """Let a new node, or one that stays, pull what this one has."""
@@ -108,7 +108,7 @@ class BetweenNodes:
             log.info("cached blocks of %s, which %s, go to %s", node, _why(new), heir)
             fetch = pb.Fetch(source_id=node.node_id, source_epoch=node.epoch)
             fetch.block_hashes = block_hashes
-            client.fetch_nowait(fetch)
+            client.calls.fetch_nowait(fetch)
 
 
 def _why(new: Incarnation | None) -> str:

@@ -1,4 +1,4 @@
-"""Runs request flows: performs their effects on real nodes, and feeds back replies and tokens."""
+"""Runs request flows: feeds them events and tokens, and performs their effects."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVarTuple, cast
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
+from common.errors import InternalError, InvalidRequest, Overloaded, PdserveError
 from common.files.keys_folder import Keys
-from common.ids import AttemptId, Incarnation, new_id
+from common.ids import Incarnation, new_id
 from common.kv.prompt_blocks import PromptBlocks
 from common.observing.clock import Clock, MonotonicClock
 from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
-from placement.store import Placement, PlacementStore, PlacementUnavailable
-from protos import pdserve_node_pb2 as pb
-from router.core.counted_legs import CountedEffect, count_legs
+from placement.store import PlacementStore, PlacementUnavailable
 from router.core.effects import (
     Accepted,
     Choose,
@@ -43,14 +41,13 @@ from router.core.known.pair_health import Pair
 from router.core.known.sessions import SessionId
 from router.core.placement import Placing
 from router.core.policies.query import query_of
-from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
+from router.core.request_flow import RequestFlow
+from router.dispatch.flow_calls import Args, FlowCalls
 from router.dispatch.handoff_watch import HandoffWatch
-from router.dispatch.node_clients import NodeClient
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.placing_recording import PlacingRecording
 from router.dispatch.running_choice import EARLY_S, RunningChoice
-from router.dispatch.stream_calls import Caller
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch
@@ -59,8 +56,6 @@ from router.watch.router_metrics import RouterMetrics
 log = logging.getLogger("pdserve.router")
 
 CLOSE_TIMEOUT_S = 3.0
-
-Args = TypeVarTuple("Args")
 
 
 class Dispatcher:
@@ -115,6 +110,15 @@ class Dispatcher:
             on_decodes=partial(self._tell_all, RequestFlow.on_node_decodes),
             keys=keys,
         )
+        self._calls = FlowCalls(
+            self.pool,
+            chooser,
+            self._recorder,
+            self._metrics,
+            self._clock,
+            router_id=router_id,
+            feed=self._feed,
+        )
 
     @property
     def num_running(self) -> int:
@@ -124,6 +128,10 @@ class Dispatcher:
     def flows(self) -> list[RequestFlow]:
         """Return the flows of these choices, oldest first, to be read only."""
         return [choice.flow for choice in self._choices.values()]
+
+    def avoided_pairs(self) -> frozenset[Pair]:
+        """Return the pairs of a prefill and a decode node on which no attempt is placed now."""
+        return self._chooser.avoided(self.pool.nodes(), self._clock.now_s())
 
     async def start(self) -> None:
         """Take an epoch and begin to follow the cluster; does not wait for nodes."""
@@ -288,119 +296,27 @@ class Dispatcher:
                 case TokenChunk():
                     choice.take(effect, self._clock)
                 case Choose():  # the last effect of its event
-                    self._perform(choice, self._choose(choice, effect))
+                    self._perform(choice, self._calls.choose(choice, effect))
                 case Wait():
                     choice.wait(effect.wait_s, self._on_waited)
                 case SendReserve():
-                    self._reserve(choice, effect)
+                    self._calls.reserve(choice, effect)
                 case SendPrefill():
-                    self._prefill(choice, effect)
+                    self._calls.prefill(choice, effect)
                 case SendAbort():
-                    client = self.pool.client(effect.node)
-                    if client is not None:
-                        client.abort_nowait(effect.attempt)
+                    self._calls.abort(effect)
                 case Accepted():
                     choice.sink.on_accepted()
                 case PromptKept() | PromptComputed() | LegClosed():
-                    self._count(choice, effect)
+                    self._calls.count(choice, effect)
                 case PlaceRecord():
-                    self._place(choice, effect)
+                    self._calls.place(choice, effect)
                 case Unplace():
-                    self._recorder.unplace_nowait(effect.attempt)
+                    self._calls.unplace(effect.attempt)
                 case Finish():
                     self._finish(choice, effect.reason)
                 case Fail():
                     self._fail(choice, effect.error)
-
-    def avoided_pairs(self) -> frozenset[Pair]:
-        """Return the pairs of a prefill and a decode node on which no attempt is placed now."""
-        return self._chooser.avoided(self.pool.nodes(), self._clock.now_s())
-
-    def _choose(self, choice: RunningChoice, effect: Choose) -> list[Effect]:
-        nodes, flow, query = self.pool.nodes(), choice.flow, choice.query
-        query.max_tokens = flow.max_tokens
-        query.needs_prompt_logprobs &= not flow.num_output_tokens  # they came with token 0
-        choice.trace.on_choosing(
-            flow.attempt,
-            self._clock.now_s(),
-            is_reserved=effect.decode is not None,
-            failure=flow.failure,
-        )
-        try:
-            chosen, placed = self._chooser.choose(nodes, query, effect, self._clock.now_s())
-        except PdserveError as none_left:
-            return flow.on_no_choice(none_left)
-        if placed is not None:
-            self._metrics.session_placements.labels(placed.value).inc()
-        return flow.on_choice(
-            chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
-        )
-
-    def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
-        node, attempt = effect.node, effect.request.id
-        self._count(choice, effect)
-        choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
-        client, on_failed = self._asked(choice, node, attempt)
-        if client is None:
-            return
-
-        def on_reply(reply: DecodeGrant | PdserveError) -> None:
-            now_s = self._clock.now_s()
-            self._feed(choice, choice.flow.on_reserve_reply, node, attempt, reply, now_s)
-
-        client.reserve_nowait(
-            choice.trace.asks(effect.request),
-            Caller(on_reply, on_failed),
-            must_prefill_locally=effect.must_prefill_locally,
-            may_wait=effect.may_wait,
-            source=self.pool.source_that_sends(effect.source),
-        )
-
-    def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
-        node, attempt = effect.node, effect.request.id
-        self._count(choice, effect)
-        client, on_failed = self._asked(choice, node, attempt)
-        if client is None:
-            return
-
-        def on_reply(reply: PrefillGrant | PdserveError) -> None:
-            self._feed(choice, choice.flow.on_prefill_reply, node, attempt, reply)
-
-        client.prefill_nowait(
-            choice.trace.asks(effect.request),
-            Caller(on_reply, on_failed),
-            cast("pb.Ticket | None", effect.ticket),
-            self.pool.source_that_sends(effect.source),
-        )
-
-    def _count(self, choice: RunningChoice, effect: CountedEffect) -> None:
-        count_legs(self.pool.membership, effect, choice.num_prompt_tokens)
-
-    def _asked(
-        self, choice: RunningChoice, node: Incarnation, attempt: AttemptId
-    ) -> tuple[NodeClient | None, Callable[[PdserveError], None]]:
-        """Return a node's client, and what takes the failure of a call; None: it has failed."""
-
-        def on_failed(error: PdserveError) -> None:
-            self._feed(choice, choice.flow.on_call_failed, node, attempt, error)
-
-        client = self.pool.client(node)
-        if client is None:
-            asyncio.get_running_loop().call_soon(on_failed, NodeLost(f"{node} has left"))
-        return client, on_failed
-
-    def _place(self, choice: RunningChoice, effect: PlaceRecord) -> None:
-        choice.trace.on_placed(
-            effect.attempt, effect.decode, effect.prefill, effect.reason, self._clock.now_s()
-        )
-        placement = Placement(
-            attempt=effect.attempt,
-            router_id=self.incarnation.node_id,
-            decode=effect.decode,
-            prefill=effect.prefill,
-            reason=effect.reason,
-        )
-        self._recorder.place_nowait(placement)
 
     def _deliver(self, choice: RunningChoice) -> None:
         """Push the chunks that came together, and let them be sent."""

@@ -126,7 +126,7 @@ class NodePool:
     def source_that_sends(self, source: PrefixSource | None) -> PrefixSource | None:
         """Return the source unless its node cannot be asked for cached blocks by their hashes."""
         client = None if source is None else self.client(source.node)
-        return source if client is not None and client.sends_blocks else None
+        return source if client is not None and client.calls.sends_blocks else None
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         """Change the role of a node for new work; it finishes the requests that it has.
@@ -246,7 +246,7 @@ class NodePool:
 
     async def wait_sent(self) -> None:
         """Return when every node has what is queued for it."""
-        await asyncio.gather(*(client.wait_sent() for client in self._open_clients()))
+        await asyncio.gather(*(client.calls.wait_sent() for client in self._open_clients()))
 
     # NodeListener
 

@@ -10,6 +10,7 @@ context_limits   the longest prompt and output, and the errors for longer ones
 token_lookup     the bytes and the text of a single token
 detokenizer      token ids to text, a few at a time
 stop_strings     stop strings in text that arrives in pieces
+stop_search      where in a choice they are searched: its text, after its first tokens
 choice_text      one choice: tokens in, text to send out
 logprobs_json    log-probabilities in OpenAI's two shapes
 prompt_tokens    log probabilities of a prompt, as entries of its echo

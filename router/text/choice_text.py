@@ -18,7 +18,7 @@ from common.errors import InternalError
 from common.prompt_logprobs import PromptLogprobs
 from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
 from router.core.generation import PromptResult, TokenChunk
-from router.text.stop_strings import StopStrings
+from router.text.stop_search import StopSearch
 from router.tools.stop_scope import StopScope
 from router.tools.thinking import ThinkingFormat, ThinkingTokens
 
@@ -123,10 +123,7 @@ class ChoiceText:
         answer may begin with thinking, whose tokens are counted, is `thinking`.
         """
         self._decoder = decoder
-        self._stops = StopStrings(stop, is_shown=shows_stop)
-        self._min_tokens = min_tokens
-        self._num_tokens = 0
-        self._num_unstoppable = 0  # characters of those tokens that are not searched yet
+        self._stops = StopSearch(stop, is_shown=shows_stop, min_tokens=min_tokens, scope=scope)
         self._is_plain = not stop and not has_logprobs
         self._thinking: ThinkingTokens | None = None
         self._is_bare = self._is_plain and has_output and not echo and echoed is None
@@ -138,7 +135,6 @@ class ChoiceText:
         self._echo = echo
         self._echoed = echoed
         self._has_output = has_output
-        self._scope = scope
         self._counts = NO_COUNTS
         self._entries: deque[tuple[int, LogprobEntry]] = deque()
         """The entries that are not sent yet, each with the characters before or with it."""
@@ -184,7 +180,7 @@ class ChoiceText:
             text, num_tokens = self._filter(chunk)
             entries = tuple(self._take_entries())
             stop_reason = self._stops.found or self._stop_token(chunk)
-            if self._stops.is_stopped:
+            if self._stops.found:
                 finish_reason = FinishReason.STOP
                 # The token that ends a stop string is the model's own; the tokens it cut off were
                 # drafts.
@@ -241,14 +237,15 @@ class ChoiceText:
                 has_text = bool(decoded) or self._decoder.has_pending
                 entry = LogprobEntry(token_id, chunk.logprobs[index], offset)
                 self._entries.append((offset + has_text, entry))
-            self._num_tokens += 1
-            pieces.append(self._show(decoded))
-            if self._stops.is_stopped:
+            self._decoded_chars += len(decoded)
+            pieces.append(self._stops.push(decoded))
+            if self._stops.found:
                 num_tokens = index + 1
                 break
-        if chunk.finish_reason is not None and not self._stops.is_stopped:
-            pieces.append(self._show(self._decoder.flush(), is_last=True))
-            pieces.append(self._stops.flush())
+        if chunk.finish_reason is not None and not self._stops.found:
+            rest = self._decoder.flush()
+            self._decoded_chars += len(rest)
+            pieces.append(self._stops.end(rest))
         text = "".join(pieces)
         self._sent_chars += len(text)
         return text, num_tokens
@@ -266,26 +263,6 @@ class ChoiceText:
             last = chunk.token_ids[-1]
             return last if last in self._stop_token_ids else None
         return None
-
-    def _show(self, text: str, *, is_last: bool = False) -> str:
-        self._decoded_chars += len(text)
-        if self._num_tokens <= self._min_tokens:
-            self._num_unstoppable += len(text)
-        if self._scope is None:
-            return self._search(text)
-        thought, text, called = self._scope.push(text, is_last=is_last)
-        self._num_unstoppable = max(self._num_unstoppable - len(thought), 0)
-        shown = thought + self._search(text)
-        if called and not self._stops.is_stopped:
-            shown += self._stops.flush() + called
-        return shown
-
-    def _search(self, text: str) -> str:
-        """Return what of `text` is before a stop string, without what may begin one."""
-        unstoppable, text = text[: self._num_unstoppable], text[self._num_unstoppable :]
-        self._num_unstoppable -= len(unstoppable)
-        shown = self._stops.push(unstoppable, can_stop=False)
-        return shown + self._stops.push(text)
 
     def _take_entries(self) -> Iterator[LogprobEntry]:
         """Yield the entries whose text is sent now; all of them when no text is held back."""

@@ -9,9 +9,9 @@ call_head       the text of a call up to its arguments, matched character by cha
 json_extent     where a JSON object in a text ends
 text_argument   the text of a call's one argument, for tools that take text
 call_parser     an answer's text to text and calls
-stop_scope      in which part of an answer stop strings are searched
-thinking        an answer's text to thinking and the rest
-answer_parser   both parsers, one after the other, and the parts of a whole answer
+thinking        where an answer's thinking begins and ends, and its tokens
+stop_scope      the part of an answer in which stop strings are searched, by both
+answer_parser   the parts of an answer, by both
 grammars        grammars of answers that hold calls, and of answers after thinking
 plain_messages  calls and their results as plain messages, for templates that know neither
 """

@@ -9,7 +9,7 @@ from itertools import groupby
 from router.tools.call_parser import CallParser
 from router.tools.formats import FORMATS
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
-from router.tools.thinking import ThinkingFormat, ThinkingSplit
+from router.tools.thinking import Cut, LeadingSpace, ThinkingCut, ThinkingFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,36 @@ PIECE_CHARS = 1024
 """Characters of a whole answer parsed at once: each trigger without a call copies the rest."""
 
 
+class _Trimmed:
+    """A text without the white space around it, in pieces."""
+
+    def __init__(self) -> None:
+        self._space = LeadingSpace()
+        self._has_begun = False
+
+    def push(self, text: str) -> str:
+        """Add text; return it up to its last character that is no white space."""
+        bare = self._space.push(text)
+        if not bare:
+            return ""
+        before = self._space.take()
+        end = len(bare.rstrip())
+        self._space.push(bare[end:])
+        shown = before + bare[:end] if self._has_begun else bare[:end]
+        self._has_begun = True
+        return shown
+
+
 class AnswerParser:
-    """Parses one answer, whatever pieces it comes in."""
+    """Parses one answer, whatever pieces it comes in.
+
+    White space around the thinking is dropped: templates write it again.
+    """
 
     def __init__(self, syntax: AnswerSyntax) -> None:
         """Begin an answer."""
-        self._thinking = ThinkingSplit(syntax.thinking)
+        self._thinking = ThinkingCut(syntax.thinking)
+        self._thought = _Trimmed()
         self._calls: CallParser | None = None
         if syntax.call_format:
             form = FORMATS[syntax.call_format]
@@ -72,19 +96,19 @@ class AnswerParser:
 
     def _parts(self, text: str, is_last: bool) -> Iterator[Part]:
         for at in range(0, len(text), PIECE_CHARS):
-            yield from self._split(*self._thinking.push(text[at : at + PIECE_CHARS]))
+            yield from self._parts_of(self._thinking.push(text[at : at + PIECE_CHARS]))
         if is_last:
-            yield from self._split(*self._thinking.flush())
+            yield from self._parts_of(self._thinking.push("", is_last=True))
             if self._calls:
                 yield from self._calls.flush()
 
-    def _split(self, thought: str, answered: str) -> Iterator[Part]:
-        if thought:
+    def _parts_of(self, cut: Cut) -> Iterator[Part]:
+        if thought := self._thought.push(cut.thought):
             yield ThinkingPart(thought)
-        if answered and self._calls:
-            yield from self._calls.push(answered)
-        elif answered:
-            yield TextPart(answered)
+        if cut.answer and self._calls:
+            yield from self._calls.push(cut.answer)
+        elif cut.answer:
+            yield TextPart(cut.answer)
 
 
 def _joined(parts: Iterator[Part]) -> list[Part]:

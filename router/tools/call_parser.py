@@ -15,14 +15,14 @@ from router.tools.call_format import CallFormat
 from router.tools.call_head import CallHead, MatchedHead
 from router.tools.json_extent import JsonExtent
 from router.tools.parts import CallArguments, CallStart, Part, TextPart
-from router.tools.thinking import held_behind
+from router.tools.thinking import LeadingSpace, num_maybe_tag
 
 
 class _State(Enum):
     TEXT = "text, in which a call may begin"
-    HEAD = "behind a trigger"
+    HEAD = "after a trigger"
     ARGUMENTS = "inside the arguments"
-    TAIL = "behind the arguments"
+    TAIL = "after the arguments"
 
 
 class CallParser:
@@ -37,7 +37,9 @@ class CallParser:
         self._form = form
         self._is_alone = is_alone or not form.trigger
         self._state = _State.TEXT
+        self._space = LeadingSpace()
         self._held = ""
+        """Text that is not reported yet; in TEXT and HEAD after `_space`, without white space."""
         self._is_text = False  # where calls stand alone, none can follow text
         self._parts: list[Part] = []
         self._head = CallHead(form.key)
@@ -65,7 +67,7 @@ class CallParser:
 
     def flush(self) -> list[Part]:
         """End the answer; return what was held. A call that is not whole stays as it is."""
-        held, self._held = self._held, ""
+        held, self._held = self._space.take() + self._held, ""
         # White space after the last call is no answer.
         if self._state is _State.TEXT and (held.strip() or not self.num_calls):
             self._add_text(held)
@@ -84,26 +86,24 @@ class CallParser:
                 return self._take_tail()
 
     def _find_call(self) -> bool:
-        trigger, held = self._form.trigger, self._held
+        trigger, held = self._form.trigger, self._space.push(self._held)
         before, is_call, num_maybe = held, False, 0
         if self.num_calls < self._form.most_calls and not self._is_text:
             if self._is_alone:
-                bare = held.lstrip()
-                is_call = bool(bare) and bare.startswith(trigger)
-                self._is_text = not is_call and not trigger.startswith(bare)
+                is_call = bool(held) and held.startswith(trigger)
+                self._is_text = not is_call and not trigger.startswith(held)
                 before = held if self._is_text else ""
             else:
                 before, found, _ = held.partition(trigger)
                 is_call = bool(found)
-                num_maybe = 0 if is_call else held_behind(held, trigger)
+                num_maybe = 0 if is_call else num_maybe_tag(held, trigger)
         text = before[: len(before) - num_maybe].rstrip()
         self._add_text(text)
-        self._held = held[len(text) :]
+        self._held = self._space.push(held[len(text) :])
         if is_call:
             self._state = _State.HEAD
             self._head = CallHead(self._form.key)
-            space = len(self._held) - len(self._held.lstrip())
-            self._num_in_head = space + len(trigger)
+            self._num_in_head = len(trigger)
         return is_call
 
     def _take_head(self) -> bool:
@@ -112,15 +112,15 @@ class CallParser:
             if isinstance(found, MatchedHead) and found.name in self._names:
                 self._parts.append(CallStart(self.num_calls, found.name))
                 self.num_calls += 1
+                self._space.take()
                 # The bracket, which is the last character of the head, begins the arguments.
                 self._begin(_State.ARGUMENTS, at)
                 self._arguments = JsonExtent()
                 return True
             if found is not True:
                 self._is_text = self._is_alone
-                space = len(self._held) - len(self._held.lstrip())
-                self._add_text(self._held[: space + 1])
-                self._begin(_State.TEXT, space + 1)
+                self._add_text(self._held[:1])
+                self._begin(_State.TEXT, 1)
                 return True
         self._num_in_head = len(self._held)
         return False
@@ -153,8 +153,9 @@ class CallParser:
         self._held = self._held[at:]
 
     def _add_text(self, text: str) -> None:
+        """Report text, if there is any, with the white space before it."""
         if text:
-            self._parts.append(TextPart(text))
+            self._parts.append(TextPart(self._space.take() + text))
 
     def _taken(self) -> list[Part]:
         parts, self._parts = self._parts, []

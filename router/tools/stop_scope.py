@@ -1,9 +1,9 @@
-"""In which part of an answer stop strings are searched, whatever pieces the answer comes in.
+"""The part of an answer in which stop strings are searched, whatever pieces the answer comes in.
 
 Stop strings end text. What a model thinks is no text, and repeats what it was asked, stop strings
 too: an answer that ended there would have no text. So they are searched after the thinking and
-the white space after it, and before the first call. The grammar of an answer with tools lets no
-trigger stand without a call after it, and no text after the last call.
+the white space after it (`thinking.ThinkingCut`), and before the first call. The grammar of an
+answer with tools lets no trigger stand without a call after it, and no text after the last call.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ from typing import NamedTuple
 
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import FORMATS
-from router.tools.thinking import BEGIN, END, ThinkingFormat, held_behind
+from router.tools.thinking import LeadingSpace, ThinkingCut, ThinkingFormat, num_maybe_tag
 
 
 class Scoped(NamedTuple):
     """New text of an answer, in its order; each is '' where nothing new is certain."""
 
     thought: str
-    """The thinking with its tags, and white space after it."""
+    """The thinking with its tags, and white space around it."""
     searched: str
     called: str
     """The first call, and all that follows."""
 
 
 class _State(Enum):
-    OPENING = "the first tag of thinking may come"
-    THINKING = "the last tag may come"
-    GAP = "white space after the thinking may come"
     ANSWER = "a call may come"
     TEXT = "no call can come"
     CALLS = "a call has begun"
@@ -43,75 +40,51 @@ class StopScope:
 
         `is_alone`: a call begins where the answer does, or there is none.
         """
+        self._thinking = ThinkingCut(thinking)
         self._trigger = trigger
         self._is_alone = is_alone
-        self._held = ""
-        self._state = {
-            ThinkingFormat.NONE: _State.ANSWER,
-            ThinkingFormat.TAGGED: _State.OPENING,
-            ThinkingFormat.BEGUN: _State.THINKING,
-        }[thinking]
+        self._held = ""  # less than a trigger
+        self._space = LeadingSpace()
+        self._state = _State.ANSWER if trigger else _State.TEXT
 
     def push(self, text: str, *, is_last: bool = False) -> Scoped:
         """Add text; return what is certain now. With `is_last` nothing is held any longer."""
-        self._held += text
-        thought = searched = ""
-        if self._state is _State.OPENING:
-            self._open()
-        if self._state is _State.THINKING:
-            thought = self._think(is_last)
-        if self._state is _State.GAP:
-            thought += self._pass_gap()
+        opening, thought, closing, answer = self._thinking.push(text, is_last=is_last)
+        searched = called = ""
         if self._state is _State.ANSWER:
-            searched = self._find_alone() if self._is_alone else self._find()
-        if self._state is _State.CALLS:
-            return Scoped(thought, searched, self._taken())
-        if is_last or self._state is _State.TEXT:
-            searched += self._taken()
-        return Scoped(thought, searched, "")
+            find = self._find_alone if self._is_alone else self._find
+            searched, called = find(answer)
+            if is_last:
+                searched += self._space.take() + self._held
+                self._held = ""
+        elif self._state is _State.TEXT:
+            searched = answer
+        else:
+            called = answer
+        return Scoped(opening + thought + closing, searched, called)
 
-    def _open(self) -> None:
-        bare = self._held.lstrip()
-        if bare.startswith(BEGIN):
-            self._state = _State.THINKING
-        elif not BEGIN.startswith(bare):
-            self._state = _State.ANSWER
-
-    def _think(self, is_last: bool) -> str:
-        at = self._held.find(END)
-        if at >= 0:
-            self._state = _State.GAP
-            return self._taken(at + len(END))
-        return self._taken(len(self._held) - (0 if is_last else held_behind(self._held, END)))
-
-    def _pass_gap(self) -> str:
-        rest = self._held.lstrip()
-        if rest:
-            self._state = _State.ANSWER
-        return self._taken(len(self._held) - len(rest))
-
-    def _find_alone(self) -> str:
-        bare = self._held.lstrip()
-        if bare.startswith(self._trigger):
+    def _find_alone(self, text: str) -> tuple[str, str]:
+        """Return the text, or the call with white space before it, once either is certain."""
+        held = self._held + (text if self._held else self._space.push(text))
+        self._held = ""
+        if held.startswith(self._trigger):
             self._state = _State.CALLS
-        elif not self._trigger.startswith(bare):
+            return "", self._space.take() + held
+        if not self._trigger.startswith(held):
             self._state = _State.TEXT
-        return ""
+            return self._space.take() + held, ""
+        self._held = held
+        return "", ""
 
-    def _find(self) -> str:
-        if not self._trigger:
-            return self._taken()
-        at = self._held.find(self._trigger)
-        if at >= 0:
+    def _find(self, text: str) -> tuple[str, str]:
+        """Return the text that cannot begin a call, and the call if it has begun."""
+        before, trigger, rest = (self._held + text).partition(self._trigger)
+        num_held = 0 if trigger else num_maybe_tag(before, self._trigger)
+        end = len(before) - num_held
+        before, self._held = before[:end], before[end:]
+        if trigger:
             self._state = _State.CALLS
-            return self._taken(at)
-        return self._taken(len(self._held) - held_behind(self._held, self._trigger))
-
-    def _taken(self, size: int | None = None) -> str:
-        """Take the first `size` characters that are held; without `size`, all of them."""
-        size = len(self._held) if size is None else size
-        taken, self._held = self._held[:size], self._held[size:]
-        return taken
+        return before, trigger + rest
 
 
 def stop_scope(syntax: AnswerSyntax) -> StopScope | None:

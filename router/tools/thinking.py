@@ -1,11 +1,13 @@
-"""An answer's text to thinking and the rest, whatever pieces it comes in.
+"""The thinking at the beginning of an answer: its tags, where it ends, and its tokens. Pure.
 
-White space around what is thought is dropped: templates write it again.
+`ThinkingCut` has the one rule of where thinking begins and ends. The thinking that clients read,
+the text in which stop strings are searched, and the tokens of thinking all follow from it.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 BEGIN, END = "<think>", "</think>"
 
@@ -31,12 +33,47 @@ def thinking_behind(prompt: str, *, can_think: bool) -> ThinkingFormat:
     return ThinkingFormat.NONE if end.endswith(END) else ThinkingFormat.TAGGED
 
 
-def held_behind(text: str, tag: str) -> int:
+def num_maybe_tag(text: str, tag: str) -> int:
     """Return how many of the last characters of `text` may begin `tag`."""
     for size in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:size]):
             return size
     return 0
+
+
+class LeadingSpace:
+    """Holds the white space at the beginning of a text until another character comes.
+
+    It keeps pieces, so endless white space costs each character once.
+    """
+
+    def __init__(self) -> None:
+        """Begin a text."""
+        self._pieces: list[str] = []
+
+    def push(self, text: str) -> str:
+        """Add text, before which only white space came; return it without its white space."""
+        bare = text.lstrip()
+        if len(bare) < len(text):
+            self._pieces.append(text[: len(text) - len(bare)])
+        return bare
+
+    def take(self) -> str:
+        """Return the white space that is held, and hold none."""
+        space = "".join(self._pieces)
+        self._pieces.clear()
+        return space
+
+
+class Cut(NamedTuple):
+    """New text of an answer, in its order; each is '' where nothing new is certain."""
+
+    opening: str = ""
+    """The first tag, and white space before it."""
+    thought: str = ""
+    closing: str = ""
+    """The last tag, and white space after it."""
+    answer: str = ""
 
 
 class _State(Enum):
@@ -46,13 +83,18 @@ class _State(Enum):
     ANSWER = "nothing more is cut off"
 
 
-class ThinkingSplit:
-    """Cuts the thinking off the beginning of one answer."""
+class ThinkingCut:
+    """Cuts one answer in four and leaves nothing out, however its text comes in pieces.
+
+    An answer of the form TAGGED begins with thinking if its first text, after white space, is the
+    tag `BEGIN`; one of the form BEGUN always does. Thinking ends with the first tag `END`, or with
+    the answer. Both tags are text in the answer itself.
+    """
 
     def __init__(self, form: ThinkingFormat) -> None:
         """Begin an answer."""
-        self._held = ""
-        self._has_thought = False
+        self._held = ""  # less than a tag
+        self._space = LeadingSpace()
         self.has_begun = form is ThinkingFormat.BEGUN
         """Whether there is thinking."""
         self._state = {
@@ -63,56 +105,46 @@ class ThinkingSplit:
 
     @property
     def is_over(self) -> bool:
-        """Whether what comes is no thinking any more."""
+        """Whether no thinking can follow: what comes is white space after it, or the answer."""
         return self._state in (_State.GAP, _State.ANSWER)
 
-    def push(self, text: str) -> tuple[str, str]:
-        """Add text; return what is thought and what is answered, each '' where nothing is new."""
-        thought = ""
-        self._held += text
+    def push(self, text: str, *, is_last: bool = False) -> Cut:
+        """Add text; return what is certain now. With `is_last` nothing is held any longer."""
+        opening = thought = closing = ""
         if self._state is _State.OPENING:
-            self._open()
+            opening, text = self._open(text, is_last)
         if self._state is _State.THINKING:
-            thought = self._think()
+            thought, closing, text = self._think(text, is_last)
         if self._state is _State.GAP:
-            self._held = self._held.lstrip()
-            self._state = _State.ANSWER if self._held else _State.GAP
-        return thought, self._all_held() if self._state is _State.ANSWER else ""
+            answer = text.lstrip()
+            closing += text[: len(text) - len(answer)]
+            text = answer
+            if answer:
+                self._state = _State.ANSWER
+        return Cut(opening, thought, closing, text)
 
-    def flush(self) -> tuple[str, str]:
-        """End the answer; return what was held, as in `push`."""
-        if self._state is _State.THINKING:
-            return self._new_thought(self._all_held().rstrip()), ""
-        return "", self._all_held()
-
-    def _open(self) -> None:
-        bare = self._held.lstrip()
-        if bare.startswith(BEGIN):
-            self._state = _State.THINKING
-            self.has_begun = True
-            self._held = bare[len(BEGIN) :]
-        elif not BEGIN.startswith(bare):
+    def _open(self, text: str, is_last: bool) -> tuple[str, str]:
+        """Return the opening, if it is whole, and the text after it."""
+        held = self._held + (text if self._held else self._space.push(text))
+        self._held = ""
+        if held.startswith(BEGIN):
+            self._state, self.has_begun = _State.THINKING, True
+            return self._space.take() + BEGIN, held[len(BEGIN) :]
+        if is_last or not BEGIN.startswith(held):
             self._state = _State.ANSWER
+            return "", self._space.take() + held
+        self._held = held
+        return "", ""
 
-    def _think(self) -> str:
-        thought, tag, answer = self._held.partition(END)
+    def _think(self, text: str, is_last: bool) -> tuple[str, str, str]:
+        """Return what is thought, the last tag if it is whole, and the text after it."""
+        thought, tag, rest = (self._held + text).partition(END)
+        num_held = 0 if tag or is_last else num_maybe_tag(thought, END)
+        end = len(thought) - num_held
+        thought, self._held = thought[:end], thought[end:]
         if tag:
-            self._held, self._state = answer, _State.GAP
-            return self._new_thought(thought.rstrip())
-        kept = self._held[: len(self._held) - held_behind(self._held, END)].rstrip()
-        self._held = self._held[len(kept) :]
-        return self._new_thought(kept)
-
-    def _new_thought(self, thought: str) -> str:
-        """Return `thought` without the white space before the first one."""
-        if not self._has_thought:
-            thought = thought.lstrip()
-            self._has_thought = bool(thought)
-        return thought
-
-    def _all_held(self) -> str:
-        held, self._held = self._held, ""
-        return held
+            self._state = _State.GAP
+        return thought, tag, rest
 
 
 class ThinkingTokens:
@@ -123,21 +155,21 @@ class ThinkingTokens:
 
     def __init__(self, form: ThinkingFormat) -> None:
         """Begin an answer."""
-        self._split = ThinkingSplit(form)
+        self._cut = ThinkingCut(form)
         self._num = 0
 
     @property
     def num(self) -> int:
         """The tokens so far; 0 as long as the answer may still have no thinking."""
-        return self._num if self._split.has_begun else 0
+        return self._num if self._cut.has_begun else 0
 
     @property
     def is_over(self) -> bool:
         """Whether the number is final."""
-        return self._split.is_over
+        return self._cut.is_over
 
     def push(self, text: str) -> None:
         """Add the text that a token made certain, which may be ''."""
         if not self.is_over:
             self._num += 1
-            self._split.push(text)
+            self._cut.push(text)

@@ -1,7 +1,7 @@
-"""What an administrator asks a router for: that a node takes another role, or leaves.
+"""Changes that an administrator asks a router for: a node takes another role, or drains.
 
-The router's own code decides what is asked of which node. Its calls go beside the streams, between
-the same hosts; one whose path is cut is not answered.
+The router's own code decides which calls to which nodes that takes. They go beside the streams,
+between the same hosts; a call whose path is cut is not answered.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Ask = Callable[[NodeLife], PdserveError | None]
 
 
 class AwaitedReply:
-    """What a coroutine waits for, until `end` is called; what comes after that is too late."""
+    """A reply for which a coroutine waits until `end` is called; later replies are ignored."""
 
     def __init__(self) -> None:
         self.on_end: Callable[[Any], object] = lambda _: None
         self._is_over = False
 
     def end(self, found: object) -> None:
-        """Let the coroutine go on with what was found, or with an error."""
+        """Resume the coroutine with a result or an error."""
         if not self._is_over:
             self._is_over = True
             self.on_end(found)
@@ -51,7 +51,7 @@ class AwaitedReply:
 
 
 class AdministratorCalls:
-    """Those of one router, which finds here what `NodePool` has."""
+    """The calls of one router, with the part of `NodePool` that its code uses."""
 
     def __init__(
         self,
@@ -75,23 +75,23 @@ class AdministratorCalls:
         self.changes = ChangesUnderWay()
 
     def give_role(self, node_id: str, role: Role) -> None:
-        """Have a node take another role, unless the router or the node refuses."""
+        """Give a node another role, unless the router or the node refuses."""
         pool: Any = self
         drive(give_role(pool, node_id, role))
 
     def have_leave(self, node_id: str) -> None:
-        """Have a node leave."""
+        """Drain a node."""
         pool: Any = self
         drive(drain_node(pool, node_id))
 
-    # What the router's code asks of its nodes.
+    # The part of `NodePool` that the router's code calls.
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen."""
         return self.membership.nodes()
 
     def is_member(self, node: Incarnation) -> bool:
-        """Return whether a node may be heard, now or again."""
+        """Return whether a node is a member, be it suspected or lost."""
         return any(record.incarnation == node for record in self.membership.records())
 
     def has_heard_all(self) -> bool:
@@ -106,7 +106,7 @@ class AdministratorCalls:
         self._refresh()
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
-        """Have a node take new work of another role. Raises what it refuses it with, and
+        """Give a node another role for new work. Raises the error with which the node refuses, and
         `DeadlineExceeded` where it does not answer."""
         with self.changes.of_role(node, role):
             await self.call(node, lambda life: life.set_role(role, number))
@@ -121,7 +121,7 @@ class AdministratorCalls:
         return 0.0
 
     def call(self, node: Incarnation, ask: Ask) -> AwaitedReply:
-        """Ask a node something; it answers when that is done."""
+        """Send a call to a node, which answers when it has performed it."""
         reply = AwaitedReply()
         self._timeline.after(self._latency_s, partial(self._arrive, self._lives[node], ask, reply))
         late = DeadlineExceeded(f"{node} did not answer within {TIMEOUT_S:g} s")

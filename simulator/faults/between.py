@@ -1,4 +1,4 @@
-"""What nodes say to each other through a router: pulls, refusals of pulls, offers of blocks.
+"""Messages between nodes, through a router: pulls, refusals of pulls, offers of blocks.
 
 `router.dispatch.between_nodes` does the same with messages of gRPC.
 """
@@ -25,7 +25,7 @@ from simulator.node import NodeSaid
 
 
 class NodesInContact:
-    """Passes on what nodes have for each other. `send` returns whether a message leaves."""
+    """Passes on messages between nodes. `send` returns whether a message leaves."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NodesInContact:
         self._wishes = WarmWishes()
 
     def take(self, node: Incarnation, said: NodeSaid) -> None:
-        """Take a message of a node for what it has for others."""
+        """Pass on the parts of a node's message that are for other nodes."""
         for wanted in said.pulls:
             self._pull(node, wanted)
         for refused in said.refused_pulls:
@@ -54,13 +54,13 @@ class NodesInContact:
             self.warm()
 
     def on_lost(self, lost: Incarnation) -> None:
-        """Tell those that pull from a node that it is lost."""
+        """Tell the nodes that pull from a node that it is lost."""
         self._wishes.forget(lost)
         for puller, token in self._passed.take(lost):
             self._send(puller, PullRefused(token))
 
     def warm(self) -> None:
-        """Ask other nodes what new ones may pull of them, as far as they are heard by now."""
+        """Ask the nodes that are heard which of their blocks a new node may pull."""
         if not self._wishes:
             return
         members = self._membership
@@ -70,7 +70,7 @@ class NodesInContact:
                 self._send(source, WarmNode(self._router, new))
 
     def _pull(self, node: Incarnation, wanted: AskBlocks) -> None:
-        """Pass a pull on; say at once if nobody answers."""
+        """Pass a pull on; refuse it at once if its source is not reached."""
         token = wanted.ticket.lease_token
         if self._send(wanted.source, SendBlocks(self._router, wanted.ticket, wanted.block_hashes)):
             self._passed.add(wanted.source, node, token)
@@ -78,7 +78,7 @@ class NodesInContact:
             self._send(node, PullRefused(token))
 
     def _offer(self, node: Incarnation, offered: OfferBlocks) -> None:
-        """Let a new node, or one that stays, pull what this one has."""
+        """Offer this node's blocks to a new node, or to one that stays."""
         new = offered.new_node
         heir = heir_of(node, self._membership.nodes()) if new is None else new.node
         if heir is not None:

@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: after turns of nodes, and at the end of every request.
+"""Checks of a history: after turns of nodes, and at the end of every request.
 
 Each function raises `Violation`, which says in one sentence what does not hold.
 """
@@ -77,7 +77,7 @@ def _check_sent(node: FaultyNode) -> None:
 
 
 def _check_sources(node: FaultyNode) -> None:
-    """Check that somebody holds the blocks that are sent."""
+    """Check that the blocks of every transfer have an owner."""
     flow, num_blocks = node.flow, node.scheduler.pool.num_blocks
     sent = node.scheduler.prefix_transfers.sent_ids
     owned = {block for one in flow.attempts.all() for block in one.sequence.block_table}
@@ -148,7 +148,7 @@ def check_left(node: FaultyNode) -> None:
 
 
 def why_busy(nodes: Iterable[FaultyNode], routers: Iterable[FaultyRouter]) -> str:
-    """Return what is held although nothing runs any more; empty: nothing."""
+    """Return the resources that are held although nothing runs any more; empty: none."""
     for node in nodes:
         if not node.is_empty():
             return f"{node.me} holds something"

@@ -40,9 +40,9 @@ from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
 
 LOOK_S = 0.5
-"""How often it is looked whether all has ended."""
+"""Seconds between two looks whether all requests and faults have ended."""
 PATIENCE_S = 20.0
-"""How long something may be held after the last request and the last fault have ended."""
+"""Seconds for which a resource may be held after the last request and fault have ended."""
 ENOUGH_S, ENOUGH_STEPS = 30.0, 500
 """A request with so much time, and for so many steps, after the last fault must be answered, if a
 node can."""
@@ -81,7 +81,7 @@ class FaultyCluster:
         self.nodes: dict[str, FaultyNode] = {}
         """The life of each node that is alive, by the name that it began with."""
         self.revisions: dict[str, int] = {}
-        """Those with which nodes start from now on, by name; 0 without."""
+        """The revision with which a node starts from now on, by name; 0 without."""
         self._lease_tokens = count(1)
         self._router_epochs = count(1)
         self._requests = [_request(asked) for asked in history.requests]
@@ -117,7 +117,7 @@ class FaultyCluster:
             self.start_router(name)
 
     def run(self) -> None:
-        """Run the history to its end. Raises `Violation`, or what a broken program raises."""
+        """Run the history to its end. Raises `Violation`, or any error of a broken program."""
         for request in self._requests:
             at_s = request.asked.at_s
             self.timeline.at(at_s, partial(self._arrive, request))
@@ -213,7 +213,7 @@ class FaultyCluster:
         self.roles.start(self.routers[name])
 
     def flush(self) -> None:
-        """Let what waits go on: a path is open again."""
+        """Deliver the messages that waited for a path that is open again."""
         self.wires.flush()
         self.roles.flush()
         for link in self._links():

@@ -7,8 +7,8 @@ the position. So an answer is right exactly if every slot was, whatever moved it
 Nodes of another revision write the same answers with other numbers: what they read of the KV of an
 earlier revision is wrong.
 
-A block in one layer is a tuple of its slots: most of what is done is to move and to compare a few
-whole blocks, and small arrays are slow at that.
+A block in one layer is a tuple of its slots: most operations move or compare a few whole blocks,
+and small arrays are slow at that.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STOP_TOKEN_ID = 1
 _MASK = (1 << 64) - 1
 _FIRST = 0x9E3779B97F4A7C15
 _OFFSETS = (0, 0x5851F42D4C957F2D)
-"""What a slot holds in each layer beyond its state."""
+"""The number that each layer adds to the state of a slot."""
 NUM_LAYERS = len(_OFFSETS)
 _LAYER_SUM = sum(_OFFSETS)
 
 REVISIONS = 0, 1
-"""Those of the nodes of one history: before and after an upgrade."""
+"""The revisions of the nodes of one history: before and after an upgrade."""
 _OF_REVISION = 0x2545F4914F6CDD1D
-"""What a slot holds more with each revision."""
+"""The number that each revision adds to a slot."""
 _SPOILED = 0xBAD0BAD0BAD0BAD0
 
 Slots = tuple[int, ...]
@@ -50,7 +50,7 @@ FIRST_STATE = _FIRST
 
 
 def token_of(total: int, seed: int, num_known: int) -> int:
-    """Return what is drawn after `num_known` tokens whose slots add up to `total`.
+    """Return the token drawn after `num_known` tokens whose slots add up to `total`.
 
     With an odd seed most tokens are one of three, so that drafts are often right.
     """
@@ -67,7 +67,7 @@ def forced_token(index: int) -> int | None:
 
 
 def drawn_token(total: int, seed: int, num_known: int, grammar_from: int | None) -> int:
-    """Return what is drawn as `token_of`, under a grammar where the answer begins at that place."""
+    """Return the token drawn, as `token_of`; under a grammar if the answer begins at that index."""
     forced = None if grammar_from is None else forced_token(num_known - grammar_from)
     return token_of(total, seed, num_known) if forced is None else forced
 
@@ -84,7 +84,7 @@ def forced_after(num_known: int, grammar_from: int | None) -> tuple[int, ...]:
 
 
 def total_of(states: Sequence[int]) -> int:
-    """Return what the slots of these states add up to, in all layers."""
+    """Return the sum of the slots of these states over all layers."""
     return (NUM_LAYERS * sum(states) + len(states) * _LAYER_SUM) & _MASK
 
 
@@ -98,7 +98,7 @@ def states_of(token_ids: Sequence[int]) -> list[int]:
 
 
 def values_of(states: Sequence[int], revision: int = 0) -> Numbers:
-    """Return what slots of these states hold in every layer, as if they were one block."""
+    """Return the slots of these states in every layer, as one block."""
     return [tuple([(state + offset) & _MASK for state in states]) for offset in _offsets(revision)]
 
 
@@ -153,7 +153,7 @@ class KVMemory:
         self._spoiled = (_SPOILED,) * block_size
         self._offsets = _offsets(revision)
         self._of_slot = (sum(self._offsets) - _LAYER_SUM) & _MASK
-        """What all layers of a slot hold more than those of the first revision."""
+        """The difference of a slot's sum over all layers from that of the first revision."""
 
     def state_before(self, table: Sequence[int], position: int) -> int:
         """Return the state that the slot before `position` holds."""
@@ -174,8 +174,7 @@ class KVMemory:
             index, first = index + 1, 0
 
     def total(self, table: Sequence[int], end: int) -> int:
-        """Return what the first `end` slots would add up to, in all layers, if all were of the
-        first revision."""
+        """Return the sum of the first `end` slots over all layers, as of the first revision."""
         num_full, num_more = divmod(end, self.block_size)
         total = -end * self._of_slot
         for of_layer in self.slots:
@@ -190,8 +189,11 @@ class KVMemory:
         return self._staged is not self.slots
 
     def read(self, layer: int, blocks: Sequence[int]) -> Numbers:
-        """Return one layer of blocks, where transfers read them, all of one memory; those of the
-        host come behind those of the node, as a transfer numbers them."""
+        """Return one layer of blocks from where transfers read them.
+
+        All are of one memory. Blocks of the host have the numbers after those of the node, as in a
+        transfer.
+        """
         num_blocks = len(self.slots[layer])
         if blocks[0] < num_blocks:
             of_layer = self._staged[layer]
@@ -233,13 +235,13 @@ class KVMemory:
         _copy(self.slots[every], blocks, self._staged[every], blocks)
 
     def spoil(self, blocks: Sequence[int]) -> None:
-        """Let blocks hold nothing of use."""
+        """Overwrite blocks with numbers that no step expects."""
         for of_layer in self.slots:
             for block in blocks:
                 of_layer[block] = self._spoiled
 
     def spoil_host(self, host_blocks: Sequence[int]) -> None:
-        """Let blocks in the host's memory hold nothing of use."""
+        """Overwrite blocks in the host's memory with numbers that no step expects."""
         for of_layer in self.host:
             for host_block in host_blocks:
                 of_layer[host_block] = self._spoiled

@@ -36,7 +36,7 @@ MOST_CHANGES = 4
 NUM_BEGINNINGS = 4
 TIMES_LATER = 10.0
 ON_CARD = 0.3
-"""The share of the clusters whose caches are on cards, where their lane is one of such."""
+"""The share of clusters with caches on cards, of those whose lane allows it."""
 UPGRADED = 0.15
 """The share of the histories in which nodes are upgraded."""
 LEAST_TOKENS_PER_SEAT = 5
@@ -46,7 +46,7 @@ _SOON = (4.0, 20.0, 100.0)
 _MORE_BREAKS = (0, 0, 1, 3)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
-"""A prompt that waits for such steps waits for longer than an idle reservation is kept."""
+"""Durations of steps: a prompt behind slow ones waits longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
 _FAILING_STEPS = (0, 0, 0, 1, 2)
 _HANGS = (0, 0, 0, 1, 2)
@@ -58,7 +58,7 @@ _SESSIONS = ("", "a", "a", "b", "c")
 class Wishes:
     """What the histories are to have. `num_prefill` and `num_decode` None: drawn too.
 
-    Without `has_demands` all nodes take whatever they are asked.
+    Without `has_demands` nodes refuse no request.
     """
 
     kinds: tuple[FaultKind, ...]
@@ -73,7 +73,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
 
     Its routers, changes, priorities, sessions, further breaks, steps that fail or hang, upgrades,
     roles that follow the load, and where its nodes keep KV, come from random numbers of their own:
-    whatever is drawn of them, the rest of a seed's history is the same.
+    none of them changes the rest of a seed's history.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
@@ -134,7 +134,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
 
 
 def _times(rng: random.Random, requests: Sequence[AskedRequest], count: int) -> Iterator[float]:
-    """Yield the times at which some request has come: then something is going on."""
+    """Yield times at which requests arrive, so that some request is in progress."""
     return (rng.choice(requests).at_s for _ in range(count))
 
 
@@ -149,8 +149,10 @@ def _broken_again(
     kinds: Sequence[FaultKind],
     kv_message_s: float,
 ) -> Iterator[Fault]:
-    """Yield further breaks, of these kinds, of connections that broke, soon after: what was sent
-    again is on its way then, or has just arrived."""
+    """Yield further breaks, of these kinds, of connections soon after they broke.
+
+    Frames that were sent again are then on their way, or have just arrived.
+    """
     breaks = [kind for kind in kinds if kind in BREAKS]
     for fault in faults:
         at_s = fault.at_s
@@ -213,8 +215,7 @@ def _upgrades(
     routers: Sequence[str],
     requests: Sequence[AskedRequest],
 ) -> list[Fault]:
-    """Return a rolling upgrade of some histories: of all nodes, one after the other, or of some;
-    now and then one goes back."""
+    """Return a rolling upgrade of all nodes or some, in some histories; a few go back."""
     if rng.random() >= UPGRADED:
         return []
     order = rng.sample(list(names), rng.choice((len(names), rng.randint(1, len(names)))))
@@ -243,7 +244,7 @@ def _change(
     routers: Sequence[str],
     around_s: float,
 ) -> Fault:
-    """Return what breaks nothing, soon after `around_s`."""
+    """Return a change, which breaks nothing, soon after `around_s`."""
     kind = rng.choice(kinds)
     spans_s: tuple[float, ...] = (0.0,)
     if kind is FaultKind.DRAIN:
@@ -342,7 +343,7 @@ def _fault(
     around_s: float,
     unit_s: float,
 ) -> Fault:
-    """Return a fault soon after `around_s`, when a request has come: then something is going on."""
+    """Return a fault soon after `around_s`, at which a request has arrived."""
     kind = rng.choice(kinds)
     target, other = rng.choice(names), ""
     if kind is FaultKind.STORE:
@@ -381,7 +382,7 @@ def _span_s(rng: random.Random, kind: FaultKind, target: str) -> float:
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return who talks to whom: the router to every node, and nodes that send KV to others."""
+    """Return the pairs that have connections: the router with each node, and nodes for KV."""
     pairs = [(ROUTER, name) for name in names]
     for one in names:
         others = [other for other in names if other != one and not other.startswith("prefill")]

@@ -1,4 +1,4 @@
-"""What each kind of fault does to a cluster, and how it ends."""
+"""The begin and the end of each kind of fault in a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.timeline import Timeline
 
 
 class Breakable(Protocol):
-    """What faults break: the processes of a cluster, their paths, the store and the disks."""
+    """A cluster as faults break it: its processes, their paths, the store and the disks."""
 
     timeline: Timeline
     paths: Paths
@@ -29,7 +29,7 @@ class Breakable(Protocol):
     routers: dict[str, FaultyRouter]
     router_stood_s: float
     revisions: dict[str, int]
-    """Those with which nodes start from now on, by name; 0 without."""
+    """The revision with which a node starts from now on, by name; 0 without."""
 
     def start_node(self, name: str, node_id: str) -> None:
         """Start a node, in another life than before."""
@@ -44,7 +44,7 @@ class Breakable(Protocol):
         """End a router's process."""
 
     def flush(self) -> None:
-        """Let what waits go on: a path is open again."""
+        """Deliver the messages that waited for a path that is open again."""
 
 
 def begin(cluster: Breakable, fault: Fault) -> None:

@@ -1,4 +1,4 @@
-"""What happens to a cluster: its shape, its requests and its faults, as JSON."""
+"""A history of a cluster: its shape, its requests and its faults, as JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AskedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that happens to one cluster, in order of time."""
+    """The shape of one cluster, its requests and its faults, in order of time."""
 
     seed: int
     shape: Shape

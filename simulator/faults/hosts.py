@@ -15,8 +15,8 @@ _Call = Callable[[], object]
 class ProcessClock:
     """Stands in for a `Timeline` inside one process.
 
-    Its time is that of the timeline, and ahead of it after a `jump`. What comes due while the
-    process is frozen happens when it goes on, in order; in a dead process nothing happens any more.
+    Its time is that of the timeline, and ahead of it after a `jump`. Calls that come due while the
+    process is frozen are made when it goes on, in order; a dead process makes no calls.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -28,7 +28,7 @@ class ProcessClock:
 
     @property
     def is_running(self) -> bool:
-        """Whether things happen in the process."""
+        """Whether the process makes the calls that come due."""
         return self.is_alive and not self.is_frozen
 
     def now_s(self) -> float:
@@ -41,7 +41,7 @@ class ProcessClock:
         return self._timeline.present_s + self._ahead_s
 
     def at(self, at_s: float, call: _Call, *, last: bool = False) -> None:
-        """Have `call` called in the process at `at_s`, a time of its clock, or now if later."""
+        """Make `call` in the process at `at_s`, a time of its clock, or now if that is over."""
         timeline = self._timeline
         due_s = max(at_s - self._ahead_s, timeline.present_s)
         # Rounded down, it would be reached before anything is due, again and again.
@@ -50,11 +50,11 @@ class ProcessClock:
         timeline.at(due_s, partial(self.run, call), last=last)
 
     def after(self, span_s: float, call: _Call) -> None:
-        """Have `call` called in the process in `span_s` seconds."""
+        """Make `call` in the process in `span_s` seconds."""
         self._timeline.after(span_s, partial(self.run, call))
 
     def run(self, call: _Call) -> None:
-        """Call it now, or when the process goes on."""
+        """Make `call` now, or when the process goes on."""
         if not self.is_alive:
             return
         if self.is_frozen:
@@ -63,11 +63,11 @@ class ProcessClock:
             call()
 
     def freeze(self) -> None:
-        """Let nothing happen."""
+        """Stop the process: its calls wait for `thaw`."""
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Go on with what came due meanwhile."""
+        """Make the calls that came due meanwhile."""
         self.is_frozen = False
         held, self._held = self._held, deque()
         now_s = self._timeline.now_s()
@@ -75,12 +75,12 @@ class ProcessClock:
             self._timeline.at(now_s, partial(self.run, call))
 
     def kill(self) -> None:
-        """Let nothing happen any more."""
+        """Stop the process for good."""
         self.is_alive = False
         self._held.clear()
 
     def jump(self, span_s: float) -> None:
-        """Set the clock ahead, as after a machine stood still. What is due then is due now."""
+        """Set the clock ahead, as after a machine stood still, and make the calls due by then."""
         self._ahead_s += span_s
 
 
@@ -98,7 +98,7 @@ class Paths:
         return not self._cuts or not self._cuts[source, target]
 
     def cut(self, source: str, target: str) -> None:
-        """Let nothing through from `source` to `target`; it waits."""
+        """Cut the way from `source` to `target`: messages wait for its mending."""
         self._cuts[source, target] += 1
 
     def mend(self, source: str, target: str) -> None:

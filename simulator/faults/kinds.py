@@ -1,5 +1,7 @@
-"""The kinds of faults and of changes, and in which ways each may happen. It imports nothing of what
-serves, so that a bug can be planted anywhere in that."""
+"""The kinds of faults and of changes, and in which ways each may happen.
+
+The module imports no package that serves, so that a bug can be planted anywhere in these.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ class FaultKind(Enum):
                has another name. A router loses its requests with it.
     freeze     a process stands still for `span_s`, and then goes on
     partition  messages between two wait for `span_s`: `both` ways, or `to` the second, or `from`
-    loss       the connections between two break; what is on its way is lost
-    repeat     the connections between two break; what is on its way to the second one arrives, and
-               nobody knows, so that it is sent again
+    loss       the connections between two break; messages on their way are lost
+    repeat     the connections between two break; messages on their way to the second one arrive
+               without its sender's knowledge, which sends them again
     clock      the clock of a process jumps ahead by `span_s`; of the store: leases expire earlier
-    step       for `span_s` steps of a node fail for `all` or `some` of their sequences, of which
-               they write something else; or each `copy` fails that is made beside the steps
+    step       for `span_s` steps of a node fail for `all` or `some` of their sequences, for which
+               they write wrong numbers; or each `copy` fails that is made beside the steps
     hang       the step of a node that runs, or the next one, does not end for `span_s`; the rest of
-               its process goes on, and says so
+               its process goes on, and reports it
     store      the store is `away` for `span_s`, or `empty` from now on
 
     role       a router gives a node another role, as `pdserve role` does
-    drain      a router has a node leave in order; it starts again after `span_s` (0: never)
-    upgrade    as `drain`, and what starts again is of the `new` revision or of the `old` one, whose
-               KV nodes of the other one cannot use
+    drain      a router drains a node, which starts again after `span_s` (0: never)
+    upgrade    as `drain`, and the node starts again with the `new` revision or the `old` one; nodes
+               of two revisions cannot use each other's KV
     disk       the files of a node's prefixes are `slow`, give an `error` or are `corrupt` for
                `span_s`; that costs hits, and nothing else
     """
@@ -51,11 +53,11 @@ class FaultKind(Enum):
 
 
 DRAINS = (FaultKind.DRAIN, FaultKind.UPGRADE)
-"""What has a node leave in order."""
+"""The changes that drain a node."""
 CHANGES = (FaultKind.ROLE, *DRAINS)
-"""What a router is asked for."""
+"""The changes that a router is asked for."""
 HARMLESS = (*CHANGES, FaultKind.DISK)
-"""What breaks nothing."""
+"""The kinds that break nothing."""
 BREAKING = tuple(one for one in FaultKind if one not in HARMLESS)
 WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.CRASH: ("known", "silent", "renamed"),
@@ -73,9 +75,9 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.DISK: ("slow", "error", "corrupt"),
 }
 OF_STEPS = (FaultKind.STEP, FaultKind.HANG)
-"""What happens in the steps of a node."""
+"""The kinds that happen in the steps of a node."""
 BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
-"""What ends connections."""
+"""The kinds that end connections."""
 BETWEEN_TWO = (FaultKind.PARTITION, *BREAKS)
 GRAMMARS = ("quick", "slow", "slower", "late", "refused")
 """The grammars of requests: how long a node compiles one, or why it does not follow it."""

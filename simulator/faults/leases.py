@@ -1,4 +1,4 @@
-"""The store's leases: who is alive, as far as the store was told. Pure."""
+"""The store's leases: the nodes that are alive, as far as the store was told. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from placement.store import LiveNode, PlacementUnavailable
 
 
 class Leases:
-    """What the scripts of the real store do, one after the other. `now_s` is the store's time.
+    """The leases as the scripts of the real store change them. `now_s` is the store's time.
 
     While `is_away` every call raises `PlacementUnavailable`.
     """
@@ -22,7 +22,7 @@ class Leases:
         self.num_emptied = 0
 
     def next_epoch(self) -> int:
-        """Return an epoch above all earlier ones: also an emptied store goes on, by its clock."""
+        """Return an epoch above all earlier ones, by the clock, also in an emptied store."""
         self._check()
         self._epoch += 1
         return self._epoch

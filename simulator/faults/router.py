@@ -51,22 +51,22 @@ _CALLS_PER_LIFE = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class Answered(ServedRequest):
-    """What the client of one request has read, and how it ended."""
+    """The tokens that the client of one request has read, and the end of the request."""
 
     tokens: list[int] = field(default_factory=list)
     failure: str = ""
-    """What ended an attempt of it that was not the last one."""
+    """The error of an earlier attempt."""
     ended_at_s: float = -1.0
 
 
 @cache
 def _metrics() -> RouterMetrics:
-    """Return metrics that nobody reads; they are slow to make."""
+    """Return metrics that are never read, cached because they are slow to make."""
     return RouterMetrics(CollectorRegistry())
 
 
 class FaultyRouter(WatchedRouter):
-    """Follows the nodes that the store lists; `nodes` are all lives of all nodes."""
+    """A router of the nodes that the store lists; `nodes` are all lives of all nodes."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class FaultyRouter(WatchedRouter):
         return len(self._calls)
 
     def why_held(self) -> str:
-        """Return what is counted on a node although nothing runs; empty: nothing."""
+        """Return the counts on a node that are left although nothing runs; empty: none."""
         for view in self._membership.nodes():
             own = self._membership._members[view.incarnation].own.num_requests
             if own:
@@ -181,16 +181,16 @@ class FaultyRouter(WatchedRouter):
         return node in self._membership.used
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
-        """Take that a node sent something; with it, it says whether its step hangs."""
+        """Record that a node is heard; `unreached` says why nothing reaches it, if so."""
         stuck_s = self._nodes[node].stuck_s
         self._follow(self._membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
-        """Take the suspicion that a node is gone, or is heard and not reached."""
+        """Suspect a node, which is silent, or heard and not reached."""
         self._follow(self._membership.on_suspected(node, reason, is_heard=is_heard))
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
-        """Take the end of a stream: nothing that was asked on it is answered any more."""
+        """Handle the end of a stream: its open calls are not answered any more."""
         self._follow(self._membership.on_lost(node, reason))
         self._forget_calls(node)
 
@@ -243,7 +243,7 @@ class FaultyRouter(WatchedRouter):
         self.clock.after(TICK_S, self._tick)
 
     def _idle_nodes(self) -> dict[Incarnation, int]:
-        """Return the nodes that would decode a request at once, and how long it may be."""
+        """Return the nodes that would decode a request at once, and the tokens that each holds."""
         able = (
             (view.incarnation, view.record.max_model_len)
             for view in self._membership.nodes()
@@ -258,7 +258,7 @@ class FaultyRouter(WatchedRouter):
         is_staying = node.clock.is_running and not node.life.is_on
         return is_reached and is_staying and node.is_empty()
 
-    # Inside: what changes for requests.
+    # Inside: changes for requests.
 
     def _follow(self, effects: Sequence[MembershipEffect]) -> None:
         for effect in effects:
@@ -298,18 +298,18 @@ class FaultyRouter(WatchedRouter):
         if not choice.flow.is_done:
             self.clock.after(0.001, partial(self._on_deadline, choice))
 
-    # Inside: what differs from a cluster without faults.
+    # Inside: overrides of a cluster without faults.
 
     def _perform(
         self, choice: _Choice, effects: Sequence[Effect], times: TokenTimes | None = None
     ) -> None:
-        """Perform effects, and check the books when those are done that follow from them."""
+        """Perform effects and those that follow from them, and then check the books."""
         self._num_performing += 1
         super()._perform(choice, effects, times)
         self._end_performing()
 
     def _tell_all(self, event: Callable[..., Sequence[Effect]], *told: object) -> None:
-        """Tell every flow of an event; the books are checked when each has taken it."""
+        """Give every flow an event, and then check the books."""
         self._num_performing += 1
         for choice in list(self._choices.values()):
             self._perform(choice, event(choice.flow, *told))

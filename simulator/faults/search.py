@@ -21,7 +21,7 @@ IsWrong = Callable[[History], str]
 ALL = Wishes(kinds=tuple(FaultKind), num_requests=20)
 RUNS_PER_COLLECTION = 50
 CALM_SHARE = 8
-"""The number of histories of which one is without faults: there more must hold."""
+"""One of this many histories is without faults: there more must hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,10 @@ def first_wrong(seed: int, most: int, kinds: tuple[FaultKind, ...]) -> tuple[int
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let the code that serves log nothing, because it warns of every fault, and collect garbage
-    only between histories, without a look at what is there already."""
+    """Silence the log of the code that serves, and collect garbage only between histories.
+
+    That code warns of every fault. Objects that exist already are not traversed.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     gc.disable()
@@ -80,14 +82,14 @@ def quiet() -> Iterator[None]:
 
 
 def kind_of(wrong: str) -> str:
-    """Return what is wrong without the names and numbers, which other histories have too."""
+    """Return a violation without its names and numbers, to compare those of two histories."""
     return re.sub(r"\b(?:[a-z]+-\d\w*#\d+|r?\d[\d.]*)", "_", wrong)[:40]
 
 
 def shortened(
     history: History, wrong: str, run: IsWrong, most_runs: int = MOST_RUNS
 ) -> tuple[History, str]:
-    """Return the shortest history found in which the same kind of thing is wrong, and what.
+    """Return the shortest history found with a violation of the same kind, and that violation.
 
     Parts are left out in halves, quarters and so on (delta debugging), then the spans of faults and
     the requests' lives are made simple, and what they demand.
@@ -106,7 +108,7 @@ class _Search:
         self._num_left = most_runs
 
     def _takes(self, shorter: History) -> bool:
-        """Go on with a history if the same is wrong in it."""
+        """Continue with a history if it has a violation of the same kind; return whether."""
         if not self._num_left:
             return False
         self._num_left -= 1
@@ -134,7 +136,7 @@ class _Search:
                 return
 
     def simplify(self) -> None:
-        """Try simpler values of what is left."""
+        """Try simpler values of the faults and requests that are left."""
         for simpler_demand in simpler_demands():
             shorter = simpler_demand(self.history)
             if shorter != self.history:

@@ -22,7 +22,7 @@ MOST_ROUTERS = 4
 MOST_NODES = 16
 MOST_BLOCKS = 4096
 MOST_QUEUED = 256
-"""Requests that wait on a node; so many never come."""
+"""Requests that may wait on a node; no history has as many."""
 NUM_DRAFTS = 3
 LANES = ("zmq", "rdma", "rdma_read", "ipc", "shm")
 CARD_LANES = ("rdma_read", "ipc")
@@ -37,11 +37,12 @@ class Shape:
 
     Latencies are in seconds, one way; `lease_s` is that of a node, `kv_lease_s` that of an idle
     reservation. With `keeps_prefixes` host memory holds prefixes too; with
-    `is_warmed` a node that starts pulls what others have cached. A node that drains gives what runs
-    on it `drain_s` to finish. KV travels on `lane`. With `is_staged` steps read other memory than
-    transfers write, as a cache on a card and its mirror, and copies are made beside the steps. With
-    `is_on_card` these are copies to host memory alone: transfers move KV from card to card, and
-    steps begin behind others. Routers know a session for `session_ttl_s` after its last request.
+    `is_warmed` a node that starts pulls blocks that others have cached. A node that drains gives
+    its requests `drain_s` to finish. KV travels on `lane`. With `is_staged` steps read other memory
+    than transfers write, as a cache on a card and its mirror, and copies are made beside the steps.
+    With `is_on_card` these are copies to host memory alone: transfers move KV from card to card,
+    and a step may begin before the last one is taken. Routers know a session for `session_ttl_s`
+    after its last request.
     Nodes have `num_blocks`, or in the order of their names those of `pools`.
     From `reserved_blocks` on are settings of scheduling, under shorter names of the same meaning.
     At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
@@ -110,14 +111,14 @@ def node_names(shape: Shape) -> list[str]:
 
 
 def shape_of(shape: Shape, name: str) -> Shape:
-    """Return the shape as one node has it: all are alike but for the sizes of their pools."""
+    """Return the shape of one node: nodes differ only in the sizes of their pools."""
     return (
         replace(shape, num_blocks=_num_blocks_of(shape, name), pools=()) if shape.pools else shape
     )
 
 
 def longest_of(shape: Shape, name: str) -> int:
-    """Return how many tokens of one sequence a node holds, its drafts beside."""
+    """Return the tokens of one sequence that a node holds, its drafts not counted."""
     return (_num_blocks_of(shape, name) - 1) * shape.block_size
 
 
@@ -176,7 +177,7 @@ def config_of(shape: Shape, role: Role) -> Config:
 
 
 def problems_of(shape: Shape) -> list[str]:
-    """Return why no cluster can have this shape; nothing if one can."""
+    """Return the reasons why no cluster can have this shape; empty if one can."""
     counts = (shape.num_prefill, shape.num_decode, shape.num_mixed)
     if min(counts) < 0 or not 0 < sum(counts) <= MOST_NODES:
         return [f"{sum(counts)} nodes: wanted 1 to {MOST_NODES}, and no negative number of any"]

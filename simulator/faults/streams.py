@@ -1,9 +1,9 @@
-"""The stream of a router and a node in one life: what gRPC over TCP does to messages.
+"""The stream of a router and a node in one life: a model of gRPC over TCP.
 
 Messages of one stream keep their order, in each direction, and wait while their path is cut. A
-stream ends as a whole: what was not read then is never read. A router that was told nothing opens
-it again when its node was silent for too long (`router.dispatch.liveness`); the node learns
-of that when the path to it is open.
+stream ends as a whole: messages that were not read by then are never read. A router that was not
+told of the end opens it again when its node was silent for too long (`router.dispatch.liveness`);
+the node learns of that when the path to it is open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LinkListener(Protocol):
     me: Incarnation
     clock: ProcessClock
     is_wide: bool
-    """Whether it asks its nodes as one with many nodes does."""
+    """Whether it asks its nodes for heartbeats as a router with many nodes does."""
 
     def has_requests(self, node: Incarnation) -> bool:
         """Return whether it has a request on a node."""
@@ -41,13 +41,13 @@ class LinkListener(Protocol):
         """Take a message; `is_first` of a new stream."""
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
-        """Take that the node sent something, and why nothing reaches it, if so."""
+        """Record that the node is heard, and why nothing reaches it, if so."""
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
-        """Take the suspicion that a node is gone, or is heard and not reached."""
+        """Suspect a node, which is silent, or heard and not reached."""
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
-        """Take the end of a stream that was heard; it is opened again."""
+        """Handle the end of a stream that was heard; it is opened again."""
 
 
 class LinkedNode(Protocol):
@@ -74,7 +74,7 @@ class LinkedNode(Protocol):
 
 
 class NodeLink:
-    """What a router keeps for a node: a stream, opened again whenever it ends."""
+    """A router's stream with a node, opened again whenever it ends."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class NodeLink:
         self._beat_ticks = 1
         """The longest silence of the node that the router allows."""
         self._num_quiet = 0
-        """Ticks since the node said something."""
+        """Ticks since the last message of the node."""
         self._num_failures = 0
         self._num_taken = 0
         self.is_heard = False
@@ -105,20 +105,20 @@ class NodeLink:
         self._is_waiting = False
         """Whether there is no connection: it is opened after a pause."""
         self._number_there = 0
-        """The stream that the node has open, if it has one of this link."""
+        """The number of the stream of this link that the node has open, if any."""
         self._open_calls: set[int] = set()
-        """The calls on it that the node has not answered."""
+        """The calls on the open stream that the node has not answered."""
         self._there: deque[tuple[int, Message | None]] = deque()
         self._back: deque[tuple[int, NodeSaid | str]] = deque()
-        """A string is the end of the stream, and why."""
+        """Messages on their way from the node; a string is the end of the stream, and why."""
         self.connect()
 
     @property
     def router(self) -> Incarnation:
-        """The router in the life that this stream is of."""
+        """The incarnation of the router that has this stream."""
         return self._router.me
 
-    # What the router does.
+    # Called by the router.
 
     def connect(self) -> None:
         """Open the stream."""
@@ -148,7 +148,7 @@ class NodeLink:
         self._number += 1
 
     def tick(self) -> None:
-        """Count the time in which nothing was heard, as `NodeClient.tick` does, and hear it."""
+        """Count a tick of silence, as `NodeClient.tick` does, and read messages that arrived."""
         liveness, is_open = self._liveness, self._is_open_there
         there, back = self._is_path_open(), self._is_path_back()
         is_alive = self.node.clock.is_running
@@ -186,7 +186,7 @@ class NodeLink:
             case NodeVerdict.UNREACHED:
                 self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
 
-    # What a node does.
+    # Called by the node.
 
     def say(self, said: NodeSaid) -> None:
         """Send a message of the node, if its end of the stream is open."""
@@ -195,16 +195,16 @@ class NodeLink:
             self._timeline.after(self._latency_s, self._arrive_back)
 
     def end_call(self, reply_to: int) -> bool:
-        """Take that the node answers a call; return whether it came on this stream."""
+        """Record that the node answers a call; return whether the call came on this stream."""
         if reply_to not in self._open_calls:
             return False
         self._open_calls.remove(reply_to)
         return True
 
-    # What the network does.
+    # Called by the network.
 
     def on_break(self, *, arrives: bool) -> None:
-        """Reset the connection; with `arrives` the node reads before that what was sent to it."""
+        """Reset the connection; with `arrives` the node first reads the messages sent to it."""
         while arrives and self._there and self._is_path_open():
             self._arrive()
         self._there.clear()
@@ -214,14 +214,14 @@ class NodeLink:
         self._router.clock.run(partial(self._on_reset, self._number))
 
     def on_node_dead(self, *, is_known: bool, reason: str = RESET) -> None:
-        """Take the end of the node's process; its host says so if `is_known`."""
+        """Handle the end of the node's process; its host reports it if `is_known`."""
         self._there.clear()
         if is_known:
             self._back.append((self._number, reason))
             self._timeline.after(self._latency_s, self._arrive_back)
 
     def on_router_dead(self, *, is_known: bool) -> None:
-        """Take the death of the router's process."""
+        """Handle the end of the router's process."""
         self._is_closed, self.is_heard = True, False
         self._back.clear()
         self._there.clear()
@@ -230,7 +230,7 @@ class NodeLink:
         self._timeline.after(span_s, partial(self.node.clock.run, ends))
 
     def flush(self) -> None:
-        """Let what waits go on: a path is open again."""
+        """Deliver the messages that waited for a path that is open again."""
         for _ in self._there:
             self._timeline.after(self._latency_s, self._arrive)
         for _ in self._back:

@@ -1,4 +1,4 @@
-"""What a node and its router take beside the steps of the model, by what clients saw of a cluster.
+"""The time of a node and its router beside the steps of the model, as clients measured it.
 
     turn_s           of each step: planning it, applying its results, sending the tokens
     row_s            of each further answer in a step
@@ -15,7 +15,7 @@
                      while another node of the machine computes answers, or prompts
 
 All of them are differences or ratios of measured times. A short and a long prompt of another node
-tell what a prompt takes and what each of its tokens does. So what follows is right for the machine
+separate the time of a prompt from that of each of its tokens. So the results hold for the machine
 as it was when it served, even if it was slower or faster when steps were measured. A prompt whose
 node decodes its answer too has no pushes; beside others it is compared with one that as many nodes
 served. Noise may make another difference negative: then it is 0, and a slowdown 1.
@@ -48,7 +48,7 @@ class BesideSteps:
     slowdowns: Slowdowns = NO_SLOWDOWN
 
     def of_step(self, rows: int) -> float:
-        """Return the seconds of a step that decodes so many rows; none: it computes prompts."""
+        """Return the seconds beside a step that decodes `rows` rows; 0: it computes prompts."""
         return self.turn_s + self.row_s * max(0, rows - 1)
 
 
@@ -61,8 +61,11 @@ def beside_steps(
     prompt_s: Callable[[int], float],
     moved_s: Callable[[int], float],
 ) -> BesideSteps:
-    """Return what is beside decodes that take `measured_s` in a process alone, prompts whose steps
-    take `prompt_s`, and the KV of a prompt that moves in `moved_s` after its last step."""
+    """Return the times beside the steps of a measured cluster.
+
+    Decodes take `measured_s` in a process alone, the steps of prompts `prompt_s`, and the KV of a
+    prompt moves within `moved_s` after its last step.
+    """
     streamed = [one for one in profile.streamed if not one.beside]
     if not streamed:
         return NOTHING_BESIDE
@@ -122,7 +125,7 @@ def _mean_over(
 
 
 def _ratio(times: Iterable[StreamedTime], rows: int, measured_s: Seconds) -> float:
-    """Return how many times as long as their steps so many answers took."""
+    """Return the ratio of the time between tokens of `rows` answers to that of their steps."""
     return fmean(
         one.step_s / measured_s(one.rows, one.context) for one in times if one.rows == rows
     )
@@ -131,12 +134,11 @@ def _ratio(times: Iterable[StreamedTime], rows: int, measured_s: Seconds) -> flo
 def _prompts(
     compute_s: Mapping[tuple[int, int], float], prompt_s: Callable[[int], float], turn_s: float
 ) -> tuple[float, float, float]:
-    """Return what pushes take and what drawing a first token takes, and how many times as long as
-    `prompt_s` the tokens of a prompt take.
+    """Return the seconds of pushes and of drawing a first token, and the factor of `prompt_s`.
 
-    `compute_s` is by the nodes of a request and the tokens of its prompt. Of those that one node
-    serves the shortest prompt shows best what drawing takes. A single length does not
-    tell apart what a prompt takes and what its tokens do: then these take what their steps take.
+    `compute_s` is by the nodes of a request and the tokens of its prompt. The shortest prompt that
+    one node serves shows best the time of drawing. A single length does not separate the time of a
+    prompt from that of its tokens: then the factor is 1.
     """
     handed_over, local = (
         sorted(tokens for nodes, tokens in compute_s if (nodes > 1) is is_handed_over)

@@ -1,18 +1,18 @@
-"""The time of a step by what was measured: points of a profile, and straight lines between them.
+"""The time of a step by the measured points of a profile, and straight lines between them.
 
-A decode takes what its rows take at their mean context. A chunk takes what its tokens take at the
-context that has as many pairs of attention. A step with both runs the tokens of both through the
-weights once:
+The time of decodes is that of their rows at their mean context. The time of a chunk is that of its
+tokens at the context with as many pairs of attention. A step with both runs the tokens of both
+through the weights once:
 
     step_s = chunk(tokens and rows) + attention of the decodes
-           + what the rows cost above as many tokens of a prompt (drawing, short products)
-           + what the node takes beside the model (`beside_steps`)
+           + the cost of the rows above as many tokens of a prompt (drawing, short products)
+           + the node's time beside the model (`beside_steps`)
 
 Where a cluster was measured too, decodes and chunks take as many times as long as they did in it.
 
-Noise of a machine that does something else makes times longer, never shorter. So a step that took
-longer than one with more rows and more context takes what that one took: `unevenness` is the
-largest part that was cut off, and says how far a profile can be believed.
+Other work on the machine makes measured times longer, never shorter. So a step that took longer
+than one with more rows and more context counts with that one's time: `unevenness` is the largest
+part that was cut off, a measure of the profile's noise.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from simulator.profiles.beside_steps import beside_steps
 
 PUSHED_PARTS = 4
 """Layers of the modelled cache. A prefill node sends each when it is computed; a quarter of a real
-model's layers leaves at once here, which saves most of the events and delays a handoff by at most
+model's layers is sent at once here, which saves most of the events and delays a handoff by at most
 the time of a quarter of its last step."""
 WITHIN_MACHINE = "shm"
 """The transport between nodes of one machine."""
 _PART, _MOST_PARTS = 64, 4096
-"""So many steps of decodes are computed at once, and so many parts are kept: 10 MB at most."""
+"""Steps of decodes that are computed at once, and the most such parts that are kept: 10 MB."""
 Point = tuple[int, int, float]
 """Rows or tokens, context, seconds."""
 
@@ -60,20 +60,20 @@ class StepTable:
             else:  # attention costs what it costs at the size before, for each row
                 context, seconds = line[0]
                 line.append((context + 1, seconds + slope * size))
-            self._lines.append(([place for place, _ in line], [took_s for _, took_s in line]))
+            self._lines.append(([context for context, _ in line], [took_s for _, took_s in line]))
 
     def seconds(self, size: float, context: float) -> float:
         """Return the seconds of a step of this size at this context."""
         if len(self.sizes) == 1:
             return self._at(0, context) * max(1.0, size / self.sizes[0])
-        lower, share = _place(self.sizes, size)
+        lower, share = _point_below(self.sizes, size)
         below_s, above_s = self._at(lower, context), self._at(lower + 1, context)
         return max(0.0, below_s + (above_s - below_s) * share)
 
     def rising(self, size: float, context: float, num_steps: int) -> list[float]:
-        """Return the seconds of so many steps of one size, each at one more token of context.
+        """Return the seconds of `num_steps` steps of one size, each at one more token of context.
 
-        They are those of `seconds`; points are looked up once for all steps between them.
+        They equal those of `seconds`; points are looked up once for all steps between them.
         """
         found: list[float] = []
         while len(found) < num_steps:
@@ -81,7 +81,7 @@ class StepTable:
             found.append(self.seconds(size, now))
             if len(self.sizes) == 1 or len(found) == num_steps:
                 continue
-            lower, share = _place(self.sizes, size)
+            lower, share = _point_below(self.sizes, size)
             below, rise, at, span, until = self._segment(lower, now)
             above, other, start, width, ends = self._segment(lower + 1, now)
             end = _num_before(min(until, ends), context, num_steps)
@@ -95,13 +95,13 @@ class StepTable:
         return found
 
     def _at(self, index: int, context: float) -> float:
-        below_s, rise_s, place, span, _ = self._segment(index, context)
-        return below_s + rise_s * ((context - place) / span)
+        below_s, rise_s, begin, span, _ = self._segment(index, context)
+        return below_s + rise_s * ((context - begin) / span)
 
     def _segment(self, index: int, context: float) -> tuple[float, float, int, int, float]:
         """Return the line around a context: seconds and how they rise, its begin, length and end.
 
-        The last one goes on for ever.
+        The last line has no end.
         """
         contexts, seconds = self._lines[index]
         lower = max(0, min(bisect_right(contexts, context) - 1, len(contexts) - 2))
@@ -111,7 +111,7 @@ class StepTable:
 
 
 def _num_before(until: float, context: float, most: int) -> int:
-    """Return how many of `most` places from a context on, one token apart, are below another."""
+    """Return how many of `most` contexts from `context` on, one token apart, are below `until`."""
     if until == math.inf:
         return most
     number = min(most, max(0, math.ceil(until - context)))
@@ -122,10 +122,13 @@ def _num_before(until: float, context: float, most: int) -> int:
     return number
 
 
-def _place(places: Sequence[int], wanted: float) -> tuple[int, float]:
-    """Return the index of the place below, never the last, and the part of the way to the next."""
-    lower = max(0, min(bisect_right(places, wanted) - 1, len(places) - 2))
-    return lower, (wanted - places[lower]) / (places[lower + 1] - places[lower])
+def _point_below(points: Sequence[int], wanted: float) -> tuple[int, float]:
+    """Return the index of the last point not above, and the fraction of the way to the next one.
+
+    The index is never the last one: beyond it the fraction exceeds 1.
+    """
+    lower = max(0, min(bisect_right(points, wanted) - 1, len(points) - 2))
+    return lower, (wanted - points[lower]) / (points[lower + 1] - points[lower])
 
 
 class MeasuredSteps:
@@ -144,7 +147,7 @@ class MeasuredSteps:
 
     @property
     def unevenness(self) -> float:
-        """The largest part of a measured time that cannot be right; 0: all of them can be."""
+        """The largest fraction by which a measured time was cut; 0: none was."""
         return max(self._decodes.unevenness, self._chunks.unevenness)
 
     @property
@@ -171,7 +174,7 @@ class MeasuredSteps:
 
     def seconds(self, rows: int, context: int, num_tokens: int = 0, pairs: int = 0) -> float:
         """Return the model's seconds of `rows` decodes that attend to `context` tokens in all, and
-        chunks of `num_tokens` with so many `pairs`."""
+        chunks of `num_tokens` tokens with `pairs` pairs of attention."""
         if not num_tokens:
             return self._decodes.seconds(rows, context / rows) if rows else 0.0
         at_context = pairs / num_tokens - (num_tokens + 1) / 2
@@ -189,7 +192,7 @@ class MeasuredSteps:
     def ends_of_decodes(
         self, began_s: float, count: int, context: int, num_steps: int
     ) -> list[float]:
-        """Return when each of so many steps of `count` decodes ends, one right after the other.
+        """Return the end of each of `num_steps` steps of `count` decodes, one after the other.
 
         They attend to `context` tokens in the first step, and to `count` more in each further one.
         """
@@ -233,8 +236,8 @@ def _chunks(profile: MeasuredProfile, factor: float) -> StepTable:
 
 
 def _moved_s(profile: MeasuredProfile, num_tokens: int) -> float:
-    """Return the seconds after the last step of a prompt until its KV is at another node of this
-    machine: the last of `PUSHED_PARTS` goes then."""
+    """Return the seconds from the last step of a prompt until its KV is at another node of this
+    machine: the last of `PUSHED_PARTS` is sent after that step."""
     if all(one.transport != WITHIN_MACHINE for one in profile.transfers):
         return 0.0
     bytes_per_s, latency_s = transfer_line(profile, WITHIN_MACHINE)

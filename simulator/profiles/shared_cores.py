@@ -1,13 +1,13 @@
-"""Steps of nodes that share the cores of one machine: when each of them is done. Pure.
+"""Ends of steps of nodes that share the cores of one machine. Pure.
 
-As long as no more steps run than the cores carry, each has its core, and is slower for the caches
-and the memory that it shares with the others. More steps than that get equal shares. A step that
-begins or ends changes the pace of all others from that moment on.
+While at most `at_once` steps run, each has its core, and is slowed by the caches and the memory
+that it shares with the others. More steps than that get equal shares. A step that begins or ends
+changes the pace of all others from that moment on.
 
-How much a step is slowed depends on what it is and on what runs beside it: a step that decodes
-alone waits for memory, one with a prompt multiplies. Beside several others it is slowed by the mean
-of what each of them does. On two cores that is exact, as equal shares put each of the others beside
-it for as long; what more than one at a time do is not measured.
+The slowdown of a step depends on its kind and on the kinds beside it: a step that decodes alone is
+bound by memory, one with a prompt by arithmetic. Beside several steps it is slowed by the mean of
+their single slowdowns. On two cores that is exact, as equal shares put each of the others beside it
+for as long; the slowdown by several at a time is not measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Slowdowns(NamedTuple):
-    """How many times as long a step takes beside one of another node, although each has its core.
+    """The ratio of a step's time beside one of another node, each on a core, to its time alone.
 
     Steps that decode alone are answers, all others prompts.
     """
@@ -29,7 +29,7 @@ class Slowdowns(NamedTuple):
     prompts_beside_prompts: float = 1.0
 
     def of(self, *, is_prompt: bool, num_answers: int, num_prompts: int) -> float:
-        """Return that of a step beside so many steps of both kinds; 1 beside none."""
+        """Return the slowdown of a step beside these numbers of steps; 1 beside none."""
         beside_answers, beside_prompts = self[2:] if is_prompt else self[:2]
         num = num_answers + num_prompts
         if not num:
@@ -58,7 +58,7 @@ class SharedCores:
     """
 
     def __init__(self, at_once: int, slowdowns: Slowdowns = NO_SLOWDOWN) -> None:
-        """Begin without a step. With an `at_once` of 1 nothing runs beside one: none is slowed."""
+        """Begin without a step. With an `at_once` of 1 no step runs beside one: none is slowed."""
         self._at_once = at_once
         self._slowdowns = slowdowns if at_once > 1 else NO_SLOWDOWN
         self._num_prompts = 0
@@ -73,7 +73,7 @@ class SharedCores:
         *,
         computes_prompts: bool = False,
     ) -> PacedStep:
-        """Begin a step that takes so many seconds alone."""
+        """Begin a step that takes `work_s` seconds alone."""
         self._move(now_s)
         step = PacedStep(work_s, work_s, computes_prompts, on_pace)
         self._steps.append(step)
@@ -89,7 +89,7 @@ class SharedCores:
         self._tell_others(step)
 
     def done_at_s(self, step: PacedStep, share: float = 1.0) -> float:
-        """Return when so much of a step's work is done, if no other one begins or ends before."""
+        """Return when `share` of a step's work is done, if no other one begins or ends before."""
         left_s = step.left_s - (1 - share) * step.work_s
         return self._moved_at_s + max(0.0, left_s) / self._pace(step)
 

@@ -1,9 +1,9 @@
-"""Tokens in place of those that a recording has not: alike where the recorded ones were. Pure.
+"""Tokens in place of those that a recording lacks: equal where the recorded ones were. Pure.
 
-What a node decides depends on tokens in two ways: on which blocks of two sequences are equal, and
-on which token ends an answer. A recording has the hashes of all full blocks, so the tokens of a
-block are made of its hash: equal blocks behind equal ones get equal tokens, and others get others.
-Tokens of a block that was never full are like no others.
+A node's decisions depend on tokens in two ways: on which blocks of two sequences are equal, and on
+which token ends an answer. A recording has the hashes of all full blocks, so the tokens of a block
+follow from its hash: equal blocks after equal ones get equal tokens, and other blocks other tokens.
+Tokens of a block that was never full are equal to no others.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 from common.kv.blocks import BlockHash, hash_full_blocks
 
 END_TOKEN = 0
-"""The one that ends every answer; no other is equal to it."""
+"""The token that ends every answer; no other is equal to it."""
 VOCAB_SIZE = 1 << 31
 UNKNOWN_TOKEN = VOCAB_SIZE
-"""One of no model."""
+"""A token outside of the vocabulary."""
 _TOKEN_BYTES = 4
 
 
 class MadeUpTokens:
-    """The tokens of one node's sequences, by their numbers and places."""
+    """The tokens of one node's sequences, by the number of the sequence and their index in it."""
 
     def __init__(self, fingerprint: str, block_size: int) -> None:
         self._fingerprint, self._block_size = fingerprint, block_size
@@ -37,10 +37,10 @@ class MadeUpTokens:
         """Return the tokens `start` to `end`, exclusive, of a sequence."""
         known, size = self._hashes.get(sequence_id, {}), self._block_size
         found = []
-        for place in range(start, end):
-            block_hash = known.get(place // size)
+        for index in range(start, end):
+            block_hash = known.get(index // size)
             name = b"sequence %d" % sequence_id if block_hash is None else block_hash
-            at = place if block_hash is None else place % size
+            at = index if block_hash is None else index % size
             found.append(_token(name, at))
         return tuple(found)
 
@@ -56,10 +56,10 @@ class MadeUpTokens:
                 self._made.update(zip(recorded, made, strict=True))
 
     def made(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
-        """Return the hashes of made-up blocks; one that no sequence had stays as it is."""
+        """Return the hashes of the replayed blocks; one that no sequence had stays as it is."""
         return tuple(self._made.get(one, one) for one in hashes)
 
 
-def _token(name: bytes, place: int) -> int:
-    digest = hashlib.blake2b(b"%b %d" % (name, place), digest_size=_TOKEN_BYTES).digest()
+def _token(name: bytes, index: int) -> int:
+    digest = hashlib.blake2b(b"%b %d" % (name, index), digest_size=_TOKEN_BYTES).digest()
     return int.from_bytes(digest) % (VOCAB_SIZE - 1) + 1

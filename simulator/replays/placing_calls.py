@@ -55,7 +55,7 @@ _ARGUMENTS = ValueReader(
 
 
 def replay_placing(path: Path) -> Compared:
-    """Make the recorded calls; compare what each of them gives.
+    """Make the recorded calls; compare the result of each.
 
     Raises `ConfigError`, which names the line, for one that cannot be made.
     """
@@ -91,7 +91,7 @@ def replay_placing(path: Path) -> Compared:
 def _call_of(
     line: dict[str, Any], machines: dict[str, dict[str, Callable[..., Any]]], nodes: Roster
 ) -> Callable[[], Any]:
-    """Return the call of a line. Raises the errors of a line that is none."""
+    """Return the call of a line. Raises the errors of a malformed line."""
 
     def argument(found: Any) -> Any:
         value = _ARGUMENTS.read(found)
@@ -105,7 +105,7 @@ def _call_of(
 
 
 def _gave(call: Callable[[], Any]) -> Any:
-    """Make a call; return as JSON values what it gives, or the error that it raises."""
+    """Make a call; return its result as JSON values, or the error that it raises."""
     try:
         found = call()
     except Exception as error:

@@ -14,7 +14,7 @@ from simulator.replays.step_calls import replay_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What came of a replay. `num_decisions` were compared, up to the difference if there is one.
+    """The result of a replay. `num_decisions` were compared, up to the difference if there is one.
 
     `version` is that of the process that was recorded.
     """

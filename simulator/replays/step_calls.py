@@ -87,7 +87,7 @@ class _ConnectorThen:
 
 
 class StepCalls:
-    """The calls of one flow. `lease_tokens` are those that it draws, in order."""
+    """The calls of one flow. `lease_tokens` are the recorded tokens that it draws, in order."""
 
     def __init__(self, flow: NodeFlow, layout: KVLayout, lease_tokens: deque[int]) -> None:
         self._flow = flow
@@ -116,7 +116,7 @@ class StepCalls:
     def call(self, line: dict[str, Any]) -> Callable[[], Any] | None:
         """Return the call of a line; None: it has a lease token, which a later call draws.
 
-        Raises `ValueError`, or another error of `_BAD_LINE`, for a line that is none.
+        Raises `ValueError`, or another error of `_BAD_LINE`, for a malformed line.
         """
         if "token" in line:
             self._lease_tokens.append(int(line["token"]))
@@ -158,7 +158,7 @@ class StepCalls:
         entries = {one.sequence_id: entry for entry, one in enumerate(step.sequences)}
         return step.only([entries[one] for one in line["part"]])
 
-    # Inside: what was not recorded.
+    # Inside: inputs that were not recorded.
 
     def _message(self, found: dict[str, Any]) -> Message:
         fields = dict(found)
@@ -224,7 +224,7 @@ class StepCalls:
 
 
 def replay_steps(path: Path) -> Compared:
-    """Make the recorded calls of a new flow; compare what each of them gives.
+    """Make the recorded calls of a new flow; compare the result of each.
 
     Raises `ConfigError`, which names the line, for one that cannot be made.
     """
@@ -253,7 +253,7 @@ def _calls_of(header: dict[str, Any]) -> StepCalls:
 
 
 def compare_steps(path: Path, calls: StepCalls) -> Compared:
-    """Make the recorded calls; compare what each of them gives.
+    """Make the recorded calls; compare the result of each.
 
     Raises `ConfigError`, which names the line, for one that cannot be made.
     """

@@ -40,7 +40,7 @@ async def test_a_request_asks_an_idle_node_of_many_whether_it_lives() -> None:
         sampling=SamplingParams(max_tokens=4),
         deadline_s=30.0,
     )
-    client.reserve_nowait(request, caller, must_prefill_locally=False, may_wait=False)
+    client.calls.reserve_nowait(request, caller, must_prefill_locally=False, may_wait=False)
     await eventually(lambda: caller.on_reply.called)
     assert node.beat_ms == WIDE.beat_ms
     assert node.echo > number, "it is asked in the message that has the request"

@@ -22,7 +22,7 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
-from router.dispatch import node_clients, stream_calls
+from router.dispatch import node_calls, node_messages, stream_calls
 from router.dispatch.fairness import OUTPUTS_AT_ONCE, PARTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.liveness.pace import USUAL, WIDE
 from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
@@ -65,14 +65,14 @@ async def reserve(
     client: NodeClient, request: GenerationRequest = REQUEST
 ) -> DecodeGrant | PdserveError:
     asker = Asker()
-    client.reserve_nowait(request, asker.caller, must_prefill_locally=False, may_wait=False)
+    client.calls.reserve_nowait(request, asker.caller, must_prefill_locally=False, may_wait=False)
     reply: DecodeGrant | PdserveError = await asker.outcome
     return reply
 
 
 async def prefill(client: NodeClient) -> PdserveError | None:
     asker = Asker()
-    client.prefill_nowait(REQUEST, asker.caller, None)
+    client.calls.prefill_nowait(REQUEST, asker.caller, None)
     refusal: PdserveError | None = await asker.outcome
     return refusal
 
@@ -209,7 +209,7 @@ async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(
 async def test_under_load_calls_that_follow_each_other_share_a_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node_clients, "message_pause_s", lambda num_running, since_s: PAUSE_S)
+    monkeypatch.setattr(node_calls, "message_pause_s", lambda num_running, since_s: PAUSE_S)
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         stopped = StoppedTime()
@@ -390,8 +390,8 @@ async def test_another_life_of_the_node_refuses_everything() -> None:
             await reserve(client)
         with pytest.raises(NodeLost, match="d0#2 is not heard"):
             await prefill(client)
-        client.abort_nowait(REQUEST.id)
-        await client.wait_sent()
+        client.calls.abort_nowait(REQUEST.id)
+        await client.calls.wait_sent()
         assert node.aborted == []
         assert (log.num_messages, log.lost) == (0, [])
 
@@ -408,8 +408,8 @@ async def test_a_node_that_is_gone_is_a_typed_error_for_what_was_asked_and_what_
         assert len(log.lost) == 1
         with pytest.raises(NodeLost, match="d0#1 is not heard"):
             await reserve(client)
-        client.abort_nowait(REQUEST.id)
-        await client.wait_sent()
+        client.calls.abort_nowait(REQUEST.id)
+        await client.calls.wait_sent()
 
 
 async def test_a_call_is_no_longer_than_the_request_has_left() -> None:
@@ -451,7 +451,7 @@ async def test_a_call_under_way_ends_typed_when_the_client_is_closed() -> None:
 
 
 async def test_calls_without_a_reply_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_clients, "MAX_WAITING_CALLS", 2)
+    monkeypatch.setattr(node_calls, "MAX_WAITING_CALLS", 2)
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         node.on_reserve = hang
@@ -469,11 +469,13 @@ async def test_what_is_asked_together_travels_together_and_aborts_behind_it() ->
         attempts = [AttemptId(f"req-{index}", 1) for index in range(1200)]
         askers = [Asker() for _ in range(600)]
         for asker in askers:
-            client.reserve_nowait(REQUEST, asker.caller, must_prefill_locally=False, may_wait=False)
+            client.calls.reserve_nowait(
+                REQUEST, asker.caller, must_prefill_locally=False, may_wait=False
+            )
         for attempt in (*attempts, *attempts):
-            client.abort_nowait(attempt)
+            client.calls.abort_nowait(attempt)
         await asyncio.gather(*(asker.outcome for asker in askers))
-        await client.wait_sent()
+        await client.calls.wait_sent()
         await wait_until(lambda: len(node.aborted) == 1200)
         assert sorted(node.aborted) == sorted(attempts)
         assert node.num_calls_before_aborts == 600
@@ -487,10 +489,14 @@ async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.Mon
         askers = [Asker() for _ in range(6)]
         for asker in askers:  # 100 bytes of tokens, and some more
             request = replace(REQUEST, prompt_token_ids=(1,) * 100)
-            client.reserve_nowait(request, asker.caller, must_prefill_locally=False, may_wait=False)
+            client.calls.reserve_nowait(
+                request, asker.caller, must_prefill_locally=False, may_wait=False
+            )
         long = replace(REQUEST, prompt_token_ids=(1,) * 1000)
         askers.append(Asker())
-        client.reserve_nowait(long, askers[-1].caller, must_prefill_locally=False, may_wait=False)
+        client.calls.reserve_nowait(
+            long, askers[-1].caller, must_prefill_locally=False, may_wait=False
+        )
         await asyncio.gather(*(asker.outcome for asker in askers))
         assert len(node.asked) == 7
         assert node.num_messages == 4, "two calls in each of three, and the long one"
@@ -556,7 +562,7 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
 
 
 async def test_a_node_that_is_too_far_ahead_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_clients, "MAX_WAITING_OUTPUTS", 10)
+    monkeypatch.setattr(node_messages, "MAX_WAITING_OUTPUTS", 10)
     async with connected() as (node, _client, log):
         await wait_until(lambda: log.num_messages == 1)
         for _ in range(20):
@@ -569,7 +575,7 @@ async def test_a_node_that_is_too_far_ahead_is_not_read(monkeypatch: pytest.Monk
 async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_readable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node_clients, "MAX_WAITING_OUTPUTS", 10)
+    monkeypatch.setattr(node_messages, "MAX_WAITING_OUTPUTS", 10)
     async with connected() as (node, _client, log):
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard

@@ -1,10 +1,10 @@
 """The back end `triton` on NVIDIA GPUs: Triton kernels and the driver, neither Paddle nor torch.
 
-    back_end      what this package is to the runner
+    back_end      the interface of this package to the runner
     compiling     kernels compiled in several processes
     card          the card that a node computes on
     decoder       a decoder's three parts, as launches; decoding steps are graphs
-    drawing/      draws, but for what only the host can decide
+    drawing/      draws, except those that only the host can decide
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card
@@ -15,7 +15,7 @@
     weights       a decoder's weights on the card; random ones, for measurements
     kernels/      products, attention, rows, the draw
     launcher      compiles a kernel and launches it through the driver
-    tensor_map    matrices as the copy engine wants them described
+    tensor_map    descriptions of matrices for the copy engine
     cuda_driver   the driver's calls: memory, streams, events, graphs
     shareable     memory that other processes map
 
@@ -34,30 +34,31 @@ products of one row and cost a second sum in prefill. `docs/gpu.md` has the figu
 The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
 follows CUDA's major versions and costs more a call.
 
-A step's tokens stay on the card, and the embedding of the next one reads them there. The host sends
-all other numbers of a row again, in one copy of a few KB; a kernel that moves rows on would need no
-copy. But so rows may leave, change their order and get blocks, and a step that is begun early is
-like any other. The scheduler decides which one is, since a runner knows neither queue nor pool.
+A step's tokens stay on the card, where the embedding of the next step reads them. The host sends
+all other numbers of a row again, in one copy of a few KB. A kernel that advances the rows would
+save this copy; with it, rows can leave, change their order and get blocks, and a step that is begun
+early is like any other. The scheduler decides which step is begun early, since a runner knows
+neither queue nor pool.
 
-The card draws whatever a row asks for, with noise of the CPU's Philox words: two launches and four
-bytes a row for a temperature, and more launches where rows of the step ask for more. On the host
-are drawn rows of which filters keep more tokens than a list has room for, rows whose last kept
-token would depend on the order in which weights are added, and rows that have no allowed token. A
-row's way depends on its own request and logits alone, and filters, penalties and biases are the
-host's to the bit, so a request has the same tokens in every batch and either way.
+The card draws with noise from the CPU's Philox words: two launches and four bytes a row for a
+temperature, and more launches for further settings of the step's rows. The host draws the rows of
+which filters keep more tokens than a list has room for, the rows whose last kept token would depend
+on the order in which weights are added, and the rows without an allowed token. Where a row is drawn
+depends on its own request and logits alone, and filters, penalties and biases are the host's to the
+bit, so a request has the same tokens in every batch, drawn on either side.
 
-Rows under grammars have their masks before the draw, where a CPU asks the grammar about the token
-that was drawn without one. Masks are filled while the graph runs, and one is 19 KB; logits would be
-600 KB a row to the host, and the step behind could not be queued before they are there. Rows could
-also be left out of every second step, so that the others go on: then they would be half as fast,
-for a twentieth that the others gain.
+Rows under grammars have their masks before the draw; the CPU draws first, and then asks the grammar
+about the token. Masks are filled while the graph runs, and one is 19 KB; logits would be 600 KB a
+row to the host, and the next step could not be queued before they are there. Rows under grammars
+could also be left out of every second step: they would be half as fast, and the other rows a
+twentieth faster.
 
-The tokens that penalties look at are sent with each step, not counted on the card. A table of
-counts takes 0.6 MB a seat at 152,000 tokens, has to follow every seat that changes hands, and would
-need a second one for the drafts of a step; sent are 4 bytes for each token before the row.
+The tokens that penalties count are sent with each step, 4 bytes for each token before the row. A
+table of counts on the card takes 0.6 MB a seat at 152,000 tokens, would have to be reset whenever a
+seat changes its sequence, and needs a second one for the drafts of a step.
 
 A cache in int8 has the CPU's bytes and scales, but all bytes of a block come before its scales, in
-words of 16 bits for two numbers that are operands of different instructions. In the CPU's places a
+words of 16 bits for two numbers that are operands of different instructions. In the CPU's order a
 token of 128 numbers takes 132 bytes, which no wide load reads, and operands read in bytes would
 have other bits in `mma.sync` than in `wgmma`.
 """

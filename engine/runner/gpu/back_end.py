@@ -31,11 +31,11 @@ _logger = logging.getLogger("pdserve.engine")
 _BLOCK_SIZES = (16, 32, 64)
 _HEAD_SIZES = (16, 32, 64, 128, 256)
 _LEAST_HEAD_OF_BYTES = 32
-"""A matrix instruction takes 16 inputs, and a head of bytes is read in halves."""
+"""Least head_dim of a cache in int8: a matrix instruction takes 16 inputs, and a head is halved."""
 _PROGRAMS_EACH = 3
 """Programs of a decoding step's attention for each multiprocessor."""
 _CONTEXT_BYTES = 600 << 20
-"""What the driver takes for a context and for loaded kernels, beside what is allocated."""
+"""Bytes that the driver takes for a context and for loaded kernels, beside allocations."""
 
 
 def has_card() -> bool:
@@ -53,7 +53,7 @@ def has_card() -> bool:
 
 
 class GpuMeter:
-    """A `memory_meter.MemoryMeter` of what this process has allocated on its card."""
+    """A `memory_meter.MemoryMeter` of the memory that this process has allocated on its card."""
 
     def __init__(self, card: Card) -> None:
         self._device = card.device
@@ -79,7 +79,7 @@ class GpuBackEnd:
     is_on_host = False
 
     def __init__(self, ordinal: int = 0, open_card: Callable[[int], Card] | None = None) -> None:
-        """Take the card's number, and what opens it (None: the driver)."""
+        """Take the card's number, and the function that opens it (None: by the driver)."""
         self._ordinal, self._open_card = ordinal, open_card
         self._opened: Card | None = None
 

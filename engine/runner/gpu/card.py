@@ -33,7 +33,7 @@ class Card:
 
 
 class KernelList:
-    """Takes the place of `Card.kernel` to learn which kernels are needed; nothing is launched."""
+    """Stands in for `Card.kernel` to collect the kernels that are needed; launches nothing."""
 
     def __init__(self) -> None:
         self._found: dict[Any, KernelSpec] = {}

@@ -1,8 +1,8 @@
 """Kernels compiled in several processes: `python -m engine.runner.gpu.compiling`, asked by a node.
 
 Triton compiles one kernel at a time in a process, and a decoder has dozens. Each process takes a
-share and leaves what it compiled in Triton's cache, where the node finds it. A kernel that does not
-compile is left out: the node meets the error when it loads the kernel.
+share and leaves compiled kernels in Triton's cache, where the node finds them. A kernel that does
+not compile is left out: the node gets the error when it loads the kernel.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from common.files.code_cache import code_cache_folder
 from engine.runner.gpu.launcher import KernelSpec
 
 _FEW = 4
-"""So many kernels are compiled sooner than processes start."""
+"""Most kernels that the node compiles itself, sooner than further processes would start."""
 _MOST_PROCESSES = 16
 _MOST_WAIT_S = 300.0
-"""All kernels take 20 s on 16 cores."""
+"""Seconds after which a process is killed; all kernels take 20 s on 16 cores."""
 
 
 def use_own_cache() -> Path:
@@ -74,7 +74,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def _described(spec: KernelSpec) -> dict[str, Any]:
-    """Return a configuration with its function by name, as another process takes it."""
+    """Return a configuration as JSON values, with its function by name, for another process."""
     described = {one.name: getattr(spec, one.name) for one in fields(spec)}
     for name in ("types", "constants", "options"):
         described[name] = dict(described[name])

@@ -47,7 +47,7 @@ _CAPTURE_THREAD_LOCAL = 1
 _NON_BLOCKING_STREAM = 1
 _DEFAULT_STREAM = 0
 _MOST_URGENT = -100
-"""The driver takes its most urgent priority for it."""
+"""A priority below all of the driver's, which takes its most urgent one for it."""
 _HOST_PORTABLE_MAPPED = 3
 _OUT_OF_MEMORY = 2
 _NOT_READY = 600
@@ -59,7 +59,7 @@ class GpuError(DeviceLost):
 
 
 class OutOfMemory(GpuError):
-    """The card has not as much memory left. What it has is as it was."""
+    """The card has not enough free memory. Earlier allocations are unchanged."""
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -144,7 +144,7 @@ def capability_of(driver: Driver, ordinal: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0.
+    """Properties for which kernels are compiled and sized. `capability` is 90 for 9.0.
 
     `cuda` is the driver's version, 12080 for CUDA 12.8.
     """
@@ -204,7 +204,7 @@ class Device:
         return self._device.value
 
     def close(self) -> None:
-        """Give the context back: all that was allocated in it is gone."""
+        """Release the context, and with it all of its allocations."""
         self.call("cuDevicePrimaryCtxRelease_v2", self._device)
 
     def _read_properties(self) -> DeviceProperties:
@@ -281,7 +281,7 @@ class Device:
     def stream(self, *, is_urgent: bool = False) -> int:
         """Return a new stream that does not wait for the default one.
 
-        What is queued on an urgent one goes before other streams' work that has not begun.
+        Work on an urgent stream is started before that of other streams.
         """
         handle = c_void_p()
         priority = _MOST_URGENT if is_urgent else 0
@@ -311,7 +311,7 @@ class Device:
         self.call(
             "cuMemcpyHtoD_v2", c_uint64(to), c_void_p(values.ctypes.data), c_size_t(values.nbytes)
         )
-        # It has returned once the memory was read, and no other stream waits for the rest.
+        # The call returns once the memory was read, and no other stream waits for the rest.
         self.synchronize(_DEFAULT_STREAM)
 
     def download(self, source: int, num_bytes: int) -> bytearray:
@@ -345,13 +345,13 @@ class Device:
         return function
 
     def capture(self, stream: int, work: Callable[[], None]) -> Graph:
-        """Record what `work` launches on the stream, and return it as a graph; nothing runs."""
+        """Return a graph of the launches that `work` makes on the stream; nothing runs."""
         self.call("cuStreamBeginCapture_v2", c_void_p(stream), _CAPTURE_THREAD_LOCAL)
         graph, ready = c_void_p(), c_void_p()
         try:
             work()
         except BaseException:
-            # The recording is invalid, and ending it fails too: what failed first is told.
+            # The recording is invalid, and ending it fails too: the first error is raised.
             self.call.status("cuStreamEndCapture", c_void_p(stream), byref(graph))
             raise
         self.call("cuStreamEndCapture", c_void_p(stream), byref(graph))
@@ -418,7 +418,7 @@ class Launch:
     ) -> None:  # fmt: skip
         self._device, self._function = device, function
         self.arguments = arguments
-        """What the parameters are read from, at each launch."""
+        """The memory from which each launch reads its parameters."""
         self._parameters = (c_void_p * len(arguments))(
             *(ctypes.cast(ctypes.pointer(value), c_void_p) for value in arguments)
         )

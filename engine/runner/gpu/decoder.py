@@ -51,9 +51,10 @@ MakeLaunches = Callable[[KVPool], Launches]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The rows of a step, `num_rows` with padding if it has chunks; else a graph computes them.
+    """The rows of a step: `num_rows` of them, padding included, if it has chunks.
 
-    `is_drawn`: the graph leaves logits in memory and a token of each row, if that was asked for.
+    A step without chunks is computed by a graph. `is_drawn`: the graph has left logits and a token
+    of each row in memory.
     """
 
     rows: StepRows
@@ -61,7 +62,7 @@ class Hidden:
     is_drawn: bool = False
 
     def places_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return where these rows of the batch lie."""
+        """Return the indices on the card of these rows of the batch."""
         return rows if self.rows.places is None else self.rows.places[rows]
 
 
@@ -145,7 +146,7 @@ class GpuDecoder:
         }  # fmt: skip
 
     def use_pool(self, pool: KVPool) -> None:
-        """Keep keys and values in `pool` from now on."""
+        """Use `pool` for keys and values from now on."""
         self._heads.clear()
         self.launches = self._make_launches(pool)
         self.steps.use(self.launches)
@@ -176,7 +177,7 @@ class GpuDecoder:
     def begin(self, batch: FlatBatch, ways: DrawWays | None = None) -> Hidden:
         """Send the rows; a step without chunks is computed to its last layer.
 
-        With `ways` it is computed to its tokens, if so many rows are drawn at once.
+        With `ways` it is computed to its tokens, unless it has more rows than are drawn at once.
         """
         self.device.use()
         rows = lay_out(batch, self._tile, self._room)
@@ -264,7 +265,7 @@ class GpuDecoder:
         return np.frombuffer(raw, np.float32).reshape(count, vocab_size)
 
     def queue_logits(self, places: np.ndarray, normed: int = 0, logits: int = 0) -> None:
-        """Queue the logits after the rows that lie at `places`.
+        """Queue the logits after the rows at the indices `places`.
 
         They go from the buffer `normed` into the buffer `logits`, or as the addresses say.
         """

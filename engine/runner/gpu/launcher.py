@@ -26,7 +26,7 @@ from engine.runner.gpu.tensor_map import MatrixView, encode_tensor_map
 
 _WARP = 32
 ADDRESS_ALIGNMENT = 16
-"""Kernels are compiled for addresses that are multiples of so many bytes."""
+"""Bytes of which every address is a multiple; kernels are compiled for that."""
 _CTYPES = {
     "i32": ctypes.c_int32,
     "i64": ctypes.c_int64,
@@ -53,7 +53,7 @@ class KernelSpec:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What two equal configurations have in common, as a key."""
+        """A key that is equal for equal configurations."""
         parts = (self.types, self.constants, self.options)
         return (
             self.function.__name__, *(tuple(part.items()) for part in parts), self.num_warps,
@@ -93,7 +93,7 @@ class KernelSpec:
 def checked_address(name: str, address: int) -> int:
     """Return the address of an argument; `ValueError` unless it is aligned.
 
-    At another one a card would fail in the first wide load, and with it all that it computes.
+    At another one the first wide load would fail, and with it the context.
     """
     if address % ADDRESS_ALIGNMENT:
         raise ValueError(f"{name} is at {address:#x}: wanted a multiple of {ADDRESS_ALIGNMENT}")
@@ -101,10 +101,10 @@ def checked_address(name: str, address: int) -> int:
 
 
 class BindableKernel(Protocol):
-    """A kernel that is ready to be given its grid and arguments."""
+    """A compiled kernel, to which a grid and arguments can be bound."""
 
     def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Callable[[int], None]:
-        """Return what launches it on a stream."""
+        """Return a function that launches it on a stream."""
 
 
 class Kernel:

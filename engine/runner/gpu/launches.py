@@ -89,7 +89,7 @@ class AttentionShape:
 class KVPool:
     """Keys and values: [layers, 2, blocks, KV heads, block_size, head_dim] at `address`.
 
-    With scales a number is a byte, and `kernels/slots.py` says how a head of a block lies.
+    With scales a number is a byte; `kernels/slots.py` has the layout of a head of a block.
     """
 
     address: int
@@ -332,7 +332,7 @@ class Launches:
         )  # fmt: skip
 
     def _cached(self, layer: int) -> tuple[int, int, int, int]:
-        """Return keys and values of a layer, and from where on their scales are found."""
+        """Return the addresses of a layer's keys and values, and of their scales."""
         keys, values = self.pool.keys(layer), self.pool.values(layer)
         return keys, values, keys, values
 
@@ -343,7 +343,7 @@ class Launches:
         self, last_positions: int, tables: int, table_width: int, pieces: PieceList,
         num_sequences: int,
     ) -> Bound:  # fmt: skip
-        """Return what lists a decoding step's pieces, for all layers."""
+        """Return the launch that lists a decoding step's pieces, for all layers."""
         constants = {
             "BLOCK": self.pool.block_size,
             "PIECE": self.shape.piece,
@@ -420,7 +420,7 @@ class Launches:
 
     @property
     def num_slices(self) -> int:
-        """Slices of a row of logits, each of which one program looks through."""
+        """Slices of a row of logits; one program reads each."""
         return -(-self.spec.vocab_size // DRAW_SLICE)
 
     def draw_rows(

@@ -47,7 +47,7 @@ class _Loader:
         self.uploads: list[_Upload] = []
 
     def joined(self, names: Sequence[str], rotated: Sequence[int] = ()) -> tuple[int, int]:
-        """Return the address of these tensors, one behind the other, and their rows in all."""
+        """Return the address of these tensors, one after the other, and the sum of their rows."""
         shapes = [self._source.shape(name) for name in names]
         sizes = [_ELEMENT * int(np.prod(shape)) for shape in shapes]
         memory = self._device.allocate(sum(sizes))
@@ -186,14 +186,14 @@ def load_weights(
     max_len: int,
     stored: str = "bfloat16",
 ) -> DecoderWeights:
-    """Read a folder's weights; what has no form of its own is rounded to bfloat16.
+    """Read a folder's weights; weights without a form of the kernels are rounded to bfloat16.
 
     `stored` is the type of the numbers of the KV cache.
 
     Raises `CheckpointError` for a truncated file.
     """
     loader = _Loader(device, source, spec, stored)
-    # Tokens are looked up in bfloat16, whatever the file has.
+    # The embedding is in bfloat16, even if the file's is quantised.
     address, vocabulary = loader.joined([EMBEDDING])
     embedding = Matrix(address, vocabulary, spec.hidden_size)
     layers = tuple(loader.layer(f"model.layers.{index}.") for index in range(spec.num_layers))

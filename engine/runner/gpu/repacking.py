@@ -1,6 +1,6 @@
-"""Quantised weights as files have them, in the order in which kernels read them.
+"""Quantised weights of files, in the order in which kernels read them.
 
-Nothing is rounded: the same numbers and scales, in other places (`kernels.stored_weights`).
+Nothing is rounded: numbers and scales only change their order (`kernels.stored_weights`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from engine.runner.gpu.weights import STRIP_INPUTS, Form
 
 Bytes = np.ndarray
-"""uint8."""
+"""An array of uint8."""
 
 FORMS = {"BF16": Form.BF16, "Q4_0": Form.Q4_0, "Q8_0": Form.Q8_0}
 """The formats of files that kernels read as they are."""

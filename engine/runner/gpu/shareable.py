@@ -1,8 +1,8 @@
 """Memory of a card that other processes map, by a file descriptor.
 
-The driver counts who has it: it lives until the last mapping and the last descriptor are gone, so a
-process that has it mapped does not depend on the one that made it. (What `cuIpcOpenMemHandle` maps
-is defined for as long as its exporter keeps it, and no longer.)
+The driver counts mappings and descriptors, and frees the memory after the last of them, so a
+process that has it mapped does not depend on the one that made it. (A mapping of
+`cuIpcOpenMemHandle` is only defined as long as its exporter keeps the memory.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShareableMemory(Memory):
     """Whole pages of a card, mapped at `address` of this process. The handle is its own."""
 
     def __init__(self, device: Device, handle: int, num_bytes: int) -> None:
-        """Map them; on an error (`GpuError`) the handle is released."""
+        """Map the pages of a handle; on an error (`GpuError`) the handle is released."""
         self._device, self._handle = device, handle
         address = c_uint64()
         size, zero = c_size_t(num_bytes), c_size_t(0)
@@ -93,8 +93,8 @@ def allocate_shareable(device: Device, num_bytes: int) -> ShareableMemory:
 def open_shareable(device: Device, descriptor: int, num_bytes: int) -> ShareableMemory:
     """Map another process's memory, or `num_bytes` of it, whole pages.
 
-    The descriptor may be closed afterwards. Raises `GpuError` for one of other things or of less
-    memory, and where it is on a card that this one cannot read.
+    The descriptor may be closed afterwards. Raises `GpuError` for a descriptor of anything else or
+    of less memory, and for memory on a card that this one cannot read.
     """
     handle, found = c_uint64(), _Properties()
     device.call(

@@ -13,7 +13,7 @@ from engine.runner.gpu.cuda_driver import Device
 _ALIGNMENT = 64
 _MAP_BYTES = 128
 _DATA_TYPES = {8: 10, 9: 8, 10: 9}
-"""Triton's numbers of float64, float32 and bfloat16 as those of the driver; others are equal."""
+"""The driver's numbers of types by Triton's: float64, float32 and bfloat16; others are equal."""
 
 _PROMOTE_TO_128_BYTES = 2
 
@@ -30,8 +30,8 @@ class MatrixView:
 def encode_tensor_map(device: Device, view: MatrixView, meta: Mapping[str, Any]) -> list[Any]:
     """Return a kernel's parameters for a matrix: the map, its shape and its strides.
 
-    `meta` is what the compiler chose: the tile, its element and how it lies in shared memory.
-    Raises `GpuError` when the driver refuses them.
+    `meta` has the compiler's choices: the tile, its element and its layout in shared memory. Raises
+    `GpuError` when the driver refuses them.
     """
     element = int(meta["elem_size"])
     rows, columns = meta["block_size"]

@@ -1,7 +1,7 @@
-"""Which tile a product takes, by its shape and its number of rows, and attention of chunks.
+"""The tile of a product, by its shape and its number of rows, and that of attention of chunks.
 
-Tiles change the time and never the bits: each output is one chain over K whatever the tile, or
-chains of quantised weights' groups in ranges, whose number depends on their form and shape alone.
+Tiles change the time and never the bits: each output is one chain over K in every tile, or chains
+of quantised weights' groups in ranges, whose number depends on their form and shape alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
 
 _WORD_BITS = 16
 _LINE_WORDS = 64
-"""Words that come into the L2 cache together."""
+"""Words of a line of the L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,18 @@ class Tile:
     num_warps: int
     stages: int
     prefetch: int = 0
-    """Columns of its weights, of each range, that a program asks for while its predecessor runs."""
+    """Columns of its weights, of each range, that a program prefetches during its predecessor."""
     is_described: bool = False
     """Whether tiles are read by the copy engine."""
     is_together: bool = False
-    """Whether a program's warps have a range of inputs each; of quantised weights only."""
+    """Whether a program's warps have a range of inputs each; for quantised weights only."""
 
     def programs(self, num_rows: int, num_outputs: int) -> int:
         """Return how many programs cover the result."""
         return -(-num_rows // self.rows) * -(-num_outputs // self.outputs)
 
     def words_ahead(self, form: Form) -> int:
-        """Return how many words of an output's weights are asked for ahead: lines, or none."""
+        """Return how many words of an output's weights are prefetched: whole lines, or none."""
         words = self.prefetch * form.bits // _WORD_BITS
         return words if words >= _LINE_WORDS else 0
 
@@ -130,7 +130,7 @@ def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
 
 
 def num_ranges(weights: Matrix) -> int:
-    """Return into how many ranges a product of quantised weights divides its inputs.
+    """Return the number of ranges into which a product of quantised weights divides its inputs.
 
     It enters the bits, so it depends on the weights alone; a range is a number of whole strips.
     """
@@ -179,7 +179,7 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
         while 2 * _stage_bytes(tile, width, weights.form) > room and tile.depth > _LEAST_DEPTH:
             tile = replace(tile, depth=tile.depth // 2)
     if tile.is_together:
-        # What is multiplied is in registers, so one stage fewer is kept.
+        # The operands are in registers, so one stage fewer is kept.
         stage_bytes = num_ranges(weights) * _stage_bytes(tile, width, weights.form)
         return replace(tile, stages=max(min(tile.stages, 1 + room // stage_bytes), 2))
     # Range after range, a program reads the gate's weights and then those of up.
@@ -193,7 +193,7 @@ def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
 
 
 def _fitted(tile: Tile, weights: Matrix) -> Tile:
-    """Return the tile with a depth that divides the number of inputs, and no more read ahead."""
+    """Return the tile with a depth that divides the number of inputs, and prefetch within them."""
     is_plain = weights.form is Form.BF16
     least = _LEAST_DEPTH if is_plain else STRIP_INPUTS
     if weights.num_inputs % least:
@@ -211,13 +211,13 @@ def _fitted(tile: Tile, weights: Matrix) -> Tile:
 
 
 def chunk_rows(head_dim: int, block_size: int, shared_bytes: int, *, has_scales: bool) -> int:
-    """Return the rows of a chunk's tile, on a card with so much shared memory for a program.
+    """Return the rows of a chunk's tile, with `shared_bytes` of shared memory for a program.
 
-    Over keys of a byte each there are two halves of sums. Their number does not enter the bits, but
-    that of keys does: a block's are always added together.
+    Over keys of a byte each there are two halves of sums. The number of rows does not enter the
+    bits, but that of keys does: a block's keys are always added together.
     """
     rows = _CHUNK_NUMBERS // (max(head_dim, 128) * (2 if has_scales else 1))
     cached_bytes = 2 * block_size * head_dim * (1 if has_scales else 2)
     while 2 * rows * (head_dim + block_size) + cached_bytes > shared_bytes - _OTHER_SHARED:
-        rows //= 2  # queries and weights lie beside a block's keys and values
+        rows //= 2  # shared memory holds queries and weights beside a block's keys and values
     return rows

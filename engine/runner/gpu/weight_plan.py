@@ -1,4 +1,4 @@
-"""In which form each of a decoder's products has its weights on the card, by what the files have.
+"""The form of the weights of each of a decoder's products on the card, by the form in the files.
 
 A product whose weights are stored in a form of the kernels is computed from them as they are; any
 other weights are rounded to bfloat16 while they are loaded.
@@ -23,16 +23,16 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class PlannedMatrix:
-    """Tensors that are one matrix on the card, one behind the other; `address` of it is 0."""
+    """Tensors that are one matrix on the card, one after the other; its `address` is 0."""
 
     names: tuple[str, ...]
     matrix: Matrix
     refusal: str = ""
-    """Why quantised weights are computed in bfloat16; empty if they are not."""
+    """The reason why quantised weights are computed in bfloat16; empty if they are not."""
 
     @property
     def order_of_sums(self) -> str:
-        """What the bits of its products depend on, beside the weights; empty for BF16."""
+        """The order of sums, on which the bits of its products depend; empty for BF16."""
         form = self.matrix.form
         if form is Form.BF16:
             return ""

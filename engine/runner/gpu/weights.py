@@ -197,8 +197,8 @@ def random_weights(
 ) -> DecoderWeights:
     """Make weights of the decoder's shape on the card; a stream's later work finds them.
 
-    Entries have variance 1 / inputs, and what is added to the residual stream is smaller by
-    sqrt(2 layers), so activations and logits keep the size that a trained model's have.
+    Entries have variance 1 / inputs, and outputs that are added to the residual stream are smaller
+    by sqrt(2 layers), so activations and logits have the size of a trained model's.
     """
     maker = _RandomMaker(device, make_kernel, seed << 32, stream)
     hidden, dim = spec.hidden_size, spec.head_dim

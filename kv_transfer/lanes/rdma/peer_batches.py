@@ -91,7 +91,7 @@ class PeerBatches(Generic[Item]):
             self._changed.notify()
 
     def tell_after(self, item: Item) -> None:
-        """Have `on_ready` called with `item` when all ranges queued before are moved."""
+        """Call `on_ready` with `item` when all ranges queued before it are moved."""
         with self._changed:
             is_told_now = self._queue.tell_after(item)
             self._changed.notify()

@@ -27,7 +27,7 @@ class ChangesUnderWay:
 
     @contextmanager
     def of_role(self, node: Incarnation, role: Role) -> Iterator[None]:
-        """Have a role count as one to be, until the node has answered, or does not."""
+        """Count a role as one to be, until the node has answered, or does not."""
         self.roles.append((node, role))
         try:
             yield
@@ -36,7 +36,7 @@ class ChangesUnderWay:
 
     @contextmanager
     def of_leaving(self, nodes: Iterable[NodeView], node: Incarnation) -> Iterator[None]:
-        """Have a node count as one that leaves: until it says so, or fails to answer.
+        """Count a node as one that leaves, until it says so or fails to answer.
 
         Others that are not among `nodes`, or have said so, are forgotten.
         """

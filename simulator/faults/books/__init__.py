@@ -1,5 +1,5 @@
-"""What a router counts, remembers and chooses, compared with what follows from its requests.
+"""Checks of a router's books: its counts, sessions and choices follow from its requests.
 
-requests  what counts on nodes, and requests that suspected nodes hold up
-choices   chosen nodes, and what is known of sessions
+requests  requests and tokens counted on nodes, and requests that suspected nodes hold up
+choices   chosen nodes, and the nodes of sessions
 """

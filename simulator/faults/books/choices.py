@@ -21,7 +21,7 @@ class SessionBooks:
         self._placed: dict[SessionId, tuple[SessionNodes, float]] = {}
 
     def check(self, query: Query, chosen: ChosenNodes, num_known: int, now_s: float) -> None:
-        """Check what a choice was told of its session, and how many are known after it.
+        """Check the node that a choice was given for its session, and how many sessions are known.
 
         Raises `InternalError`.
         """

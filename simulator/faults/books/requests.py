@@ -1,4 +1,4 @@
-"""What counts on nodes, and requests that suspected nodes hold up while others are idle."""
+"""Requests and tokens counted on nodes, and requests that suspected nodes hold up."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[
 
 
 class Unanswered:
-    """Requests that suspected nodes hold up while others are idle."""
+    """Counts the ticks for which suspected nodes hold up requests while others are idle."""
 
     def __init__(self) -> None:
         self._num_ticks: Counter[AttemptId] = Counter()
-        """How many ticks each has had no other attempt, by its last one."""
+        """The ticks for which each request had no other attempt, by its last one."""
 
     def check(
         self,

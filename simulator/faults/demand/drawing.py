@@ -1,4 +1,4 @@
-"""What requests want of nodes, drawn from numbers of its own: all else in a history stays."""
+"""Demands on nodes, drawn from random numbers of their own: the rest of a history stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOADED = 0.35
 """The share of the clusters whose queues are short."""
 _QUEUES = (1, 1, 2, 3, 6)
 _SLOW_STEPS_S = (0.03, 0.1, 0.3)
-"""A queue lasts for seconds with such steps, after which a node knows how fast it is."""
+"""Durations of steps with which a queue lasts for seconds, so that a node measures its speed."""
 _SOON_S = (1.0, 2.0, 4.0, 8.0, 60.0)
 UNEVEN = 0.3
 """The share of the clusters whose nodes have pools of different sizes."""

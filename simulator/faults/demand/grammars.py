@@ -1,6 +1,6 @@
 """Grammars of requests: how long a node compiles each, and what comes of it. Pure.
 
-They all force the same tokens: what counts is when a node knows a grammar, and which tokens follow.
+All force the same tokens: they differ in the time and the result of their compilation.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from common.grammar import Grammar, GrammarKind
 from router.core.request_flow import RequestFlow
 
 NO_ROOM, WRONG = "no room for a grammar", "the grammar cannot be followed"
-"""What a node says of a grammar."""
+"""The errors with which a node refuses a grammar."""
 
 
 class Compiling(NamedTuple):
-    """How long a node compiles a grammar the first time, and what it says of it then."""
+    """The time of a grammar's first compilation on a node, and its result."""
 
     span_s: float
     is_refused: bool = False
-    """It cannot be followed, on any node."""
+    """Whether every node refuses it."""
     is_late: bool = False
-    """The time of its trial is over; the next time it is compiled at once."""
+    """Whether its trial takes too long the first time; the next time it is compiled at once."""
 
 
 GRAMMARS = {
@@ -41,7 +41,7 @@ def grammar_of(name: str) -> Grammar | None:
 
 
 class Compilations:
-    """What one node has compiled."""
+    """The grammars that one node has compiled."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -53,7 +53,7 @@ class Compilations:
         return GRAMMARS[grammar.text].span_s
 
     def end(self, grammar: Grammar) -> PdserveError | None:
-        """Take the end of a compilation; return what is wrong with the grammar."""
+        """Record the end of a compilation; return the grammar's error, if it has one."""
         compiling, is_new = GRAMMARS[grammar.text], grammar.text not in self._known
         if compiling.is_refused:
             return InvalidRequest(WRONG)

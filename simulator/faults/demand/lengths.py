@@ -15,7 +15,7 @@ def tokens_wanted(asked: AskedRequest, num_answered: int = 0) -> int:
 
 
 def lengths_of(shape: Shape, asked: AskedRequest) -> list[int]:
-    """Return how many tokens each node holds that could answer it, whatever becomes of roles."""
+    """Return the tokens that each node holds which may have a role that answers the request."""
     one_token = asked.max_tokens == 1
     names = node_names(shape)
     prefill = Role.PREFILL.value

@@ -12,23 +12,23 @@ from common.ids import Incarnation
 
 @dataclass(slots=True)
 class _Asked:
-    """The nodes that were asked to decode one request, and what nodes said last."""
+    """The nodes that were asked to decode one request, and their last answers."""
 
     may_wait: dict[Incarnation, bool] = field(default_factory=dict)
-    """Whether the last time it was asked a node was to queue it."""
+    """Whether a node was to queue the request when it was asked last."""
     refused: dict[Incarnation, PdserveError] = field(default_factory=dict)
-    """What those said last that refused to decode it."""
+    """The last error of each node that refused to decode it."""
     retry_after_s: set[float] = field(default_factory=set)
 
 
 class Refusals:
-    """What nodes said to the requests of one router, until these end."""
+    """The answers of nodes to the requests of one router, until these end."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = defaultdict(_Asked)
 
     def on_reserve(self, choice_id: str, node: Incarnation, *, may_wait: bool) -> None:
-        """Take that a node is asked to decode a request."""
+        """Record that a node is asked to decode a request."""
         asked = self._asked[choice_id]
         asked.may_wait[node] = may_wait
         asked.refused.pop(node, None)
@@ -36,7 +36,7 @@ class Refusals:
     def on_refusal(
         self, choice_id: str, node: Incarnation, error: PdserveError, *, is_prompt: bool
     ) -> None:
-        """Take that a node refuses a request, or with `is_prompt` to compute its prompt."""
+        """Record that a node refuses a request, or with `is_prompt` to compute its prompt."""
         asked = self._asked[choice_id]
         if isinstance(error, Overloaded):
             asked.retry_after_s.add(error.retry_after_s)
@@ -47,7 +47,7 @@ class Refusals:
             asked.refused[node] = PdserveError("it refused the prompt")
 
     def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
-        """Take that a node has no room after all, which it said when it had taken the request."""
+        """Record that a node which had accepted a request has no room for it."""
         asked = self._asked[choice_id]
         asked.retry_after_s.add(1.0)
         asked.refused[node] = PdserveError("too late to queue it")
@@ -60,7 +60,7 @@ class Refusals:
         *,
         is_over_losses: bool,
     ) -> None:
-        """Take the end of a request: for want of room only where each node has refused it.
+        """Check the end of a request: for want of room only where each node has refused it.
 
         `able` are the nodes that could decode it and have not failed; with `is_over_losses` it
         may ask none of them any more. Raises `InternalError`.

@@ -1,4 +1,4 @@
-"""A history with one demand less, to find out which of them something needs that is wrong. Pure."""
+"""A history with one demand less, to find the demands without which it is not wrong. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node may refuse, and how many requests may wait there. Pure."""
+"""When a node may refuse a request, and how many requests may wait there. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator's router, of which each request that ends for want of room is looked into."""
+"""The simulator's router, with a check of each request that ends for want of room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.timeline import Timeline
 
 
 class WatchedRouter(SimulatedRouter):
-    """Keeps what nodes refuse. `settings` are those of a `SimulatedRouter`."""
+    """Records the refusals of nodes. `settings` are those of a `SimulatedRouter`."""
 
     def __init__(self, timeline: Timeline, **settings: Any) -> None:
         super().__init__(timeline, **settings)

@@ -1,4 +1,4 @@
-"""What is moved from or to one node: `kv_transfer.lanes.rdma.batch_queue`, performed on events."""
+"""Reads or writes between two nodes: `kv_transfer.lanes.rdma.batch_queue`, performed on events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kv_transfer.lanes.rdma.batch_queue import Batch, BatchQueue, QueuedPart
 Item = TypeVar("Item")
 OnDone = Callable[[bool], None]
 Begin = Callable[[OnDone], None]
-"""Begins a read or a write, and has the function called when it is over."""
+"""Begins a read or a write, and calls the function when it is over."""
 
 
 class Batches(Generic[Item]):
@@ -34,14 +34,14 @@ class Batches(Generic[Item]):
         self._go_on()
 
     def tell_after(self, item: Item) -> None:
-        """Have `on_ready` called with `item` when all that is queued before is moved."""
+        """Call `on_ready` with `item` when all that is queued before it is moved."""
         if self._queue.tell_after(item):
             self._on_ready(item)
         else:
             self._go_on()
 
     def stop(self) -> None:
-        """Forget what is queued, and tell nothing any more; what is under way continues."""
+        """Drop the queue and report nothing more; reads and writes in progress continue."""
         self._queue.stop()
 
     def _go_on(self) -> None:
@@ -71,7 +71,7 @@ class Batches(Generic[Item]):
                 yield self._queue.moved()
 
     def _fill(self) -> None:
-        """Begin as many batches as may be under way."""
+        """Begin batches up to the number that may be in progress."""
         while (batch := self._queue.next_batch()) is not None:
             self._num_left[batch] = len(batch.parts)
             for begin in batch.parts:

@@ -1,8 +1,9 @@
 """Bytes that follow their header, or that the receiver copies out of the sender's pool.
 
-What follows a header is read from the sender's blocks when it arrives, as late as a zero-copy send
-may be. A pool that is shared with the receiver is read at some moment of the copy, and can be read
-after its process has died. A checksum is modelled by comparing with what was sent.
+Bytes that follow a header are read from the sender's blocks when the header arrives, as late as a
+zero-copy send may read them. A pool that is shared with the receiver is read at some moment of the
+copy, and can be read after its process has died. A checksum is modelled by a comparison with the
+blocks at the time of sending.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class CopiedBlocks:
         self._end.send(effect.peer, Parcel(data, blocks, values))
 
     def write(self, write: Write, parcel: Parcel, source: MovingEnd) -> None:
-        """Copy and verify what has arrived."""
+        """Copy and verify the blocks of a frame that has arrived."""
         end = self._end
         if not end.receiver.may_write(write):
             end.end_write(write, end.receiver.on_unwritten(write))

@@ -1,4 +1,4 @@
-"""One node's connector: its sender and its receiver, which are real, and what they ask for."""
+"""One node's connector: its sender and its receiver, which are real, and their effects."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ from simulator.faults.kv.written import WrittenBlocks
 LEAST_WAIT_S = 1e-4
 WRITABLE = (BlockUse.RECEIVING, BlockUse.QUARANTINED)
 _RING_SHARE = 2
-"""A ring has a part of the slots that it really has, so that frames wait for slots."""
+"""The divisor of a ring's slots: it has few, so that frames wait for them."""
 
 
 class KVEnd:
     """One node's connector, with the seven methods of `kv_transfer.contract.KVConnector`.
 
-    `blocks_per_slab`: see `Receiver`. Raises `InternalError` where memory is written that it must
-    not be, or what lands is not what was sent.
+    `blocks_per_slab`: see `Receiver`. Raises `InternalError` for a write to memory that must not be
+    written, and for pieces that land otherwise than they were sent.
     """
 
     def __init__(
@@ -118,8 +118,11 @@ class KVEnd:
 
     @property
     def holds_slots(self) -> bool:
-        """Whether slots of the ring are lent: for a moment after transfers and landings are over,
-        which a node that leaves does not wait for."""
+        """Whether slots of the ring are lent.
+
+        Some are for a moment after all transfers and landings, for which a draining node does not
+        wait.
+        """
         return self.ring is not None and not self.ring.is_idle
 
     # The contract.
@@ -189,7 +192,7 @@ class KVEnd:
         """Look at the time, which has jumped."""
         self._tick()
 
-    # What moves bytes asks for.
+    # Called by the modules that move bytes: `MovingEnd`.
 
     def send(self, peer: Peer, parcel: Parcel) -> None:
         """Send a frame on the connection to `peer`, if there is one."""
@@ -219,7 +222,7 @@ class KVEnd:
         return self.wires.end_of(me)
 
     def put_written(self, effect: SendChunk, addresses: Sequence[int], values: Numbers) -> bool:
-        """Take what another node writes; return False where its address was removed.
+        """Write the blocks that another node sends; return False if the address was removed.
 
         Raises `InternalError` where the blocks are not held for this lease.
         """
@@ -235,16 +238,16 @@ class KVEnd:
         return self.memory.read(layer, parcel.blocks)
 
     def slots_at(self, slots: Sequence[int]) -> Numbers:
-        """Return what slots of the ring hold."""
+        """Return the contents of slots of the ring."""
         assert self.ring is not None, "only slots of a ring are named"
         return self.ring.slots_at(slots)
 
     def damaged_in(
         self, write: Write, parcel: Parcel, source: MovingEnd, values: Numbers
     ) -> frozenset[int]:
-        """Return the ordinals of blocks that are not what was sent.
+        """Return the ordinals of the blocks that differ from those sent.
 
-        Raises `InternalError` where the sender has changed what it still sends.
+        Raises `InternalError` where the sender has changed blocks that it still sends.
         """
         sent = parcel.values
         assert sent is not None, "DATA has values"
@@ -255,7 +258,7 @@ class KVEnd:
         return wrong
 
     def record(self, write: Write, parcel: Parcel, damaged: frozenset[int]) -> None:
-        """Tell the receiver that a write is in the pool."""
+        """Report to the receiver that a write is in the pool."""
         assert parcel.values is not None, "DATA has values"
         if self.receiver.may_write(write):
             self._sent_here.add(write, parcel.values, damaged)
@@ -265,12 +268,12 @@ class KVEnd:
             self.end_write(write, self.receiver.on_written(write))
 
     def end_write(self, write: Write, effects: Iterable[ReceiverEffect]) -> None:
-        """Do what the receiver asks for at the end of a write; it may be the last of a session."""
+        """Perform the receiver's effects at the end of a write, maybe the last of a session."""
         self.perform(effects)
         self._close_unused(write.session, self._uses.end_copy(write.session))
 
     def perform(self, effects: Iterable[SenderEffect | ReceiverEffect]) -> None:
-        """Do what a machine asks for, in order."""
+        """Perform the effects of a machine, in order."""
         for effect in effects:
             match effect:
                 case Emit(event):
@@ -341,7 +344,7 @@ class KVEnd:
         self.perform(self.receiver.on_lane(session, lane, reply))
 
     def _move(self, move: MoveSlab) -> None:
-        """Let a slab be written under a further address."""
+        """Add an address under which a slab can be written."""
         reply = self._written.move(move.slab)
         self.perform(self.receiver.on_moved(move.lane, reply, self.clock.now_s()))
 
@@ -379,7 +382,7 @@ class KVEnd:
             self._copied.send(effect, lane)
 
     def _close_unused(self, session: bytes, lane: str) -> None:
-        """Close the lane, if any, of a session that is over, from which nothing is copied."""
+        """Close the lane, if any, of a session that is over and has no copies in progress."""
         if lane and self.ring is not None:
             self.ring.drop(session)
 

@@ -1,9 +1,9 @@
-"""Reads and writes of other nodes' memory that are under way, as network cards make them.
+"""Reads and writes of other nodes' memory, as network cards make them.
 
-One takes its bytes at some moment, and puts them at a later one. A process that stands still takes
-no part in it. A path that is cut holds it up; when it is open again, the bytes arrive, although the
-process that began it may have been told meanwhile that it failed, or may be dead. What a dead
-process had is not taken any more, and nothing is put where one was.
+A flight reads its bytes at some moment and writes them at a later one. A frozen process does not
+delay it. A cut path does; when the path is open again, the bytes arrive, even if the process that
+began the flight was told meanwhile that it failed, or is dead. The memory of a dead process is
+neither read nor written.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from simulator.faults.hosts import Paths, ProcessClock
 from simulator.timeline import Timeline
 
 GIVEN_UP_S = (0.02, 0.3, 3.0, 10.0)
-"""After one of these a card says that a read or a write has failed which does not go on."""
+"""Times after which a card reports a read or a write without progress as failed."""
 DISTURBED_S = (0.0, 0.0, 0.05, 0.5, 3.0)
-"""After a connection broke, reads and writes between the two fail and are late for such a time."""
+"""Times for which reads and writes between two nodes fail or are late after a break."""
 _LATE_S = (0.0, 0.01, 0.1, 1.0, 4.0)
 _LATENCIES = (0.3, 1.0, 1.0, 5.0)
-"""How long one of its parts takes."""
+"""Durations of a part of a flight, in latencies of the network."""
 
 
 class MemoryOwner(Protocol):
@@ -53,7 +53,7 @@ class Flight:
 
 
 class Flights:
-    """All of them."""
+    """The flights between all nodes."""
 
     def __init__(self, timeline: Timeline, paths: Paths, latency_s: float, seed: int) -> None:
         self._timeline = timeline
@@ -83,14 +83,14 @@ class Flights:
         self._later(flight)
 
     def flush(self) -> None:
-        """Let those go on whose path is open again."""
+        """Continue the flights whose path is open again."""
         for flight in self._under_way:
             if flight.is_waiting:
                 flight.is_waiting = False
                 self._later(flight)
 
     def break_between(self, first: str, second: str) -> None:
-        """Have all between two nodes fail, for a while. Their bytes may arrive nevertheless."""
+        """Fail all flights between two nodes, for a while. Their bytes may arrive nevertheless."""
         pair, span_s = frozenset((first, second)), self._rng.choice(DISTURBED_S)
         self._disturbed_until_s[pair] = self._timeline.now_s() + span_s
         for flight in self._under_way:
@@ -98,7 +98,7 @@ class Flights:
                 self._disturb(flight)
 
     def _disturb(self, flight: Flight) -> None:
-        """Have a flight be late, and in half of the cases perhaps fail before."""
+        """Delay a flight; in half of the cases it may fail before."""
         flight.late_s = self._rng.choice(_LATE_S)
         if self._rng.random() < 0.5:
             self._give_up_later(flight)
@@ -128,7 +128,7 @@ class Flights:
             self._give_up_later(flight)
 
     def _is_open(self, holder: MemoryOwner, target: MemoryOwner) -> bool:
-        """Return whether the two reach each other: what arrives is acknowledged."""
+        """Return whether the two reach each other: bytes that arrive are acknowledged."""
         ends = holder.me.node_id, target.me.node_id
         return self._paths.is_open(*ends) and self._paths.is_open(*reversed(ends))
 

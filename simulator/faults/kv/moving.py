@@ -1,4 +1,4 @@
-"""What the parts that move bytes share: their end, their frames, and pieces that landed."""
+"""Types of the modules that move bytes: their end, their frames, and pieces that landed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.flights import Flights
 
 _SUM_BYTES = 16
-"""The sums of one block: those of its keys and of its values."""
+"""Bytes of the sums of one block: one sum of its keys and one of its values."""
 
 
 @dataclass(slots=True, eq=False)
 class Parcel:
-    """A frame on its way. DATA with bytes has the blocks that they are in, or, with `is_in_ring`,
-    the slots; and what these held when it was sent."""
+    """A frame on its way.
+
+    DATA with bytes has the numbers of its blocks, or with `is_in_ring` of its slots, and their
+    contents at the time of sending.
+    """
 
     frame: frames.Frame
     blocks: Sequence[int] = ()
@@ -34,7 +37,7 @@ class Parcel:
 
 
 class MovingEnd(Protocol):
-    """What the parts that move bytes see of a node's connector, their own or another one's."""
+    """The part of a node's connector that the modules which move bytes call."""
 
     me: Incarnation
     clock: ProcessClock
@@ -55,10 +58,10 @@ class MovingEnd(Protocol):
         """Close a connection whose lane has failed, or that is to have another lane."""
 
     def perform(self, effects: Iterable[SenderEffect | ReceiverEffect]) -> None:
-        """Do what a machine asks for, in order."""
+        """Perform the effects of a machine, in order."""
 
     def end_write(self, write: Write, effects: Iterable[ReceiverEffect]) -> None:
-        """Do what the receiver asks for at the end of a write; it may be the last of a session."""
+        """Perform the receiver's effects at the end of a write, maybe the last of a session."""
 
     def bytes_in(self, num_blocks: int) -> int:
         """Return the size of blocks in one layer."""
@@ -68,14 +71,14 @@ class MovingEnd(Protocol):
         """Write blocks. Raises `InternalError` where they may have been used again."""
 
     def record(self, write: Write, parcel: Parcel, damaged: frozenset[int]) -> None:
-        """Tell the receiver that a write is in the pool."""
+        """Report to the receiver that a write is in the pool."""
 
     def end_of(self, me: Incarnation) -> MovingEnd:
         """Return the connector of another process, which may be dead."""
         ...
 
     def put_written(self, effect: SendChunk, addresses: Sequence[int], values: Numbers) -> bool:
-        """Take what another node writes; return False where its address was removed.
+        """Write the blocks that another node sends; return False if the address was removed.
 
         Raises `InternalError` where the blocks are not held for this lease.
         """
@@ -86,15 +89,15 @@ class MovingEnd(Protocol):
         ...
 
     def slots_at(self, slots: Sequence[int]) -> Numbers:
-        """Return what slots of the ring hold."""
+        """Return the contents of slots of the ring."""
         ...
 
     def damaged_in(
         self, write: Write, parcel: Parcel, source: MovingEnd, values: Numbers
     ) -> frozenset[int]:
-        """Return the ordinals of blocks that are not what was sent.
+        """Return the ordinals of the blocks that differ from those sent.
 
-        Raises `InternalError` where the sender has changed what it still sends.
+        Raises `InternalError` where the sender has changed blocks that it still sends.
         """
         ...
 
@@ -121,14 +124,14 @@ def data_of(
 
 
 class SentPieces:
-    """What the senders of open landings have sent, by the block that it is for."""
+    """The pieces that senders of open landings have sent, by their block."""
 
     def __init__(self, memory: KVMemory) -> None:
         self._memory = memory
         self._of_lease: dict[int, dict[tuple[int, int], Slots]] = {}
 
     def add(self, write: Write, values: Numbers, but_for: Set[int] = frozenset()) -> None:
-        """Record that pieces of a write count as arrived; `values` are those that were sent."""
+        """Record the arrival of a write's pieces; `values` are those that were sent."""
         data = write.data
         of_lease = self._of_lease.setdefault(data.lease_token, {})
         blocks = write.target_blocks.tolist()
@@ -137,7 +140,7 @@ class SentPieces:
                 of_lease[data.layer, block] = slots
 
     def check(self, me: object, lease_token: int) -> None:
-        """Raise `InternalError` where what has landed is not what was sent."""
+        """Raise `InternalError` where pieces that have landed differ from those sent."""
         for (layer, block), sent in self._of_lease.get(lease_token, {}).items():
             if self._memory.read(layer, [block]) != [sent]:
                 raise InternalError(f"{me} lands block {block} with something else in it")

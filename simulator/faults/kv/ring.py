@@ -1,8 +1,9 @@
 """Blocks that pass through a ring in host memory, as those of a card do.
 
-Other nodes read the slots for sending by RDMA, or their bytes follow a header. What arrives goes to
-slots for receiving, is verified there, and copied to the pool. Slots, frames that hold them and
-reads under way are the real ones. Copies between slots and blocks are made beside the process.
+Other nodes read the slots for sending by RDMA, or their bytes follow a header. Bytes that arrive
+are put into slots for receiving, verified there, and copied to the pool. Slots, frames that hold
+them and reads in progress are the real ones. Copies between slots and blocks are made beside the
+process.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class _Arriving:
 
 
 class _ChangingSlots(Slots):
-    """Slots that hold nothing of use once they are given back: others may have them from then on.
+    """Slots that are overwritten when they are given back, as others may use them from then on.
 
-    A read that comes too late is then found, whether or not others have written there before it.
+    So a read that comes too late is found, whether or not others have written there before it.
     """
 
     def __init__(self, first: int, count: int, values: Numbers) -> None:
@@ -83,18 +84,18 @@ class RingOfSlots:
         self._rests_until_s: dict[Incarnation, float] = {}
         self._num_addresses = 1
         self._addresses = [0]
-        """Those under which slots can be read into; the last is the newest."""
+        """Addresses under which slots can be read into; the last is the newest."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody holds a slot or waits for one."""
+        """Whether no slot is lent and no frame waits for one."""
         parts = (self.sending, self.receiving)
         return not any(slots.num_lent or slots.num_waiting for slots in parts)
 
     # The sender's end.
 
     def send(self, effect: SendChunk, lane: str, *, is_in_pool: bool) -> None:
-        """Send a chunk behind those of its connection, when it is in slots."""
+        """Send a chunk after the earlier ones of its connection, when it is in slots."""
         named: Any = _Named(lane)
         frame = self.frames.add(effect, named)
         if not self._end.sender.is_sending(effect.lease_token):
@@ -114,7 +115,7 @@ class RingOfSlots:
         )
 
     def slots_at(self, slots: Sequence[int]) -> Numbers:
-        """Return what some slots hold."""
+        """Return the contents of slots."""
         return [self.slots[slot] for slot in slots]
 
     def _put(self, slots: Blocks, values: Numbers) -> bool:
@@ -154,7 +155,7 @@ class RingOfSlots:
         return self._end.clock.now_s() >= self._rests_until_s.get(sender, 0.0)
 
     def write(self, write: Write, parcel: Parcel, source: MovingEnd) -> None:
-        """Have what has arrived, or can be read, in slots, and then in the pool."""
+        """Put the blocks of a frame, which has their bytes or names slots, into the pool."""
         is_read = write.lane in _BY_READS
         values = None if is_read else source.bytes_of(parcel, write.data.layer)
 
@@ -171,7 +172,7 @@ class RingOfSlots:
         self.receiving.ask(write.target_blocks.size, on_slots)
 
     def drop(self, session: bytes) -> None:
-        """Forget whom a session reads from: it is over, and so are its reads."""
+        """Forget the node from which a session reads: it is over, and so are its reads."""
         _, batches = self._readers.pop(session, (None, None))
         if batches is not None:
             batches.stop()
@@ -210,7 +211,7 @@ class RingOfSlots:
         )
 
     def _put_read(self, copied: Write, address: int, values: Numbers) -> bool:
-        """Put what was read into slots. Raises `InternalError` where others may have them."""
+        """Put numbers that were read into slots. Raises `InternalError` if others may use them."""
         if address not in self._addresses:
             return False
         if copied not in self._arriving:
@@ -247,7 +248,7 @@ class RingOfSlots:
         self.receiving.give_back(copied.target_blocks)
 
     def _copy_in(self, arriving: _Arriving, slots: Blocks) -> None:
-        """Verify what is in slots, and have it copied to the pool."""
+        """Verify the contents of slots, and begin their copy to the pool."""
         end, write = self._end, arriving.write
         summed = self.slots_at(slots.tolist())
         damaged = end.damaged_in(write, arriving.parcel, arriving.source, summed)

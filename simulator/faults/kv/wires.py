@@ -1,8 +1,8 @@
 """Connections between nodes, which break.
 
 A connection is a socket of ZMQ to an address. It keeps its order, waits while its path is cut, and
-waits for a process at its address. When it breaks, the socket connects again by itself: what was on
-its way is lost, and the receiver takes what follows for a session of its own. Nobody is told.
+waits for a process at its address. When it breaks, the socket connects again by itself: frames on
+their way are lost, and later ones belong to a new session at the receiver. Neither end is told.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INLINE_LANE = "zmq"
 
 
 class ConnectedEnd(MovingEnd, Protocol):
-    """What listens at an address, and connects to others."""
+    """A connector that listens at an address, and connects to others."""
 
     def on_parcel(self, session: bytes, parcel: Parcel, source: MovingEnd) -> None:
         """Take a frame of another node."""
@@ -49,7 +49,7 @@ class KVSocket:
 class KVWires:
     """All connections between nodes; `ends` are the living nodes by address.
 
-    Nodes offer `lane`, and where it fails `INLINE_LANE`. `seed` is that of when memory is reached.
+    Nodes offer `lane`, and where it fails `INLINE_LANE`. Times of flights are drawn from `seed`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class KVWires:
         self._connections: list[KVSocket] = []
 
     def join(self, end: ConnectedEnd) -> None:
-        """Have a node listen at its address."""
+        """Add a node, which listens at its address."""
         self.ends[end.me.node_id] = self._end_of[end.me] = end
         self.flush()
 
@@ -81,7 +81,7 @@ class KVWires:
         return self._end_of[me]
 
     def leave(self, end: ConnectedEnd, *, is_closed: bool = False) -> None:
-        """Break everything of a node that is dead; after what it said last if it has closed."""
+        """Break all connections of a dead node; with `is_closed` its last frames are read first."""
         if self.ends.get(end.me.node_id) is end:
             del self.ends[end.me.node_id]
         self._connections = [one for one in self._connections if one.source is not end]
@@ -92,7 +92,7 @@ class KVWires:
                 self._break(one)
 
     def break_between(self, first: str, second: str, *, arrives: bool) -> None:
-        """Break the connections between two nodes; with `arrives` what was sent is read first."""
+        """Break the connections between two nodes; with `arrives` frames sent are read first."""
         for one in list(self._connections):
             if {one.source.me.node_id, one.peer.endpoint} == {first, second}:
                 if arrives:
@@ -102,7 +102,7 @@ class KVWires:
         self.flights.break_between(first, second)
 
     def flush(self) -> None:
-        """Let what waits go on: a path is open again, or somebody listens again."""
+        """Deliver the frames that waited for an open path, or for a process at their address."""
         for one in self._connections:
             for _ in one.there:
                 self._timeline.after(self._latency_s, partial(self._arrive, one))
@@ -117,7 +117,7 @@ class KVWires:
         return connection
 
     def close(self, connection: KVSocket) -> None:
-        """Close a connection; what was not read is lost."""
+        """Close a connection; frames that were not read are lost."""
         connection.there.clear()
         self._connections.remove(connection)
 

@@ -1,7 +1,7 @@
 """Blocks that the sender writes by RDMA into the receiver's pool.
 
-A slab of the pool can be written at addresses that were not removed. What is written there must be
-held for its landing, whatever became of it: nobody can refuse a write.
+A slab of the pool can be written at addresses that were not removed. No write there can be refused,
+so blocks that may be written are held for their landing until it cannot be written any more.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from simulator.faults.kv.batches import Batches, OnDone
 from simulator.faults.kv.moving import MovingEnd, Parcel, data_of
 
 REST_S = 1.0
-"""How long a peer is not written to after a write has failed: less than really, for histories are
-short."""
+"""Seconds for which a peer is not written to after a write has failed.
+
+Less than in a real cluster, as histories are short.
+"""
 
 
 class WrittenBlocks:
@@ -31,7 +33,7 @@ class WrittenBlocks:
         num_slabs = -(-num_blocks // blocks_per_slab)
         self._num_addresses = 1
         self._addresses = [[0] for _ in range(num_slabs)]
-        """Those under which each slab can be written; the last is the newest."""
+        """Addresses under which each slab can be written; the last is the newest."""
         self._writers: dict[Peer, tuple[Batches[Parcel], list[int]]] = {}
         self._rests_until_s: dict[Peer, float] = {}
 
@@ -103,13 +105,13 @@ class WrittenBlocks:
         return b",".join(b"%d" % of_slab[-1] for of_slab in self._addresses)
 
     def move(self, slab: int) -> bytes:
-        """Let a slab be written at a further address; return the new reply."""
+        """Add an address under which a slab can be written; return the new reply."""
         self._addresses[slab].append(self._num_addresses)
         self._num_addresses += 1
         return self.reply()
 
     def fence(self, slab: int) -> None:
-        """Let a slab be written at its newest address alone."""
+        """Remove all addresses of a slab but the newest."""
         del self._addresses[slab][:-1]
 
     def put(self, effect: SendChunk, addresses: Sequence[int], values: Numbers) -> bool:

@@ -1,10 +1,11 @@
 """Copies of blocks beside the steps, as a device makes them.
 
-A copy reads as late as it may, and what it writes holds nothing until its end: a part that writes
-what it reads, or uses what it writes, before it has ended is found. Copies end in the order of
+A copy reads its source as late as it may, and its target holds no valid numbers until it ends: code
+that writes the source, or uses the target, before that end is found. Copies end in the order of
 their begin, each a while after the one before it.
 
-What a copy raises is taken for its failure. So what must not be is kept, for who checks the node.
+An error that a copy raises is taken for its failure. So a violation is kept, for the checks of the
+node.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class LateCopies:
         self._free_at_s = 0.0
         self.is_failing = False
         self.wrong = ""
-        """What a copy has done that it must not; empty: nothing."""
+        """The violation of a copy; empty: none."""
 
     def begin(self, copy: CacheCopy) -> _Copy:
-        """Begin a copy. Raises `InternalError` while copies fail; it has written something then."""
+        """Begin a copy. Raises `InternalError` while copies fail, after writing wrong numbers."""
         self.look()
         if copy.kind is CopyKind.SWAP_OUT:
             used = {one for begun in self._begun for one in begun.copy.host_block_ids}

@@ -1,7 +1,7 @@
-"""Files of prefixes: they outlive the process, jobs take a while, and the disk may be in trouble.
+"""Files of prefixes: they outlive the process, jobs take time, and the disk may be faulty.
 
-A job writes from host memory, and reads into it, at its end: until then what it reads into holds
-nothing of use. All nodes have their folders on one disk.
+A job writes from host memory, and reads into it, at its end: until then the blocks that it reads
+into hold no valid numbers. All nodes have their folders on one disk.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Files = dict[BlockHash, Numbers]
 
 
 class Disk:
-    """All files, in folders by the names of the nodes, for each revision others."""
+    """All files, in folders by the names of the nodes and by revision."""
 
     def __init__(self) -> None:
         self.revisions: dict[int, dict[str, Files]] = {}
         self.trouble: dict[str, str] = {}
-        """What is wrong with the disk of a node now."""
+        """The fault of each node's disk now."""
 
     def files(self) -> Iterator[tuple[BlockHash, Numbers]]:
         """Yield all files."""

@@ -57,12 +57,11 @@ from simulator.profile import ModelledFacts
 _PIECES_PER_WINDOW = 12
 _BLOCKS_PER_SLAB = 6
 COMPUTE_S = 20e-3
-"""Seconds that a token of a prompt is expected to take, where a pull is thought of: pulls pay."""
+"""Seconds to compute a token of a prompt, as pulls expect: so long that pulls pay."""
 
 
 def layout_of(block_size: int, revision: int = 0) -> KVLayout:
-    """Return the layout of blocks whose slots hold a number. Each revision has another
-    fingerprint."""
+    """Return the layout of blocks whose slots hold a number, with a fingerprint per revision."""
     return KVLayout(
         model_digest=f"{MODEL}-{revision}" if revision else MODEL,
         num_layers=NUM_LAYERS,
@@ -74,7 +73,7 @@ def layout_of(block_size: int, revision: int = 0) -> KVLayout:
 
 
 def facts_of(shape: Shape, revision: int = 0) -> ModelledFacts:
-    """Return what a scheduler wants to know of the model."""
+    """Return the facts of the model that a scheduler requires."""
     return ModelledFacts(
         layout=layout_of(shape.block_size, revision),
         num_blocks=shape.num_blocks,
@@ -128,15 +127,15 @@ def _memory_of(shape: Shape, revision: int) -> KVMemory:
 
 
 def _moved_kv_cost() -> PullCost:
-    """Return the rule by which moving KV pays; each use corrects its own."""
+    """Return a new rule of when moving KV pays; each use corrects its own."""
     return PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S)
 
 
 class FaultyNode(SimulatedNode):
     """A node that can be stopped at any time.
 
-    `on_turn` is called after each turn in which anything was done. Many are there only to look
-    whether a copy has ended or a time has passed: what it looks at is as it was then.
+    `on_turn` is called after each turn that changed something. Many turns only look whether a copy
+    has ended or a time has passed: they change nothing that `on_turn` checks.
 
     `name` is that of its folder on `disk`. Nodes of one `revision` can use each other's KV.
     """
@@ -204,12 +203,12 @@ class FaultyNode(SimulatedNode):
         clock.after(WARM_WISH_S, self._start_is_over)
         self.is_death_known = True
         self.restarts_in_s = 0.0
-        """The pause before a node that has left in order starts again; 0: it does not."""
+        """Seconds before a node that has drained starts again; 0: it does not."""
         self._on_turn = on_turn
         self._is_still = False
-        """Whether nothing was done in the present turn."""
+        """Whether the present turn has changed nothing."""
         self._checked: tuple[int, ...] = ()
-        """What was counted when the node was checked last."""
+        """The counts of the node when it was checked last."""
         self.life = NodeLife(self, nature.record_of(me), role, nature.refused, store)
 
     @property
@@ -233,7 +232,7 @@ class FaultyNode(SimulatedNode):
         return self._hung.stuck_s
 
     def hang(self, span_s: float) -> None:
-        """Have the step that runs, or the next one, not end for so long."""
+        """Delay the end of the step that runs, or of the next one, by `span_s`."""
         self._hung.hang(span_s)
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)
@@ -271,12 +270,12 @@ class FaultyNode(SimulatedNode):
             self._for(sent.router).outputs.append(sent.output)
 
     def ask(self, wanted: AskBlocks) -> None:
-        """Want cached blocks of another node."""
+        """Send a pull of another node's cached blocks."""
         if wanted.router in self.streams:
             self._for(wanted.router).pulls.append(wanted)
 
     def refuse(self, refused: RefusePull) -> None:
-        """Not answer the pull of another node."""
+        """Refuse the pull of another node."""
         if refused.router in self.streams:
             self._for(refused.router).refused_pulls.append(refused)
 
@@ -289,7 +288,7 @@ class FaultyNode(SimulatedNode):
             self._for(router).offers.append(offered)
 
     def on_drained(self) -> None:
-        """Leave: nothing is left here."""
+        """Leave the cluster: no request, transfer or block is left here."""
         self.life.on_drained()
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
@@ -324,7 +323,7 @@ class FaultyNode(SimulatedNode):
         self.warm_from = ""
 
     def _for(self, router: Incarnation) -> NodeSaid:
-        """Return what the next message to a router will say."""
+        """Return the next message to a router, to which answers and outputs are added."""
         said = self._said_to.get(router)
         if said is None:
             said = self._said_to[router] = NodeSaid(self.me)
@@ -361,7 +360,7 @@ class FaultyNode(SimulatedNode):
 
 @dataclass(frozen=True, slots=True)
 class Nature:
-    """What nodes of one cluster and role have in common, in all their lives."""
+    """Settings and facts that all nodes of one cluster and role share, in all their lives."""
 
     config: Config
     facts: ModelledFacts
@@ -369,7 +368,7 @@ class Nature:
     """The roles that they cannot be given, each with why."""
 
     def record_of(self, me: Incarnation) -> NodeRecord:
-        """Return what a node says of itself in the store."""
+        """Return the record of a node in the store."""
         config, facts = self.config, self.facts
         return NodeRecord(
             node_id=me.node_id,
@@ -392,6 +391,6 @@ class Nature:
 
 @lru_cache(maxsize=64)
 def nature_of(shape: Shape, role: Role, revision: int = 0) -> Nature:
-    """Return it; nodes start often, and rules about settings take long."""
+    """Return the nature of nodes, cached: nodes start often, and rules about settings take long."""
     config = config_of(shape, role)
     return Nature(config, facts_of(shape, revision), refused_roles(config))

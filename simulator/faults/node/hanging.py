@@ -1,4 +1,4 @@
-"""A step that hangs while the rest of the process goes on, and what the node says of it."""
+"""A step that hangs while the rest of the process goes on, and how the node reports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simulator.faults.node.steps import ComputedExecution
 
 
 class HungSteps:
-    """Those of one node. The real `StepProgress` judges them, from the begin of a hang on."""
+    """The hangs of one node. The real `StepProgress` measures them, from their begin on."""
 
     def __init__(self, clock: ProcessClock, steps: ComputedExecution, expected_s: float) -> None:
         self._clock, self._steps = clock, steps
@@ -21,7 +21,7 @@ class HungSteps:
         return self._progress.stuck_s if self._steps.is_running else 0.0
 
     def hang(self, span_s: float) -> None:
-        """Have the step that runs, or the next one, not end for this time."""
+        """Delay the end of the step that runs, or of the next one, by `span_s`."""
         self._steps.hang(self._clock.now_s() + span_s)
         if not self._is_watched:
             self._is_watched = True

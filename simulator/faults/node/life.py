@@ -1,4 +1,4 @@
-"""The life of a node beside its steps: its lease, its role, and how it leaves in order."""
+"""The life of a node beside its steps: its lease, its role, and its drain."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from simulator.timeline import Timeline
 
 T = TypeVar("T")
 OnLeft = Callable[[Incarnation, bool], object]
-"""Takes a node that leaves in order, and whether it is empty."""
+"""Called with a node that has drained, and whether it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeStore:
-    """The store of a node's lease, and what becomes of the node.
+    """The store of a node's lease, and callbacks for changes of the node.
 
-    `on_replaced` takes a node whose name belongs to a later life, `on_role` one whose role has
-    changed, and the number of the change.
+    `on_replaced` is called with a node whose name belongs to a later life, `on_role` with one whose
+    role has changed, and the number of the change.
     """
 
     leases: Leases
@@ -44,7 +44,7 @@ class LifeStore:
 
 
 class LivingNode(Protocol):
-    """What the event loop of a node has of the rest of it."""
+    """The part of a node that its event loop calls."""
 
     me: Incarnation
     clock: ProcessClock
@@ -56,7 +56,7 @@ class LivingNode(Protocol):
 
 
 class NodeLife:
-    """What the event loop of a node does; the real `NodeRole` decides about roles."""
+    """The event loop of a node; the real `NodeRole` decides about roles."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class NodeLife:
         self._node.clock.after(span_s, self.keep_lease)
 
     def set_role(self, role: Role, number: int = 0) -> PdserveError | None:
-        """Take new work of another role, by the change of this number; return why not."""
+        """Take new work of another role, by the change of this number; return a refusal, if any."""
         try:
             earlier = _result(self._role.change(role, number))
         except PdserveError as refused:
@@ -107,11 +107,11 @@ class NodeLife:
         clock.after(drain_s + LAST_GRACE_S, lambda: self._leave(is_empty=False))
 
     def on_drained(self) -> None:
-        """Leave when the turn is over in which nothing was left."""
+        """Leave the cluster after the turn in which the last resource was released."""
         self._node.clock.after(0.0, lambda: self._leave(is_empty=True))
 
     def check_output(self, output: RequestOutput) -> None:
-        """Raise `InternalError` where a node hands over what has time to finish."""
+        """Raise `InternalError` where a node hands over a request that has time to finish."""
         details = output.details
         if details.finish_reason is not FinishReason.ERROR or details.error_code != "draining":
             return

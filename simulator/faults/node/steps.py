@@ -1,8 +1,8 @@
-"""Steps that take their time, write KV layer by layer, and draw from what they read.
+"""Steps that take time, write KV layer by layer, and draw tokens from the slots that they read.
 
-Where the step after is offered, it has begun when a step ends: it writes, whatever becomes of its
-sequences, and is checked when it is taken. The host draws one token of eight, and those under a
-grammar, of which the step that has begun cannot have known.
+Where the next step is offered, it has begun when a step ends: it writes even for sequences that
+have ended, and is checked when it is taken. The host draws one token of eight, and those under a
+grammar; a step that has begun before them cannot have computed them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from simulator.faults.hosts import ProcessClock
 
 TOKEN_S = 50e-6
 DRAWN_BY_HOST = 8
-"""The number of tokens of which the host draws one."""
+"""The host draws one of this many tokens."""
 _MASK = (1 << 64) - 1
 
 
 class WrongStep(DeviceLost):
-    """A step computes what it must not. The step loop takes every other error for a failed step."""
+    """A violation in a step. The step loop takes every other error for a failed step."""
 
 
 class _Entry(NamedTuple):
-    """One entry of a step: what is read one by one is slow to read out of arrays."""
+    """One entry of a step: single values are slow to read out of arrays."""
 
     row: int
     start: int
@@ -86,13 +86,13 @@ class ComputedExecution:
         self._batch: StepBatch | None = None
         self._entries: list[_Entry] = []
         self._states: list[list[int]] = []
-        """Those of each entry, when the first layer is written."""
+        """The states of each entry's tokens, from the first layer's write on."""
         self._after: list[_Begun | None] = []
-        """The step that has begun behind the one before; None: an entry that it has left behind."""
+        """The entries of the step that has begun after this one; None: left out of it."""
         self.began_s = 0.0
         self.ends_at_s = self.hangs_until_s = 0.0
         self.failing = ""
-        """The sequences, `all` or `some`, for which steps fail that begin now; empty: none."""
+        """The sequences, `all` or `some`, for which steps that begin now fail; empty: none."""
         self._failed: set[int] = set()
         """The entries of the step that have no result."""
         self._fails_whole = False
@@ -105,9 +105,10 @@ class ComputedExecution:
         return self._batch is not None
 
     def begin(self, batch: StepBatch, on_layer: OnLayer | None) -> None:
-        """Begin a step. Its layers are written one after the other where somebody is told.
+        """Begin a step. With `on_layer` its layers are written one after the other.
 
-        Raises `WrongStep` for one of more tokens than the budget, or that has not begun so.
+        Raises `WrongStep` for a step of more tokens than the budget, and for one that differs from
+        the step that has begun.
         """
         columns = batch.rows, batch.starts, batch.num_tokens, batch.num_drafts, batch.is_sampled
         self._entries = list(map(_Entry, *[one.tolist() for one in columns]))
@@ -131,13 +132,13 @@ class ComputedExecution:
                 self._clock.at(min(at_s, self.ends_at_s), partial(self._layer, layer, on_layer))
 
     def hang(self, until_s: float) -> None:
-        """Have the step that runs, or the next one, end no sooner."""
+        """Delay the end of the step that runs, or of the next one, to `until_s`."""
         self.hangs_until_s = until_s
         if self.is_running:
             self.ends_at_s = max(self.ends_at_s, until_s)
 
     def interrupt(self) -> bool:
-        """Return that nothing changes: a step ends when it ends."""
+        """Return False: a step cannot be interrupted."""
         return False
 
     def go_on(self) -> bool:
@@ -170,7 +171,7 @@ class ComputedExecution:
         return results, self.ended_s[0] - self.began_s
 
     def close(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: there is no thread to end."""
 
     def _take_begun(self, batch: StepBatch) -> None:
         """Check that a step which has begun computes what its batch says."""
@@ -183,7 +184,7 @@ class ComputedExecution:
             raise WrongStep(f"the step that has begun computes {taken}: wanted {wanted}")
 
     def _go_behind(self, batch: StepBatch, drawn: Sequence[DrawnTokens | None]) -> list[int]:
-        """Begin the step after; return the entries of this one that it has left behind."""
+        """Begin the next step; return the entries of this one that it leaves out."""
         assert batch.going_on is not None, "it is offered"
         left_behind = []
         for index in batch.going_on.tolist():

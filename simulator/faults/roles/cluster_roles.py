@@ -22,9 +22,9 @@ from simulator.timeline import Timeline
 
 
 class RolesByLoad:
-    """Does nothing but watch in a cluster whose nodes keep their roles.
+    """The controllers of all routers; in a cluster whose nodes keep their roles, checks alone.
 
-    `nodes` are those that are alive, by name.
+    `nodes` are the living nodes, by name.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class RolesByLoad:
         """The time at which each node took a role that an administrator gave it."""
         self.leading = Leading(leases)
         self.turns: list[RoleTurns] = []
-        """Those of all lives of all routers."""
+        """The turns of every life of every router."""
         self.num_moved = 0
 
     def start(self, router: FaultyRouter) -> None:
-        """Have a router that has just started decide too."""
+        """Add the controller of a router that has just started."""
         if not self._is_on:
             return
         shape, me = self._shape, router.me
@@ -66,12 +66,12 @@ class RolesByLoad:
         self.turns.append(turns)
 
     def flush(self) -> None:
-        """Let calls of the store go on: a path is open again."""
+        """Make the calls of the store that waited for a path that is open again."""
         for one in self.turns:
             one.store.flush()
 
     def on_role(self, node: Incarnation, number: int) -> None:
-        """Take that a node has another role. Raises `InternalError` where it must not."""
+        """Record the new role of a node. Raises `InternalError` where it must not have it."""
         now_s = self._timeline.now_s()
         if number:
             self.num_moved += 1
@@ -89,7 +89,7 @@ class RolesByLoad:
             raise InternalError(f"{node} was the last node that prefills")
 
     def why_unserved(self, routers: Iterable[FaultyRouter]) -> str:
-        """Return that no node decodes although a controller could see to it; empty: one does."""
+        """Return a violation if no node decodes although a controller could change that, or ''."""
         staying = [one for one in self._nodes.values() if not one.life.is_on]
         is_lost = all(one.role is Role.PREFILL for one in staying)
         is_led = any(one.clock.is_running for one in routers)

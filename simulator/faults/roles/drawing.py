@@ -39,8 +39,10 @@ def led_by_load(rng: random.Random, shape: Shape) -> Shape:
 def over_a_longer_time(
     rng: random.Random, shape: Shape, requests: Sequence[AskedRequest]
 ) -> list[AskedRequest]:
-    """Return the requests; where roles follow the load, they come in bursts over some 40 s: for
-    that to be found, and changes to be made, takes some seconds each."""
+    """Return the requests; where roles follow the load, they come in bursts over some 40 s.
+
+    To find a burst and to change a role takes some seconds each.
+    """
     if not are_roles_by_load(shape):
         return list(requests)
     bursts_s = [round(40 * rng.random(), 3) for _ in range(rng.choice((2, 4, 8)))]
@@ -61,7 +63,7 @@ def _in_burst(asked: AskedRequest, burst_s: float, max_tokens: int) -> AskedRequ
 def cut_from_store(
     rng: random.Random, shape: Shape, requests: Sequence[AskedRequest]
 ) -> Iterator[Fault]:
-    """Yield times in which a router and the store do not reach each other."""
+    """Yield cuts of the path between a router and the store."""
     if not are_roles_by_load(shape):
         return
     for _ in range(rng.randint(0, MOST_CUTS)):

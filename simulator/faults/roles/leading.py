@@ -14,7 +14,7 @@ from simulator.faults.leases import Leases
 
 
 class Leading:
-    """Who leads, by the clock of the store; the numbers of changes outlive an emptied store.
+    """The leading router, by the clock of the store; change numbers outlive an emptied store.
 
     `now_s` is the time that the store would have if its clock had not jumped.
     """
@@ -62,7 +62,7 @@ class Leading:
         return self._leader[0]
 
     def _forget(self) -> None:
-        """Have nothing any more when the store was emptied."""
+        """Forget the leader and the last change after the store was emptied."""
         if self._num_emptied != self._leases.num_emptied:
             self._num_emptied = self._leases.num_emptied
             self._leader = self.last_move = None

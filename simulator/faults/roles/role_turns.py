@@ -17,7 +17,7 @@ _UNHEARD_S = 0.25
 
 
 class RoleTurns:
-    """Begins when every node that the store listed was heard, as `RoleKeeper.run` does."""
+    """Turns that begin when every node of the store's list was heard, as in `RoleKeeper.run`."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""What a router asks of the store about roles.
+"""A router's calls of the store about roles.
 
-A call that the store does not answer in time has failed for the router. It may have been done: the
-answer may be lost, and a call that waits at a cut path is done when that is open again.
+A call that the store does not answer in time has failed for the router. The store may have
+performed it: the answer may be lost, and a call that waits at a cut path is performed when the path
+is open again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Do = Callable[[float], object]
 
 
 class StoreCalls:
-    """Those of one router; it has the methods of a `PlacementStore` that a `RoleKeeper` calls."""
+    """The calls of one router: the methods of a `PlacementStore` that a `RoleKeeper` calls."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class StoreCalls:
         return is_closed
 
     def flush(self) -> None:
-        """Let calls go on that wait: a path is open again."""
+        """Make the calls that waited for a path that is open again."""
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
             call()

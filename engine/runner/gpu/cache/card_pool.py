@@ -1,8 +1,8 @@
-"""A cache on a card as a connector sees it: what `kv_transfer.lanes.card_pool.CardPool` asks for.
+"""A cache on a card as a connector's pool: a `kv_transfer.lanes.card_pool.CardPool`.
 
 Work is queued on streams of its own, beside the steps and with priority over them, and waited for
-on threads of the connector. Sums come to pinned memory: each program of the kernel writes its part,
-and the waiting thread adds the parts up.
+on threads of the connector. Sums are written to pinned memory: each program of the kernel writes
+its part, and the waiting thread adds the parts up.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _PART_WORDS = 2048
 _WORD_BYTES = 8
 _ALIGNMENT = 256
 _LOOK_S = 0.0001
-"""How often a thread looks for the end of work; the driver's blocking wait wakes it later."""
+"""Seconds between two looks for the end of work; the driver's blocking wait wakes later."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedCache:
-    """Another process's cache. `wait_for_copies` waits for what is queued to read it."""
+    """Another process's cache. `wait_for_copies` waits for the queued copies out of it."""
 
     device: Device
     memory: Memory
@@ -95,7 +95,7 @@ class _ThroughRing:
 class GpuCardPool:
     """The pool of one cache, which may have moved: `pool` and `memory` say where it is.
 
-    What is read of a layer's blocks is read after the step that wrote them: see `layer_ends`.
+    A layer's blocks are read after the step that wrote them: see `layer_ends`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class GpuCardPool:
         self._pool, self._memory = pool, memory
         self._ring: np.ndarray | None = None
         self._pinned_ring: Memory | None = None
-        # With a stream each: what goes in waits for steps, and what goes out must not wait for it.
+        # A stream each: copies into the cache wait for steps, for which copies out must not wait.
         self._out, self._in = (
             CardSide(device, make_kernel, pool, compute_stream, buffers, lambda: self._pinned_ring)
             for _ in range(2)
@@ -132,7 +132,7 @@ class GpuCardPool:
 
     @property
     def kernel_specs(self) -> list[KernelSpec]:
-        """The kernels that it launches, and those of swapping, which are the ring's."""
+        """The kernels that it launches: its own, and those of swapping for the ring."""
         piece_bytes = self._pool().piece_bytes
         return [*specs_of(piece_bytes), *copy_specs(piece_bytes)]
 
@@ -210,7 +210,7 @@ class GpuCardPool:
             _logger.warning("KV for other nodes is copied through buffers: %s", error)
 
     def close(self) -> None:
-        """Let go of the ring's pages; no work that uses them is queued, nor has it to end."""
+        """Unpin the ring's pages; no work that uses them may be queued or running."""
         if self._pinned_ring is not None:
             self._pinned_ring.close()
 

@@ -1,8 +1,7 @@
 """KV blocks between the card and the host, beside the steps: a `device_copies.DeviceSide`.
 
-One kernel moves all blocks of a layer on a stream of its own. Where the host's memory is pinned it
-reads and writes the blocks in their places; other memory is reached through pinned buffers, which a
-thread fills and empties.
+One kernel moves all blocks of a layer on a stream of its own. Pinned host memory is read and
+written in place; other memory is reached through pinned buffers, which a thread fills and empties.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class PinnedBlocks:
     """A layer's blocks as the card reaches them: `host` [2, num_host_blocks, piece_bytes].
 
     `buffer` begins with the ids of blocks and, from `host_ids` on, those of host blocks. `pieces`
-    are the blocks in it, uint8 `[2, blocks, piece_bytes]`; None: they are in their places.
+    are the blocks in it, uint8 `[2, blocks, piece_bytes]`; None: the host's memory is pinned.
     """
 
     buffer: PinnedBuffer
@@ -112,7 +111,7 @@ class CardSide:
         return PinnedBlocks(buffer, count, ids_bytes, start, count, pieces)
 
     def _address_of(self, host: np.ndarray) -> int:
-        """Return where the card finds this memory; 0 if it is not pinned."""
+        """Return the card's address of this memory; 0 if it is not pinned."""
         pinned = self._pinned()
         if pinned is None:
             return 0
@@ -123,7 +122,7 @@ class CardSide:
     def _queue(
         self, layer: int, blocks: PinnedBlocks, *, is_out: bool, behind: Event | None = None
     ) -> Event:
-        """Queue a copy after the steps that are queued, or `behind`; return what tells its end."""
+        """Queue a copy after the queued steps, or `behind`; return the event of its end."""
         device, pool = self._device, self._pool()
         device.use()
         if behind is not None:

@@ -1,9 +1,9 @@
-"""Where steps end on the card, in each layer, and which of them wrote a block last.
+"""The ends of steps on the card, in each layer, and the step that wrote each block last.
 
-What sends a block waits, on the card, for the step that wrote it, and not for the steps behind
-that: one prompt's blocks are sent while the next prompts are computed. Steps of which nobody is
-told as they go have one end for all layers: their blocks may be sent as soon as they are returned,
-which can be before the card has computed them.
+A copy of a block waits, on the card, for the step that wrote it, and not for later steps: one
+prompt's blocks are sent while the next prompts are computed. Steps whose layers are not reported
+have one end for all layers: their blocks may be sent as soon as they are returned, which can be
+before the card has computed them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.runner.cache.layers_out import LayersOut
 from engine.runner.gpu.cuda_driver import Device, Event
 
 _NUM_KEPT = 3
-"""The step that is being queued, the latest one, and the one before, behind all earlier ones."""
+"""Ends that are kept: of the step that is being queued, the latest one, and the one before."""
 
 
 class LayerEnds:
@@ -33,11 +33,11 @@ class LayerEnds:
         self._written_in = np.zeros(0, np.int64)
 
     def forget(self, num_blocks: int) -> None:
-        """Take it that no step has written any of so many blocks: the cache has moved."""
+        """Forget all writers, of `num_blocks` blocks: the cache has moved."""
         self._written_in = np.zeros(num_blocks, np.int64)
 
     def begin(self, blocks: np.ndarray) -> None:
-        """Record which blocks the step writes that is queued now."""
+        """Record the blocks that the step which is queued now writes."""
         self._written_in[blocks] = self._num_queued + 1
 
     def mark(self, layer: int) -> None:
@@ -56,7 +56,7 @@ class LayerEnds:
             self._num_queued += 1
 
     def after(self, layer: int, blocks: Sequence[int] | np.ndarray) -> Event:
-        """Return what to wait for before these blocks are read in a layer."""
+        """Return the event to wait for before these blocks are read in a layer."""
         written_in = int(self._written_in[np.asarray(blocks)].max())
         # Looked at after that: steps that are queued meanwhile make this later, not earlier.
         latest = self._num_queued
@@ -64,16 +64,17 @@ class LayerEnds:
         return self._ends[place][layer if self._is_by_layer[place] else -1]
 
     def close(self) -> None:
-        """Free the events; nothing waits for them."""
+        """Free the events; no stream may wait for them any more."""
         for end in (end for ends in self._ends for end in ends):
             end.close()
 
 
 class QueuedLayers:
-    """The layers of a step, each a `layers_out.LayerCopy` of nothing, all told when all are queued.
+    """The layers of a step, each an empty `layers_out.LayerCopy`, reported when all are queued.
 
-    Code that reads a layer's blocks has the card wait for the layer, so no thread waits. Told
-    earlier, the connector's thread would take the interpreter from the one that queues the rest.
+    The card waits for a layer before its blocks are read, so no thread waits. Reported earlier,
+    they would let the connector's thread compete for the interpreter with the one that queues the
+    rest.
     """
 
     def __init__(self, ends: LayerEnds) -> None:
@@ -94,7 +95,7 @@ class QueuedLayers:
 
 
 class UntoldLayers(LayersOut):
-    """The layers of a step of which nobody is told: its end is marked."""
+    """The layers of a step that are not reported: only its end is marked."""
 
     def __init__(self, ends: LayerEnds) -> None:
         super().__init__(None, None)

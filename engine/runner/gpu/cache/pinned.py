@@ -1,4 +1,4 @@
-"""Pinned host memory that is used again: the driver takes milliseconds to pin a new one.
+"""Buffers of pinned host memory for reuse: the driver takes milliseconds to pin memory.
 
 A cache has one owner of all of it but the ring: swapped blocks pass through it, and ids and sums of
 every other copy lie in it.
@@ -11,7 +11,7 @@ import threading
 from engine.runner.gpu.cuda_driver import Device, Memory
 
 MOST_FREE_BYTES = 512 << 20
-"""The most pinned memory that is kept for later; of more the largest buffers are freed."""
+"""Most bytes of free buffers that are kept; beyond that the largest ones are freed."""
 
 
 class PinnedBuffer:
@@ -32,7 +32,7 @@ class PinnedBuffers:
         self._free_bytes = 0
 
     def take(self, num_bytes: int) -> PinnedBuffer:
-        """Return a buffer of at least `num_bytes`; its values are left over."""
+        """Return a buffer of at least `num_bytes`, not initialised."""
         size = 1 << (num_bytes - 1).bit_length()
         with self._lock:
             free = self._free.setdefault(size, [])
@@ -43,7 +43,7 @@ class PinnedBuffers:
         return PinnedBuffer(self._device.allocate_pinned(size))
 
     def give_back(self, buffer: PinnedBuffer) -> None:
-        """Take a buffer back; nothing may read or write it any more."""
+        """Take a buffer back; no copy may read or write it any more."""
         size, surplus = buffer.memory.num_bytes, list[PinnedBuffer]()
         with self._lock:
             self._free[size].append(buffer)

@@ -72,9 +72,9 @@ class GpuCache:
         raise InternalError("the KV cache is on a card: it has no host view")
 
     def _allocate(self, num_bytes: int) -> Memory:
-        """Return memory of the card, such as other processes can map where the driver has it.
+        """Return memory of the card, which other processes can map if the driver supports that.
 
-        Raises `ConfigError` where that much is not left.
+        Raises `ConfigError` where `num_bytes` are not free.
         """
         with self._device.room_for(f"a KV cache of {num_bytes >> 20} MiB"):
             try:
@@ -90,9 +90,9 @@ class GpuCache:
         return self._memory
 
     def close(self) -> None:
-        """Wait for the card; free its memory, and let go of the ring's pages.
+        """Wait for the card; free its memory, and unpin the ring's pages.
 
-        Nothing is queued any more that uses them.
+        No work that uses them may be queued afterwards.
         """
         self._device.use()
         self._device.synchronize_all()
@@ -102,7 +102,7 @@ class GpuCache:
 
     @property
     def pool(self) -> KVPool:
-        """Where the kernels find keys and values."""
+        """The address and the shape of keys and values, for kernels."""
         assert self._memory is not None
         layout = self.layout
         piece_bytes = layout.piece_bytes
@@ -112,7 +112,7 @@ class GpuCache:
         )  # fmt: skip
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
-        """Tell of the layers when all are queued: a connector's reads wait on the card."""
+        """Report the layers when all are queued: a connector's reads wait on the card."""
         ends = self._layer_ends
         ends.begin(slots // self.layout.block_size)
         if on_layer is None:

@@ -1,18 +1,18 @@
 """Draws on the card, in the order of `runner/drawing/sampler`.
 
-All rows of a step are drawn in two launches, four bytes a row are read, and what only some rows ask
-for is left out where no row does:
+All rows of a step are drawn in two launches, and four bytes a row are read. Launches for settings
+that no row of the step has are left out:
 
     masks               a launch; tokens that are not allowed
     log probabilities   three launches, from the logits as they are then
     edits               a launch each for biases, penalties and withheld tokens
     the draw            two launches, six where a row is under filters
-    log probabilities   a launch, for the drawn token's logit; before it the head once more where
-                        a row that is asked for them has edits
+    log probabilities   a launch, for the drawn token's logit; before it the head once more if a
+                        row with log probabilities has edits
 
-Rows that have no allowed token, or that the filters leave, are drawn on the host from their own
-logits. Which ones is known when the tokens are read. If the step after has begun by then, it has
-taken another token for such a row, which is left behind.
+Rows without an allowed token, and rows that the filters leave to the host, are drawn on the host
+from their own logits. Which ones is known when the tokens are read. If the next step has begun by
+then, it has taken another token for such a row, whose entry is dropped.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from engine.runner.grammars.allowed_tokens import AllowedTokens
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What rows ask for beside a temperature.
+    """The settings of rows beside a temperature.
 
-    `num_tops` is `NOT_ASKED` where nobody asks for log probabilities. `allowed` None: no row has a
-    mask. `may_be_left`: the host may have to draw a row, under filters or with tokens withheld.
+    `num_tops` is `NOT_ASKED` for rows without log probabilities. `allowed` None: no row has a mask.
+    `may_be_left`: the host may have to draw a row, under filters or with tokens withheld.
     """
 
     is_filtered: np.ndarray
@@ -63,7 +63,7 @@ class _Wanted:
 
     @staticmethod
     def by(rows: SampledRows, vocab_size: int) -> _Wanted:
-        """Return what these rows ask for."""
+        """Return the settings of these rows."""
         is_filtered, allowed = has_filters(rows.ways, vocab_size), masks_of(rows)
         may_be_left = bool(is_filtered.any() or allowed is not None or len(rows.withheld_ids))
         return _Wanted(
@@ -72,7 +72,7 @@ class _Wanted:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a temperature is all."""
+        """Whether no row has more than a temperature."""
         return not (self.may_be_left or self.is_edited.any() or self.has_logprobs.any())
 
     @property
@@ -84,11 +84,11 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows whose logits lie in memory, one after the other, and what the host reads of them.
+    """Rows whose logits are in memory, one after the other, and the results that the host reads.
 
-    Row r of the batch's part is row `order[r]` of `rows`. The head reads row i at `places[i]`.
-    `first`: the number of the part's first row in the batch. `goes_on`: another step is queued
-    behind the draws, and the head's rows are kept.
+    Row r of the batch's part is row `order[r]` of `rows`. The head reads row i at index `places[i]`
+    of the step. `first`: the index of the part's first row in the batch. `goes_on`: another step is
+    queued after the draws, and the head's inputs are kept.
     """
 
     rows: SampledRows
@@ -128,8 +128,7 @@ class CardDraw:
         self._tokens = self._read.host_bytes().view(np.int32)
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
-        """Begin a step that decodes, unless that was done, and go on after it where that is
-        offered."""
+        """Begin a step that decodes, unless it has begun, and the next one if that is offered."""
         return self._going_on.begin(flat, batch)
 
     def draw(
@@ -159,7 +158,7 @@ class CardDraw:
         """Draw what a step's graph has not drawn, go on, and wait for the tokens."""
         going_on, seats = self._going_on, rows.histories
         order = hidden.places_of(np.arange(len(rows)))
-        if going_on.is_read:  # a temperature was all
+        if going_on.is_read:  # no row has more than a temperature
             drawn = going_on.tokens()[order]
             draws.token_ids += np.maximum(drawn, 0).tolist()
             draws.is_drawn += (drawn >= 0).tolist()
@@ -183,9 +182,9 @@ class CardDraw:
             draws.left_behind += left.tolist()
 
     def _queue(self, group: _Group) -> None:
-        """Queue the draws of a group whose logits are queued, and send what they read.
+        """Queue the draws of a group whose logits are queued, and send their inputs.
 
-        If another step is queued behind them, its rows are part of that copy.
+        If another step is queued after them, its rows are part of that copy.
         """
         decoder, make, stream = self._decoder, self._decoder.launches, self._decoder.stream
         rows, wanted, count = group.rows, group.wanted, len(group.rows)
@@ -231,9 +230,9 @@ class CardDraw:
         return self._tokens[:count].copy()
 
     def _add(self, draws: Draws, group: _Group, tokens: np.ndarray) -> np.ndarray:
-        """Append what a group has drawn: `tokens`, -1 where logits are not finite.
+        """Append the tokens of a group, int32 `[rows]`; -1 where logits are not finite.
 
-        Return the rows of the batch's part that were left to the host, which then draws them.
+        Rows that are left to the host are drawn there; return them, by index in the batch's part.
         """
         rows, wanted = group.rows, group.wanted
         tokens[_is_refused(tokens, rows, wanted)] = LEFT_TO_HOST
@@ -281,7 +280,7 @@ class CardDraw:
 
 
 def _is_refused(tokens: np.ndarray, rows: SampledRows, wanted: _Wanted) -> np.ndarray:
-    """Return the rows that may not draw their token: no other one is left."""
+    """Return the rows whose token is withheld, which were drawn as no other token is allowed."""
     found = np.zeros(len(tokens), np.bool_)
     if wanted.allowed is not None:
         found |= ~wanted.allowed.allows(np.maximum(tokens, 0))

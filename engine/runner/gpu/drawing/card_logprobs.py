@@ -36,7 +36,7 @@ _TYPES = {
 
 
 class CardLogprobs:
-    """Log probabilities of rows that lie at `logits`, in memory that the draws use too."""
+    """Log probabilities of the rows at address `logits`, in memory that the draws use too."""
 
     def __init__(
         self, device: Device, stream: int, logits: int, best: tuple[int, int], drawn: int,
@@ -57,29 +57,30 @@ class CardLogprobs:
         self._read = self._pinned.host_bytes().view(_RECORD)
 
     def put(self, num_tops: np.ndarray, vocab_size: int) -> None:
-        """Write how many tokens rows ask for, to be sent; `NOT_ASKED` where nobody asks."""
+        """Stage the number of likeliest tokens of each row; `NOT_ASKED`: no log probabilities."""
         temperatures = np.where(num_tops == NOT_ASKED, 0, 1).astype(np.float32)
         self._staging.put("num_tops", np.minimum(num_tops, vocab_size))
         self._staging.put("weighed_temperatures", temperatures.view(np.int32))
 
     def find(self, make: Launches, num_rows: int) -> None:
-        """Queue what finds sums and likeliest tokens.
+        """Queue the launches that find sums and likeliest tokens.
 
-        The logits are those before biases and penalties; scores of slices are lost.
+        The logits are those before biases and penalties; scores of slices are overwritten.
         """
         for launch in self.bind_find(make, num_rows):
             launch(self._stream)
 
     def take_drawn(self, make: Launches, num_rows: int) -> None:
-        """Queue what takes the drawn tokens' logits, which are again those before biases and
-        penalties, and the copy of all records to the host.
+        """Queue the launch that reads the drawn tokens' logits, and the copy of all records.
+
+        The logits are again those before biases and penalties.
         """
         self.bind_take(make, num_rows)(self._stream)
         size = _RECORD.itemsize * num_rows
         self._device.copy(self._pinned.address, self._memory["records"], size, self._stream)
 
     def of_row(self, row: int, num_top: int) -> TokenLogprobs:
-        """Return those of a row that has a token, once the copy has ended."""
+        """Return the log probabilities of a row that has a token, once the copy has ended."""
         record = self._read[row]
         log_sum = float(record["largest"]) + math.log(record["sum"])
         tokens, logits = record["tokens"][:num_top], record["logits"][:num_top]

@@ -1,7 +1,7 @@
 """Biases, penalties and withheld tokens: sent as lists, and the launches that apply them.
 
-A step's rows may have more tokens before them than there is room for on the card. Then they are
-applied in rounds: what was sent is read before the next copy begins, as both are on one stream.
+A step's rows may have more tokens before them than there is room for on the card. Then penalties
+are applied in rounds: one round is read before the next copy begins, as both are on one stream.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LogitEdits:
             self._add(make, np.diff(rows.withheld_starts), rows.withheld_ids, never)
 
     def _add(self, make: Launches, counts: np.ndarray, ids: np.ndarray, values: np.ndarray) -> None:
-        """Queue what adds values to tokens; row r has the next `counts[r]` of them."""
+        """Queue the launch that adds values to tokens; row r has the next `counts[r]` of them."""
         staging, starts = self._listed, np.concatenate(([0], np.cumsum(counts)))
         launch = self.bind_listed(make, len(counts))
         for first, end in _rounds(counts, self._listed_tokens):
@@ -94,7 +94,7 @@ class LogitEdits:
         """Queue the penalties. Rows of one sequence, those of its drafts, share its tokens."""
         ways, count = rows.ways, len(rows)
         penalised = np.flatnonzero(ways["has_penalties"])
-        # What only output tokens are penalised for does not depend on the prompt.
+        # Penalties of output tokens alone do not depend on the prompt.
         skipped = np.where(ways["repetition_penalty"] != 1.0, 0, rows.num_prompts)
         ends = rows.num_tokens - skipped
         seats = rows.histories[penalised]
@@ -125,7 +125,7 @@ class LogitEdits:
             launch(self._stream)
 
     def bind_listed(self, make: Launches, num_rows: int) -> Bound:
-        """Return the launch that adds what is listed."""
+        """Return the launch that adds the listed values."""
         constants = {"VOCABULARY": make.spec.vocab_size, "TILE": _LISTED_TILE}
         kernel = make.kernel(edits.add_listed, _LISTED, constants, 4, 1)
         return kernel.bind((num_rows,), self._logits, *map(self._listed.__getitem__, _in(_LISTED)))
@@ -171,9 +171,9 @@ def _rounds(sizes: np.ndarray, room: int) -> Iterator[tuple[int, int]]:
 
 
 def _without_repeats(starts: np.ndarray, ids: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield places that together are all of `ids`, none with a token of a row twice.
+    """Yield indices that together are all of `ids`; none has a token of a row twice.
 
-    In the order of a row's entries: float32 sums are not to be regrouped.
+    They keep the order of a row's entries, as float32 sums must not be regrouped.
     """
     is_ascending = np.diff(ids, prepend=-1) > 0
     is_ascending[starts[:-1][np.diff(starts) > 0]] = True

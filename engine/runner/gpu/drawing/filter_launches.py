@@ -1,8 +1,8 @@
 """The launches of draws under top-k, top-p and min-p, between `draw_slices` and `choose`.
 
-They are four, whatever the rows ask for, and their grids follow from the number of rows. A row
-without filters has a filter temperature of 0, and their programs leave it at once; a row under
-filters has a temperature of 0 in `draw_slices`, which then finds its largest logits.
+They are always four, and their grids follow from the number of rows. A row without filters has a
+filter temperature of 0, with which a program returns at once; a row under filters has a temperature
+of 0 in `draw_slices`, which then finds its largest logits.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TYPES = {
 
 
 class FilteredDraw(NamedTuple):
-    """Addresses of what a draw under filters reads and writes, apart from its own memory.
+    """Addresses of the inputs and outputs of a draw under filters, apart from its own memory.
 
-    Of rows: logits, temperatures (0: no filters), seeds, indices of draws, `top_ks` (0: all),
-    `top_ps`, and the largest depths that min-p keeps; of slices of rows: the best scores and
+    Arrays by row: logits, temperatures (0: no filters), seeds, indices of draws, `top_ks` (0: all),
+    `top_ps`, and the largest depths that min-p keeps. Arrays by slice of a row: the best scores and
     tokens.
     """
 
@@ -95,7 +95,7 @@ def has_filters(ways: np.ndarray, vocab_size: int) -> np.ndarray:
 def put_filters(
     staging: Staging, ways: np.ndarray, is_filtered: np.ndarray, vocab_size: int
 ) -> None:
-    """Write the filters of rows of `SAMPLING_COLUMNS`; of those that are not filtered, none."""
+    """Stage the filters of rows of `SAMPLING_COLUMNS`; a row without filters gets none."""
     temperatures = np.where(is_filtered, ways["temperature"], 0.0).astype(np.float32)
     top_ks = np.where(ways["top_k"] < vocab_size, ways["top_k"], 0)
     # The logarithm of the host's filters, to the bit.
@@ -128,8 +128,8 @@ def bind_filters(
 ) -> tuple[Bound, ...]:
     """Return the launches; `memory` has the buffers of `buffer_sizes`.
 
-    Afterwards the first slice of a row under filters wins with the drawn token, or with
-    `LEFT_TO_HOST`; those of a row with NaN or infinity are as they were.
+    Afterwards the first slice of a row under filters has the best score, with the drawn token or
+    `LEFT_TO_HOST`; slices of a row with NaN or infinity are unchanged.
     """
     slices = make.num_slices
     sliced, parts = _sliced(make), {"PARTS": 1 << (slices - 1).bit_length()}

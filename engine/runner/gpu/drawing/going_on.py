@@ -1,14 +1,14 @@
-"""Steps that decode, each of which begins behind the one before where that is offered.
+"""Steps that decode, each queued before the last one's tokens are read, where that is offered.
 
-A step's graph needs nothing that the host learns from the step before: a row's token is read on the
-card. What else decides a draw (masks of grammars, histories of penalties) is known when the step
-before has been read, while the graph runs. So any row goes on:
+A step's graph requires nothing that the host learns from the step before: a row's token is read on
+the card. The other inputs of a draw (masks of grammars, histories of penalties) are known when the
+step before has been read, while the graph runs. So every row can be in the next step:
 
     host   │ read 1 │ rules of 2, draws of 2, queue 3 │ wait for 2 …
     card   ─┤├───────── graph of 2 ──────────────────┤├─ draws of 2 ─┤├─ graph of 3 …
 
-Where a temperature is all that the rows ask for, the graph has drawn, and step 3 is queued at once.
-A step with drafts is not offered: what follows it depends on which of them are accepted.
+If no row has more than a temperature, the graph draws, and step 3 is queued at once. A step with
+drafts is not offered: the next one depends on which drafts are accepted.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from engine.runner.kernels.step_rows import lay_out_draws
 
 
 class GoingOn:
-    """The latest step that decodes and the one behind it: promised, queued, and taken."""
+    """The latest step that decodes and the next one: promised, then queued, then taken."""
 
     def __init__(self, device: Device, decoder: GpuDecoder) -> None:
         self._device, self._decoder = device, decoder
         self._block_size = decoder.launches.pool.block_size
         self._vocab_size = decoder.spec.vocab_size
         self._promised: tuple[StepRows, DrawWays] | None = None
-        """The step that is queued as soon as all is that reads the logits of the latest one."""
+        """The next step: queued after all launches that read the logits of the latest one."""
         self._after: Hidden | None = None
-        """The step that was begun after the latest one."""
+        """The next step, once it is queued."""
         self.is_read = False
         """Whether the latest step's tokens are on their way to the host."""
         self._left: frozenset[int] = frozenset()
         """Seats whose latest token the host had to draw."""
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
-        """Begin a step that decodes, unless that was done, and promise the one after if it is
-        offered."""
+        """Begin a step that decodes, unless it has begun, and promise the next one if offered."""
         seats, rows, num_known = batch.seats, *_drawn_rows(batch)
         ways = seats.sampling.take(rows)
         indices = num_known - seats.num_prompt.take(rows)
@@ -69,12 +68,12 @@ class GoingOn:
         return hidden
 
     def put(self) -> None:
-        """Write the rows of the step that is promised, to be sent."""
+        """Stage the rows of the promised step."""
         if self._promised is not None:
             self._decoder.steps.put(*self._promised)
 
     def send(self) -> None:
-        """Send them, where nothing else is to be sent."""
+        """Send the staged rows alone, where no rules of draws are sent with them."""
         if self._promised is not None:
             staging = self._decoder.steps.staging
             staging.wait()
@@ -82,9 +81,9 @@ class GoingOn:
             staging.send(self._decoder.stream)
 
     def go_on(self, hidden: Hidden) -> None:
-        """Queue the way of the step's tokens to the host, and the step that is promised, if one is.
+        """Queue the copy of the step's tokens to the host, and the promised step, if there is one.
 
-        Its rows are on the card. The logits of `hidden` are lost by that.
+        Its rows are on the card. It overwrites the logits of `hidden`.
         """
         self._decoder.steps.read(hidden.rows.count)
         self.is_read = True
@@ -95,14 +94,14 @@ class GoingOn:
             self._after = Hidden(rows, rows.count, is_drawn=True)
 
     def tokens(self) -> np.ndarray:
-        """Wait for the tokens of the latest step, by place, and for nothing behind it."""
+        """Wait for the tokens of the latest step alone, int32 by index on the card."""
         return self._decoder.steps.tokens()
 
     def note_left(self, seats: np.ndarray, left: np.ndarray) -> None:
         """Note which of a step's rows, by their seats, the host has to draw.
 
-        Such a row often is so again, and each time it would be left behind. So a step in which it
-        is does not go on.
+        Such a row is often left to the host again, and its entry in the next step would be dropped
+        each time. So no step is queued early after one that has such a row.
         """
         if len(left) or self._left:
             self._left = self._left.difference(seats.tolist()).union(seats[left].tolist())
@@ -131,8 +130,7 @@ class GoingOn:
 
 
 def _drawn_rows(batch: StepBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Return the seat of each row of a step that decodes, and the number of tokens before the one
-    that is drawn after it."""
+    """Return each row's seat, and the number of tokens before the one that is drawn after it."""
     if batch.is_plain:
         return batch.rows, batch.seats.num_known.take(batch.rows)
     seats, num_known = lay_out_draws(
@@ -142,16 +140,16 @@ def _drawn_rows(batch: StepBatch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_ways(ways: np.ndarray, indices: np.ndarray) -> DrawWays:
-    """Return how rows with these `SAMPLING_COLUMNS` are drawn where a temperature is all."""
+    """Return the draws of rows with these `SAMPLING_COLUMNS`, of which none has filters."""
     temperatures = ways["temperature"]
     shown = np.where(temperatures < GREEDY_BELOW, 0.0, temperatures).astype(np.float32)
     return DrawWays(shown, np.ascontiguousarray(ways["seed"]), indices)
 
 
 def _taken(following: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
-    """Return the step that was begun, as the step of the rows that lie at `places` of it.
+    """Return the step that was begun, with the batch's rows at its indices `places`.
 
-    Raises `InternalError` if it computes another thing than these rows.
+    Raises `InternalError` if it does not compute these rows.
     """
     rows = following.rows
     if not np.array_equal(rows.slots[places], flat.slots):

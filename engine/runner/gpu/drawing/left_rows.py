@@ -1,7 +1,7 @@
 """Logits of the few rows that the host draws, computed once more.
 
-By then those of the step may be changed by edits, or overwritten by the step behind. What the head
-reads is kept for that, 2 bytes a number of a hidden row, and one head gives any row the same bits.
+The logits of the step may by then be changed by edits, or overwritten by the next step. So the
+head's inputs are kept, 2 bytes a number of a hidden row; the head gives a row the same bits again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class LeftRows:
         self._pinned = device.allocate_pinned(self._row_bytes * MOST_LEFT)
 
     def keep(self, num_rows: int) -> None:
-        """Keep what the head reads of a step's first rows, before another step is queued."""
+        """Keep the head's inputs of a step's first rows, before another step is queued."""
         source, size = self._decoder.memory["normed"], self._hidden_bytes * num_rows
         self._device.copy(self._kept.address, source, size, self._decoder.stream)
 
     def logits(self, places: np.ndarray, *, are_kept: bool) -> np.ndarray:
-        """Wait for the logits of rows at these places, which the next call overwrites.
+        """Wait for the logits of rows at these indices, float32 `[rows, vocab_size]`.
 
-        `are_kept`: of the step whose rows were kept last; else of the latest step.
+        The next call overwrites them. `are_kept`: the rows are those of the step that was kept
+        last; else of the latest step.
         """
         decoder, count = self._decoder, len(places)
         source = self._kept.address if are_kept else decoder.memory["normed"]

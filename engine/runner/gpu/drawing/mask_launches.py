@@ -19,7 +19,7 @@ def staged_masks(num_rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
 
 
 def masks_of(rows: SampledRows) -> AllowedTokens | None:
-    """Return what rows may draw, a mask for each that has one; None: all may draw everything."""
+    """Return a mask for each row that has one; None: no row has one."""
     if rows.allowed is None:
         return None
     mask_rows = rows.allowed.mask_rows.copy()
@@ -32,7 +32,7 @@ def masks_of(rows: SampledRows) -> AllowedTokens | None:
 
 
 def put_masks(staging: Staging, allowed: AllowedTokens) -> None:
-    """Write the masks of rows, at the end of their array."""
+    """Stage the masks of rows, at the end of their array."""
     first = staging.put_last("masks", allowed.masks)
     staging.put("mask_rows", np.where(allowed.mask_rows < 0, -1, allowed.mask_rows + first))
 

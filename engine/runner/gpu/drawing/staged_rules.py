@@ -1,6 +1,6 @@
-"""What the draws after a step's graph read: arrays of `Staging`, one row for each row of the step.
+"""Inputs of the draws after a step's graph: arrays of `Staging`, one row for each row of the step.
 
-The large one stands first and is filled from its end, so that little lies between what is sent.
+The large array is the first and is filled from its end, so that few unused bytes are sent with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from engine.runner.gpu.drawing.mask_launches import staged_masks
 
 
 def staged_rules(num_rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return their shapes: of masks, ways of draws, filters, and numbers of log probabilities."""
+    """Return the shapes of masks, ways of draws, filters, and numbers of log probabilities."""
     rows = (num_rows,)
     return {
         **staged_masks(num_rows, vocab_size),

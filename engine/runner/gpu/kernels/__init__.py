@@ -2,15 +2,15 @@
 
     products        weights in bfloat16 times rows
     ranged_products quantised weights times rows; stored_weights: how they are read
-    slots           what the cache stores of a token in a head, and how it is read
+    slots           the stored form of a token's keys and values in a head, written and read
     attention       pieces of keys at fixed positions, merged in order
     rows            embedding, norms, rotation, keys and values into the cache
     draw            the next token, and the state of the next step
     filters         the next token under top-k, top-p and min-p
     withholding     tokens that a row may not draw, taken out of its logits
     edits           biases, penalties and withheld tokens, before a draw
-    likeliest       what log probabilities are made of
-    gathering       rows and KV blocks that do not lie together
+    likeliest       sums and likeliest tokens for log probabilities
+    gathering       scattered rows and KV blocks
     ordering        programs that start while the kernel before still runs
     random_numbers  random weights
 

@@ -26,13 +26,13 @@ LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
 
 
 # One block of keys: the softmax is online. `top` is the largest score up to here. A block with a
-# larger one makes everything that was added before too large by the same factor, so sums are
-# multiplied by `fade` = 2^(old top - new top), which is 1 where the top stays. The weights are
-# rounded to the queries' type before they are added: the sum of weights then has exactly what the
-# values were multiplied with. A product with a column of ones adds them in the matrix unit, in the
-# order in which it adds the weighted values, whatever the tile is. A key that does not count has
-# the score LOWEST, and its weight is set to 0: before the first key that counts, LOWEST is the top
-# itself, and 2^0 would be 1.
+# larger one makes all earlier sums too large by the same factor, so these are multiplied by `fade`
+# = 2^(old top - new top), which is 1 where the top stays. The weights are rounded to the queries'
+# type before they are added: the sum then consists of exactly the weights that the values were
+# multiplied with. A product with a column of ones adds them in the matrix unit, in the order in
+# which it adds the weighted values, for every tile. A key that does not count has the score LOWEST,
+# and its weight is set to 0: before the first key that counts, LOWEST is the top itself, and 2^0
+# would be 1.
 @triton.jit
 def _advance(query, other_query, key, value, ones, is_key, scale, top, weight_sum, total, other,
              HAS_SCALES: tl.constexpr):  # fmt: skip
@@ -53,7 +53,7 @@ def _advance(query, other_query, key, value, ones, is_key, scale, top, weight_su
     weights = exact.to(query.dtype)
     weight_sum = tl.dot(weights, ones, weight_sum * fade[:, None])
     if HAS_SCALES:
-        # The scale of a slot that does not count may be anything.
+        # The scale of a slot that does not count is arbitrary.
         weights = tl.where(is_key, exact * value[2][None, :], 0.0).to(query.dtype)
         other = tl.dot(weights, value[1], other * fade[:, None])
     total = tl.dot(weights, value[0], total * fade[:, None])
@@ -121,10 +121,10 @@ def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces
                 SEQUENCES: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """List the pieces of all sequences, once for all layers of a step. Program: sequence.
 
-    `first_pieces` [SEQUENCES + 1] are the places of a sequence's pieces in the list, and the
-    length of the list. Of each piece it holds the sequence, the piece's first position, the
-    sequence's last one, and PIECE // BLOCK block ids (-1: behind the sequence's end). A last
-    position of -1 is padding: no pieces.
+    `first_pieces` [SEQUENCES + 1] are the index of each sequence's first piece in the list, and the
+    length of the list. An entry holds the sequence, the piece's first position, the sequence's last
+    one, and PIECE // BLOCK block ids (-1: after the sequence's end). A last position of -1 is
+    padding: no pieces.
     """
     begin(IS_PROGRAMMATIC)
     sequence = tl.program_id(0)
@@ -207,7 +207,7 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
         key = load_slots(
             keys, key_scales, own, places, is_block, query.dtype, BLOCK, DIM, HAS_SCALES
         )
-        # A slot behind the sequence's end may hold anything, and 0 times NaN is NaN.
+        # A slot after the sequence's end may hold NaN, and 0 times NaN is NaN.
         is_slot = is_block & (position <= last)
         value = load_slots(
             values, value_scales, own, places, is_slot, query.dtype, BLOCK, DIM, HAS_SCALES

@@ -1,6 +1,6 @@
 """Draws under top-k, top-p and min-p on the card: the token that the host's filters draw.
 
-A row is seen as the host sees it (`runner/kernels/sampling`): depth = (largest - logit) /
+Depths, ranks and weights are the host's (`runner/kernels/sampling`): depth = (largest - logit) /
 temperature in float32, ranks by (depth, token), weights e^-depth to the same bit. Before,
 `draw.draw_slices` has found the largest logit of each slice of such a row, as of a greedy one.
 
@@ -25,7 +25,7 @@ from engine.runner.gpu.kernels.ordering import begin
 
 BINS: tl.constexpr = tl.constexpr(256)
 LIST: tl.constexpr = tl.constexpr(2048)
-"""The most tokens of a row that are looked at one by one."""
+"""Most tokens of a row's list, which `draw_kept` sorts."""
 FEW: tl.constexpr = tl.constexpr(128)
 LEFT_TO_HOST: tl.constexpr = tl.constexpr(-2)
 """The token of a row that the host has to draw; -1 is that of a row with NaN or infinity."""
@@ -150,9 +150,9 @@ def cut(temperatures, top_ks, top_ps, deepests, best_scores, counts, weights, sl
 def _last_bin(number, count, below, total, top_k, top_p, deepest):
     """Return the bin up to which all kept tokens lie.
 
-    Under top-p the weight of what is deeper has a bound: each token weighs at most what the first
-    depth of its bin does. Tokens of the last bin are never listed: noise is between -3.2 and 22.9,
-    so the likeliest token wins against them, and 2^18 of them weigh less than 1e-22 of it.
+    Under top-p the weight of deeper tokens has a bound: each weighs at most as much as the first
+    depth of its bin. Tokens of the last bin are never listed: noise is between -3.2 and 22.9, so
+    the likeliest token has a higher score, and 2^18 of them weigh less than 1e-22 of it.
     """
     last = tl.full((), BINS - 1, tl.int32)
     if top_k > 0:
@@ -197,7 +197,7 @@ def list_kept(logits, temperatures, best_scores, slices, cuts, listed, keys,
 @triton.jit
 def draw_kept(temperatures, seeds, indices, top_ks, top_ps, deepests, cuts, totals, listed, keys,
               best_scores, best_tokens, slices, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Draw from a row's list, and let the first slice win with the token. Program: row."""
+    """Draw from a row's list; give the first slice the best score and the token. Program: row."""
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(temperatures + row) > 0:
@@ -239,7 +239,7 @@ def _drawn(keys, count, last, top_k, top_p, deepest, total, index, seed, SIZE: t
         wanted = top_p * total
         reached = tl.cumsum(weight, 0)
         is_close = tl.max((is_kept & (tl.abs(reached - wanted) <= CLOSE * total)).to(tl.int32), 0)
-        # What is deeper than the list is not kept where min-p ends in it.
+        # Tokens deeper than the list are not kept if min-p's bound is within it.
         is_short = (tl.sum(weight, 0) < wanted) & (_bin(deepest.to(tl.float32)) > last)
         is_close |= is_short.to(tl.int32)
         is_kept = is_kept & ((rank == 0) | (reached - weight < wanted))

@@ -1,4 +1,4 @@
-"""Rows and KV blocks that do not lie together, moved to and from memory where they do."""
+"""Scattered rows and KV blocks, copied to and from contiguous memory."""
 
 from __future__ import annotations
 

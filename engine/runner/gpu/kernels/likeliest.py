@@ -1,4 +1,4 @@
-"""What log probabilities are made of: a row's sum of weights, its likeliest tokens, the drawn one.
+"""Inputs of log probabilities: a row's sum of weights, its likeliest tokens, the drawn one.
 
 A row's record has `WORDS` words of 32 bits: the sum of e^(logit - largest) as a float64, the
 largest logit, that of the drawn token, `TOPS` logits in the order of ranks, and their tokens. The
@@ -26,9 +26,10 @@ def find_likeliest(logits, num_tops, best_scores, best_tokens, weights, slices, 
                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Write a row's record up to its drawn token. Program: row.
 
-    `num_tops` below 0: nobody asks. Each slice has its best logit, its token, and the sum of its
-    weights; `sums`, `values` and `tokens` are the same records. The likeliest token is that of the
-    best slice, which then has its next one; of equal logits the lowest token comes first.
+    `num_tops` below 0: the row has no log probabilities. Each slice has its best logit, its token,
+    and the sum of its weights; `sums`, `values` and `tokens` are views of the same records. The
+    likeliest token is that of the best slice, whose next one then takes its place; of equal logits
+    the lowest token comes first.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)

@@ -1,9 +1,9 @@
 """Programmatic launches: the next kernel's programs start while this kernel still runs.
 
 A kernel that is launched so calls `begin`: programs of its successor may start from there on, and
-its own wait until the predecessor has ended and its results are visible. What does not depend on
-the predecessor, such as reading weights ahead, comes before. Every kernel waits, so a kernel's end
-means that all before it have ended too.
+its own wait until the predecessor has ended and its results are visible. Work that does not depend
+on the predecessor, such as prefetching weights, comes before. Every kernel waits, so when a kernel
+has ended, all earlier ones have ended too.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ and a tile of 16 rows wastes nothing while few sequences decode. One program add
 for its tile, by one chain of matrix instructions: there are no partial sums, so nothing is added in
 an order that depends on the tile. Products of quantised weights are in `ranged_products`.
 
-Order of programs: tiles of rows vary fastest within GROUP of them, so that what one group reads of
-x stays in the L2 cache.
+Order of programs: tiles of rows vary fastest within GROUP of them, so that the rows of x that one
+group reads stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def described_product(x, weights, y, residual, num_rows, stored, N: tl.constexpr
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
                       HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
                       IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute what `product` does, with tiles that the copy engine reads by their descriptions.
+    """Compute `product` with tiles that the copy engine reads by their descriptions.
 
-    `stored` is the weights' address, to ask for some ahead.
+    `stored` is the weights' address, for prefetching.
     """
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     if PREFETCH > 0:
@@ -147,7 +147,7 @@ def described_product(x, weights, y, residual, num_rows, stored, N: tl.constexpr
 def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
                       PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute what `gate_up_product` does, with tiles that the copy engine reads."""
+    """Compute `gate_up_product` with tiles that the copy engine reads."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     if PREFETCH > 0:
         sources = sources_of(tile_n * BN + tl.arange(0, BN), N, BN)

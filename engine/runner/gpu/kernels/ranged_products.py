@@ -3,8 +3,8 @@
 A group of inputs is a chain of matrix instructions, and the next group waits for its weights'
 conversion. RANGES chains beside each other keep a multiprocessor busy, and the number of ranges
 depends on the weights' shape alone. A range's groups are added in ascending order, each times its
-scale; then the ranges' sums are added in ascending order. Who computes a range does not enter the
-bits:
+scale; then the ranges' sums are added in ascending order. The bits do not depend on the warps that
+compute a range:
 
     together   one program's warps, by a batch of RANGES matrix products, for few rows
     in turn    one program, range after range, for many

@@ -11,8 +11,7 @@ from engine.runner.gpu.kernels.slots import store_slots
 
 @triton.jit
 def _normalised(row, weight, is_column, N: tl.constexpr, epsilon, kind: tl.constexpr):
-    """Return the RMS-normalised float32 row in `kind`; rounded before the weight, as plain
-    operators do."""
+    """Return the RMS-normalised float32 row in `kind`, rounded before the weight is applied."""
     scale = tl.rsqrt(tl.sum(row * row, 0) / N + epsilon)
     factor = tl.load(weight + is_column[1], mask=is_column[0], other=0.0).to(tl.float32)
     return ((row * scale).to(kind).to(tl.float32) * factor).to(kind)
@@ -74,10 +73,10 @@ def rotate_and_store(qkv, bias, query_weight, key_weight, divisors, angles, posi
     """Norm and rotate query and key heads, and write keys and values into their slots.
 
     One program is one head of TILE rows of qkv [rows, (HEADS + 2 KV_HEADS) DIM], to which the bias
-    [(HEADS + 2 KV_HEADS) DIM] is added first, in float32. `angles` holds
-    cosines, then sines, [positions, DIM] in float32. `kernels/slots.py` says what is stored; a slot
-    is block * BLOCK + place, and -1 writes nothing (padding). Keys are divided by powers of two
-    [KV_HEADS, DIM / 2], one for each rotary pair, and queries multiplied by them.
+    [(HEADS + 2 KV_HEADS) DIM] is added first, in float32. `angles` holds cosines, then sines,
+    [positions, DIM] in float32. `kernels/slots.py` has the stored form; a slot is block * BLOCK +
+    offset, and -1 writes nothing (padding). Keys are divided by powers of two [KV_HEADS, DIM / 2],
+    one for each rotary pair, and queries multiplied by them.
     """
     begin(IS_PROGRAMMATIC)
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)

@@ -1,13 +1,13 @@
-"""Keys and values in the cache: what is stored of a token in a head, and how it is read.
+"""Keys and values in the cache: the stored form of a token in a head, written and read.
 
     bfloat16   a head of a block is [BLOCK, DIM] numbers
     int8       it is [BLOCK, DIM / 2] words of 16 bits, with number j in the low byte of word j and
-               number DIM / 2 + j in the high byte, and behind them [BLOCK] scales, float32
+               number DIM / 2 + j in the high byte, followed by [BLOCK] scales, float32
 
-A byte stands for byte * scale, as on the CPU (`runner/kernels/kv_slots.py`), whose bytes and scales
-of the same floats these are; only their places in a block are others. A word's bytes are operands
-of their own: of operands that are read in elements narrower than 16 bits, or joined, `mma.sync`
-would multiply other 16 inputs than `wgmma` (`kernels/stored_weights.py`).
+A byte stands for byte * scale. Bytes and scales of the same floats are equal to the CPU's
+(`runner/kernels/kv_slots.py`); only their order in a block differs. A word's bytes are operands of
+their own: of operands that are read in elements narrower than 16 bits, or joined, `mma.sync` would
+multiply other 16 inputs than `wgmma` (`kernels/stored_weights.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ROUNDER: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23: the sum has no 
 @triton.jit
 def load_slots(cache, scales, head, place, is_slot, kind: tl.constexpr, BLOCK: tl.constexpr,
                DIM: tl.constexpr, HAS_SCALES: tl.constexpr):  # fmt: skip
-    """Return numbers of a head of a block, as `kind`, and the scales of the places.
+    """Return numbers of a head of a block, as `kind`, and the scales of their slots.
 
-    They are [places, DIM], and nothing; of bytes the halves [places, DIM / 2]. `head` is block * KV
-    heads + head; where `is_slot` is false, all are 0; None: all are slots.
+    Numbers of bfloat16 are [slots, DIM], without scales; of bytes two halves [slots, DIM / 2].
+    `head` is block * KV heads + head; where `is_slot` is false, all are 0; None: all are slots.
     """
     if HAS_SCALES:
         HALF: tl.constexpr = DIM // 2
@@ -58,7 +58,8 @@ def store_slots(cache, scales, head, place, is_slot, low, high, BLOCK: tl.conste
                 DIM: tl.constexpr, HAS_SCALES: tl.constexpr):  # fmt: skip
     """Write float32 rows, the first halves of their numbers and the second ones, [rows, DIM / 2].
 
-    `head` and `place` are those of each row; where `is_slot` is false, nothing is written.
+    `head` and `place`, the offset in the block, are of each row; where `is_slot` is false, nothing
+    is written.
     """
     HALF: tl.constexpr = DIM // 2
     lane = tl.arange(0, HALF)[None, :]

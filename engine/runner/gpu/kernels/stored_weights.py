@@ -1,4 +1,4 @@
-"""How a product reads quantised weights: one strip of 128 inputs at a time.
+"""Quantised weights as products read them: one strip of 128 inputs at a time.
 
     FP8    [outputs, inputs / 2] words of 16 bits: of each strip of 128 inputs, 64 words with input
            j in the low byte of word j and input 64 + j in the high byte, both e4m3; one float32
@@ -46,8 +46,8 @@ def add_strip(total, places, inputs, is_row, scale, FORM: tl.constexpr, HAS_PTX:
               IS_BATCH: tl.constexpr):  # fmt: skip
     """Return `total` [.., BN, BM] and the products of one strip, group after group.
 
-    `places` [.., BN, 1] and `inputs` [.., BM, 1] are where the strip begins, `scale` [.., BN] has
-    its scales.
+    `places` [.., BN, 1] and `inputs` [.., BM, 1] are addresses of the strip's begin, `scale`
+    [.., BN] has its scales.
     """
     if FORM == FP8:
         low, high = _bytes(tl.load(places + _lanes(64, IS_BATCH)), HAS_PTX)
@@ -93,7 +93,7 @@ def _wide(scale, IS_BATCH: tl.constexpr):
 
 @triton.jit
 def scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
-    """Return where the first scale of each output lies."""
+    """Return the address of the first scale of each output."""
     if FORM == FP8:
         places = scales + sources // STRIP_INPUTS * (K // STRIP_INPUTS)
     else:

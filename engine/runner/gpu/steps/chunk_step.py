@@ -34,7 +34,7 @@ class ChunkStep:
         spec = launches.spec
         self._tile = launches.shape.chunk_rows // (spec.num_heads // spec.num_kv_heads)
         tiles = max_sequences + -(-max_rows // self._tile)
-        # A product each writes them, at an address that is aligned.
+        # One product per row writes them, each at an aligned address.
         self._logits_bytes = -(-4 * spec.vocab_size // ADDRESS_ALIGNMENT) * ADDRESS_ALIGNMENT
         self.memory = StepMemory(
             device,

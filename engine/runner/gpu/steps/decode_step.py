@@ -1,9 +1,9 @@
 """Steps of one or a few rows a sequence, as graphs: from rows on the host to tokens on the host.
 
-A graph holds the layers, the head and the draw. The tokens of a step stay on the card too, where
-the next step can read them: so that one is queued, in one copy and one launch, before the host has
-seen them, once their copy to the host is. Whether a row's token comes from the host or from the
-step before, its bits are the same.
+A graph holds the layers, the head and the draw. The tokens of a step also stay on the card, where
+the next step can read them. So the next step can be queued, in one copy and one launch, after the
+copy of these tokens to the host and before the host has read them. A row has the same bits whether
+its token comes from the host or from the step before.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from engine.runner.gpu.steps.step_rows import NO_ROW, DecodeRoom, StepRows
 
 @dataclass(frozen=True, slots=True)
 class DrawWays:
-    """How the token after each row is drawn: a temperature, 0 for the likeliest, and its noise."""
+    """The draw after each row: a temperature, 0 for the likeliest token, and its noise."""
 
     temperatures: np.ndarray
     seeds: np.ndarray
     indices: np.ndarray
 
     def take(self, rows: np.ndarray) -> DrawWays:
-        """Return those of some rows."""
+        """Return the draws of these rows."""
         return DrawWays(self.temperatures[rows], self.seeds[rows], self.indices[rows])
 
 
@@ -42,7 +42,7 @@ def graph_sizes(most: int) -> list[int]:
 
 
 def draw_sizes(num_slices: int, num_rows: int) -> dict[str, int]:
-    """Return the bytes of what a draw of so many rows writes."""
+    """Return the bytes of each buffer that a draw of `num_rows` rows writes."""
     return {
         "best_scores": 8 * num_rows * num_slices,
         "best_tokens": 4 * num_rows * num_slices,
@@ -63,7 +63,7 @@ class DecodeSteps:
         """Take the buffers of a step, with those of `draw_sizes`.
 
         `rules` are arrays for the draws after a graph: they are staged before the rows of a step,
-        so that one copy brings the rules of a step and the rows of the one behind it.
+        so that one copy brings the rules of a step and the rows of the next one.
         """
         self._device, self._memory, self._stream = device, memory, stream
         self.sizes = {each: graph_sizes(most) for each, (most, _) in room.most.items()}
@@ -109,8 +109,8 @@ class DecodeSteps:
     def begin(self, rows: StepRows, ways: DrawWays | None) -> bool:
         """Queue a step of rows without chunks; return whether it draws as `ways` say.
 
-        It does not without `ways`, nor with too many rows to draw at once. Its tokens are read from
-        the step before where `rows.sources` says so.
+        It does not draw without `ways`, nor with too many rows to draw at once. Its input tokens
+        are read from the step before where `rows.sources` says so.
         """
         self.staging.wait()
         self.put(rows, ways)
@@ -124,13 +124,13 @@ class DecodeSteps:
         self._graph(self.num_sequences(rows), rows.rows_each).launch(self._stream)
 
     def read(self, count: int) -> None:
-        """Queue the way of `count` tokens to the host, behind all that has drawn them."""
+        """Queue the copy of `count` tokens to the host, after the launches that draw them."""
         self._device.copy(self._pinned.address, self._memory["drawn"], 4 * count, self._stream)
         self._are_read.record(self._stream)
         self._num_read = count
 
     def tokens(self) -> np.ndarray:
-        """Wait for the tokens that were read last, and for nothing that was queued after them.
+        """Wait for the tokens that were read last, and for no later work; int32 `[rows]`.
 
         They are -1 where logits are not finite.
         """
@@ -138,7 +138,7 @@ class DecodeSteps:
         return self._tokens[: self._num_read].copy()
 
     def put(self, rows: StepRows, ways: DrawWays | None) -> None:
-        """Write the rows of a step, to be sent."""
+        """Stage the rows of a step."""
         staging, count, num_sequences = self.staging, rows.count, self.num_sequences(rows)
         num_rows = rows.rows_each * num_sequences
         staging.put("tokens", rows.tokens, num_rows)
@@ -157,7 +157,7 @@ class DecodeSteps:
         staging.put("tables", rows.single_tables)
 
     def _graph(self, num_sequences: int, rows_each: int) -> Graph:
-        """Return the graph of a step of so many sequences, recorded at its first use."""
+        """Return the graph of a step of this size, recorded at its first use."""
         key = num_sequences, rows_each
         if key not in self._graphs:
             launches = self.launches(num_sequences, rows_each)
@@ -211,7 +211,7 @@ class DecodeSteps:
         ]  # fmt: skip
 
     def close(self) -> None:
-        """Free graphs and what was allocated here."""
+        """Free the graphs and the allocations of this object."""
         for graph in self._graphs.values():
             graph.close()
         self._are_read.close()

@@ -1,4 +1,4 @@
-"""A step's numbers on their way to the card: written into pinned memory, sent in one copy."""
+"""A step's numbers for the card: written into pinned memory, and sent in one copy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ALIGNMENT = 16
 
 
 class Staging:
-    """Arrays of fixed shapes in pinned memory, twice, and once on the card.
+    """Arrays of fixed shapes, in two pinned buffers on the host and once on the card.
 
-    `staging[name]` is an array's address on the card. What is put is on the card when `send` was
-    called and the stream has come there. Each `wait` turns to the other pinned memory: the next
-    numbers are written while the last ones wait for the step before.
+    `staging[name]` is an array's address on the card. Values that were put are on the card for work
+    that is queued after `send`. Each `wait` switches to the other pinned buffer: the next values
+    are written while the copy of the last ones waits for the step before.
     """
 
     def __init__(self, device: Device, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -35,7 +35,7 @@ class Staging:
         return self._on_card.address + self._offsets[name]
 
     def wait(self) -> None:
-        """Wait until the copy before the last has read its memory; new values may be put then."""
+        """Wait until the copy before the last has read its buffer, to which `put` writes then."""
         self._sides.reverse()
         self._side = self._sides[0]
         if self._side.is_sent:
@@ -45,7 +45,7 @@ class Staging:
     def put(self, name: str, values: np.ndarray, padded: int = 0, padding: int = 0) -> None:
         """Write the first rows of an array, and those up to row `padded` as `padding`.
 
-        Of an array `[rows, width]`, rows may be shorter; what is behind them keeps its values.
+        Rows may be shorter than the array's `[rows, width]`; the rest of each keeps its values.
         """
         array, count = self._side.arrays[name], len(values)
         if array.ndim == 1:
@@ -64,13 +64,13 @@ class Staging:
         return first
 
     def _include(self, name: str, first: int, end: int) -> None:
-        """Let the copy have these rows of an array."""
+        """Extend the copy to these rows of an array."""
         start, stride = self._offsets[name], self._side.arrays[name].strides[0]
         self._first = min(self._first, start + stride * first)
         self._end = max(self._end, start + stride * end)
 
     def send(self, stream: int) -> None:
-        """Queue the copy of all that was put, and of what lies between."""
+        """Queue one copy from the first to the last value that was put."""
         if self._end > self._first:
             first, size = self._first, self._end - self._first
             self._device.copy(
@@ -88,7 +88,7 @@ class Staging:
 
 
 class _Side:
-    """Pinned memory with its arrays, and the event of the last copy from it."""
+    """A pinned buffer with its arrays, and the event of the last copy from it."""
 
     def __init__(
         self, device: Device, num_bytes: int, shapes: Mapping[str, tuple[int, ...]],

@@ -30,7 +30,7 @@ class StepMemory:
 
 
 def activation_sizes(spec: DecoderSpec, num_rows: int) -> dict[str, int]:
-    """Return the bytes of what passes between the kernels of a layer, in bfloat16."""
+    """Return the bytes of each buffer between the kernels of a layer, in bfloat16."""
     attention = spec.num_heads * spec.head_dim
     widths = {
         "hidden": spec.hidden_size,

@@ -1,10 +1,10 @@
-"""How a step's rows lie on the card: sequences of few rows first, then the chunks of the others.
+"""The order of a step's rows on the card: sequences of few rows first, then chunks of the others.
 
 Attention of a few rows is computed in pieces by many programs, and that of more rows by one program
-a tile. Both give a row the same bits, so which way a row goes is a question of speed.
+a tile. Both give a row the same bits, so the choice is a question of speed.
 
 A step that decodes has no chunks: its sequences have one row each, or as many as the one with the
-most drafts, up to a number for which there is a graph. Padding stands before a sequence's rows, so
+most drafts, up to a number for which there is a graph. Padding comes before a sequence's rows, so
 that its last row is the last one:
 
     rows_each 4      place 0  1  2  3 │ 4  5  6  7 │ 8  9 10 11
@@ -42,13 +42,13 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """A step's numbers in the order in which its rows lie on the card.
+    """A step's numbers, in the order of its rows on the card.
 
-    `places[r]` is where row r of the batch lies; None: where it is in the batch. The first
-    `num_singles` sequences have `rows_each` rows each, padding included, which is one where there
-    are `chunks` too, and `single_tables` `[num_singles, blocks]`. `chunks` None: there are no
-    others. Where `sources[r]` is not NO_ROW, row r's token is the one that was drawn in that row of
-    the step before; None: all are `tokens`.
+    `places[r]` is the index on the card of row r of the batch; None: they are equal. The first
+    `num_singles` sequences have `rows_each` rows each, padding included, which is one if there are
+    `chunks` too, and the block tables `single_tables` `[num_singles, blocks]`. `chunks` None: there
+    are no other sequences. Where `sources[r]` is not NO_ROW, row r's token is the one drawn in that
+    row of the step before; None: all are `tokens`.
     """
 
     tokens: np.ndarray
@@ -83,9 +83,9 @@ class DecodeRoom:
     most: Mapping[int, tuple[int, int]]
 
     def rows_each(self, least: int, last_positions: np.ndarray) -> int | None:
-        """Return how many rows, at least `least`, sequences can have that end at these positions.
+        """Return the rows, at least `least`, of each of the sequences that end at these positions.
 
-        None: they are too many, or too long.
+        None: the sequences are too many, or too long.
         """
         for rows_each, (most_sequences, most_pieces) in self.most.items():
             if rows_each >= least:
@@ -96,7 +96,7 @@ class DecodeRoom:
 
 
 def rows_at(places: np.ndarray, count: int) -> np.ndarray:
-    """Return which row lies at each of `count` places; the first one where none does."""
+    """Return the row at each of `count` indices on the card; row 0 for padding."""
     found = np.zeros(count, np.int64)
     found[places] = np.arange(len(places))
     return found

@@ -102,7 +102,7 @@ async def test_an_idle_node_is_heard_and_a_request_ends_its_stream() -> None:
         sampling=SamplingParams(max_tokens=1),
         deadline_s=30.0,
     )
-    client.reserve_nowait(request, caller, must_prefill_locally=False, may_wait=False)
+    client.calls.reserve_nowait(request, caller, must_prefill_locally=False, may_wait=False)
     await eventually(lambda: caller.on_failed.called)
     assert listener.on_lost.called
     assert service.num_calls == 1

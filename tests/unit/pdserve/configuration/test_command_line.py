@@ -16,7 +16,7 @@ import pytest
 from common.version import VERSION
 from pdserve.cli import main
 from pdserve.configuration.config_sources import load_config
-from pdserve.configuration.flags import EVERYDAY_KEYS, SET_BY_UP, build_parser
+from pdserve.configuration.flags import COMMAND_GROUPS, EVERYDAY_KEYS, SET_BY_UP, build_parser
 from pdserve.configuration.options import SECTIONS, all_options, options_of
 from pdserve.configuration.other_words import COMMANDS, SETTINGS
 from pdserve.configuration.shown_config import config_file_text
@@ -141,12 +141,18 @@ def test_other_words_name_settings_that_there_are() -> None:
             assert command in build_parser().commands(), command
 
 
-def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_are_listed_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys=capsys)
-    for command in ("serve", "up", "status", "check-config"):
-        assert f"    {command}" in text
+    grouped = [name for names in COMMAND_GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(build_parser().commands())
+    for title, names in COMMAND_GROUPS.items():
+        lines = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].splitlines()
+        shown = [re.match(r"  (\S+) +\S", line) for line in lines if not line.startswith("   ")]
+        assert [one and one[1] for one in shown] == list(names)
+    assert "--version" in text
     assert main([]) == 0
     assert capsys.readouterr().out == text
+    assert help_of(capsys=capsys, part="all") == text
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

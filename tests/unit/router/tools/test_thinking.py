@@ -1,12 +1,42 @@
-"""Tokens of thinking, counted one at a time."""
+"""Where the thinking of an answer begins and ends: one rule, for all that follows from it."""
 
 from __future__ import annotations
 
-import pytest
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
-from router.tools.thinking import ThinkingFormat, ThinkingTokens, thinking_behind
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.tools.answer_parser import AnswerParser, AnswerSyntax, whole_answer
+from router.tools.stop_scope import stop_scope
+from router.tools.thinking import (
+    END,
+    Cut,
+    ThinkingCut,
+    ThinkingFormat,
+    ThinkingTokens,
+    thinking_behind,
+)
+from tests.support.examples import everyday
 
 TAGGED, BEGUN, NONE = ThinkingFormat.TAGGED, ThinkingFormat.BEGUN, ThinkingFormat.NONE
+
+SPACE = " " * 512
+NUM_SPACES = 2048
+MOST_COPIED = len(SPACE) * NUM_SPACES // 16
+
+
+def cut(form: ThinkingFormat, *pieces: str) -> Cut:
+    """The four parts of an answer, each of which comes after the one before it."""
+    thinking = ThinkingCut(form)
+    new = [*(thinking.push(piece) for piece in pieces), thinking.push("", is_last=True)]
+    parts = [part for one in new for part in enumerate(one) if part[1]]
+    assert [at for at, _ in parts] == sorted(at for at, _ in parts)
+    return Cut(*("".join(text for at, text in parts if at == kind) for kind in range(4)))
 
 
 def counted(form: ThinkingFormat, *texts: str) -> tuple[int, bool]:
@@ -14,6 +44,68 @@ def counted(form: ThinkingFormat, *texts: str) -> tuple[int, bool]:
     for text in texts:
         tokens.push(text)
     return tokens.num, tokens.is_over
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        (NONE, Cut(answer=" <think>a</think>")),
+        (TAGGED, Cut("\n<think>", " a\n", "</think>\n\n", "b </think>")),
+        (TAGGED, Cut("<think>", "", "</think>", "<think>b</think>")),
+        (TAGGED, Cut("<think>", "<think>", "</think> ", "")),
+        (TAGGED, Cut("<think>", " a </think", "", "")),
+        (TAGGED, Cut(answer="\n<thin")),
+        (TAGGED, Cut(answer=" \n")),
+        (TAGGED, Cut(answer=" b <think>a</think>")),
+        (TAGGED, Cut(answer="<th<think>a</think>")),
+        (BEGUN, Cut("", "a <<", "</think>", "b")),
+        (BEGUN, Cut("", " <think>a\n", "</think>\n", "b\n")),
+        (BEGUN, Cut("", "", "</think>", "b")),
+        (BEGUN, Cut("", "a </thi", "", "")),
+    ],
+)
+def test_an_answer_is_cut_at_its_tags_however_it_comes(form: ThinkingFormat, wanted: Cut) -> None:
+    text = "".join(wanted)
+    assert cut(form, text) == cut(form, *text) == wanted
+    for at in range(len(text)):
+        assert cut(form, text[:at], text[at:]) == wanted, at
+
+
+def test_thinking_is_held_only_while_it_may_end() -> None:
+    thinking = ThinkingCut(TAGGED)
+    assert thinking.push(" <think>a <") == Cut(" <think>", "a ")
+    assert thinking.push("b") == Cut(thought="<b")
+    assert thinking.push("</think>") == Cut(closing="</think>")
+    assert thinking.push(" ") == Cut(closing=" ")
+    assert thinking.push("c <") == Cut(answer="c <")
+
+
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<th", "</thi", "<", ">", "/", "think", " ", "\n", "\u2028", "a"]
+)
+
+
+@settings(max_examples=everyday(60, of=300))
+@given(
+    st.sampled_from(ThinkingFormat),
+    st.lists(PIECES, max_size=10),
+    st.lists(st.integers(0, 60), max_size=4),
+)
+def test_all_that_follows_from_the_thinking_agrees(
+    form: ThinkingFormat, pieces: list[str], at: list[int]
+) -> None:
+    text = "".join(pieces)
+    ends = [0, *sorted(min(one, len(text)) for one in at), len(text)]
+    whole = cut(form, text)
+    assert "".join(whole) == text
+    assert cut(form, *(text[a:b] for a, b in pairwise(ends))) == whole
+    parts = whole_answer(AnswerParser(AnswerSyntax(thinking=form)), text)
+    assert (parts.thinking, parts.text) == (whole.thought.strip(), whole.answer)
+    if scope := stop_scope(AnswerSyntax(thinking=form)):
+        thought = whole.opening + whole.thought + whole.closing
+        assert scope.push(text, is_last=True) == (thought, whole.answer, "")
+    tagged = whole.opening + whole.thought + (END if whole.closing else "")
+    assert counted(form, *text)[0] == len(tagged)
 
 
 @pytest.mark.covers("T02")
@@ -39,6 +131,33 @@ def test_tokens_up_to_the_last_tag_are_thinking(
     assert counted(form, *texts) == wanted
 
 
+def num_copied(push: Callable[[str], object]) -> int:
+    """The most bytes that are taken at once for one more piece of endless white space."""
+    for _ in range(NUM_SPACES):
+        push(SPACE)
+    tracemalloc.start()
+    try:
+        push(SPACE)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", ThinkingFormat)
+@pytest.mark.parametrize("call_format", ["hermes", "llama3_json"])
+def test_white_space_that_is_held_is_not_copied_again(
+    form: ThinkingFormat, call_format: str
+) -> None:
+    """All of it would be copied and searched with each token, for minutes in a long answer."""
+    syntax = AnswerSyntax(thinking=form, call_format=call_format, calls_alone=True)
+    for one in (syntax, replace(syntax, calls_alone=False)):
+        scope = stop_scope(one)
+        assert scope is not None
+        assert num_copied(scope.push) < MOST_COPIED
+        assert num_copied(AnswerParser(one).push) < MOST_COPIED
+    assert num_copied(ThinkingTokens(form).push) < MOST_COPIED
+
+
 @pytest.mark.covers("T12", "T13")
 @pytest.mark.parametrize(
     ("end", "wanted"), [("", TAGGED), ("<think>\n", BEGUN), ("<think>\n\n</think>\n\n", NONE)]
@@ -47,6 +166,6 @@ def test_tokens_up_to_the_last_tag_are_thinking(
 def test_how_an_answer_begins_depends_on_the_end_of_the_prompt_alone(
     said: str, end: str, wanted: ThinkingFormat
 ) -> None:
-    """What users write of tags is not at the end: the template begins the answer behind it."""
+    """What users write of tags is not at the end: the template begins the answer after it."""
     prompt = f"[user] {said}\n[assistant] {end}"
     assert thinking_behind(prompt, can_think=True) is wanted
