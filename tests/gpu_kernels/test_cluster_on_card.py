@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.local_cluster.child_process import ending_with_parent
+
 ON_CPU = (
     sys.executable,
     "-m",
@@ -71,7 +73,9 @@ def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
 def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_path: Path) -> None:
     command = [*ON_CPU, "alone", "first", "--start-s", "200", "--total-s", "280"]
     command += ["--out", str(tmp_path / "found.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        ending_with_parent(command), stdout=subprocess.PIPE, text=True
+    ) as program:
         assert program.stdout is not None
         started = program.stdout.readline()
         program.terminate()

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pdserve.local_cluster.child_process import ending_with_parent
+
 PDSERVE = (sys.executable, "-m", "pdserve")
 
 
@@ -16,7 +18,7 @@ PDSERVE = (sys.executable, "-m", "pdserve")
 def running_up(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`pdserve up`, with its temporary files under `folder`."""
     process = subprocess.Popen(
-        [*PDSERVE, "up", *arguments],
+        ending_with_parent([*PDSERVE, "up", *arguments]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(folder)},

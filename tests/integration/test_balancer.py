@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.keys.certificates import SERVES, Holder
+from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.support.clocks.waiting import wait_until
 from tests.support.key_folders import issue, make_keys
@@ -86,7 +87,7 @@ def balancer(router: int, **variables: str) -> Iterator[int]:
         **variables,
     }
     process = subprocess.Popen(
-        ["haproxy", "-db", "-f", str(CONFIG)],
+        ending_with_parent(["haproxy", "-db", "-f", str(CONFIG)]),
         env=os.environ | settings,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

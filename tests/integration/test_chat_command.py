@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from pdserve.local_cluster.child_process import ending_with_parent
+
 COMMAND = [sys.executable, "-m", "pdserve", "chat", "--url"]
 WAIT_S = 60
 
@@ -168,7 +170,7 @@ def terminal(url: str, **more: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "dumb", "PYTHONIOENCODING": "utf-8", **more}
     process = subprocess.Popen(
-        [*COMMAND, url], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
+        ending_with_parent([*COMMAND, url]), stdin=theirs, stdout=theirs, stderr=theirs, env=environ
     )
     os.close(theirs)
     try:

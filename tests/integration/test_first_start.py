@@ -12,6 +12,7 @@ import pytest
 
 from engine.runner.start.compile_progress import NUM_KERNELS
 from pdserve.checkpoints.demo_model import demo_model_folder
+from pdserve.local_cluster.child_process import ending_with_parent
 
 TEAM = "engine.runner.kernels.team."
 
@@ -26,7 +27,9 @@ def start(cache: Path) -> subprocess.Popen[str]:
         str(demo_model_folder(False)),
     ]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "NUMBA_CACHE_DIR": str(cache)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        ending_with_parent(command), env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def compiled(process: subprocess.Popen[str]) -> list[str]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.support.clocks.waiting import wait_until
 
 LEASE_S = 1.0
@@ -18,10 +19,11 @@ class Router:
     """A process of `leading_router`, and what it has printed."""
 
     def __init__(self, url: str, name: str) -> None:
-        command = [sys.executable, "-m", "tests.integration.leading_router", url, name]
+        program = [sys.executable, "-m", "tests.integration.leading_router"]
         self.process = subprocess.Popen(
-            [*command, str(LEASE_S)], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
-        )
+            ending_with_parent([*program, url, name, str(LEASE_S)]),
+            stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         self.lines: list[str] = []
         self._reading = threading.Thread(target=self._read)
         self._reading.start()

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from common.nodes import Role
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.support.cluster.books import Books
@@ -322,7 +323,7 @@ def test_the_command_waits_until_the_node_is_gone(cluster: Cluster, api: Api) ->
 def test_a_watched_status_ends_with_ctrl_c(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "pdserve", "status", "--watch", "--url", cluster.url]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=role_environment()
+        ending_with_parent(command), stdout=subprocess.PIPE, text=True, env=role_environment()
     ) as watching:
         assert watching.stdout is not None
         titles = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.integration.fake_cluster import FakeUp
 from tests.support.clocks.waiting import wait_until
@@ -67,7 +68,7 @@ def started_up(arguments: list[str], environ: dict[str, str]) -> subprocess.Pope
     if "PYTHONIOENCODING" not in environ:
         return FakeUp(arguments, environ)
     return subprocess.Popen(
-        [sys.executable, FAKE_CLUSTER, *arguments],
+        ending_with_parent([sys.executable, FAKE_CLUSTER, *arguments]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**environ, "PYTHONPATH": str(SOURCES)},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import uvloop
 
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
@@ -29,6 +30,7 @@ from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
 
 CHAT, COMPLETION = RequestKind.CHAT, RequestKind.COMPLETION
 SEED = 77
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
 USER = {"role": "user", "content": "Hello"}
 
 
@@ -38,8 +40,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return planning_command(str(folder), "tiny", 0)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def planning(command: list[str]) -> AsyncIterator[PlanningProcess]:
+    """One for all tests that leave it able to plan: a start takes longer than most of them."""
+    planning = PlanningProcess(command)
+    yield planning
+    await planning.close()
+
+
+@pytest.fixture
+async def own_planning(command: list[str]) -> AsyncIterator[PlanningProcess]:
     planning = PlanningProcess(command)
     yield planning
     await planning.close()
@@ -109,6 +119,7 @@ async def planned(
         return error
 
 
+@on_one_loop
 async def test_the_plans_are_those_of_this_process(planning: PlanningProcess) -> None:
     """Errors too: type, words and parameter."""
     model = tiny_model()
@@ -127,6 +138,7 @@ async def test_the_plans_are_those_of_this_process(planning: PlanningProcess) ->
     assert kinds == {"RequestPlan", "InvalidRequest", "ContextExceeded", "ModelNotFound"}
 
 
+@on_one_loop
 async def test_the_context_is_that_of_each_request(planning: PlanningProcess) -> None:
     body = body_of(prompt=[7] * 20, max_tokens=1)
     assert (await planning.plan(COMPLETION, body, CONTEXT)).prompt_lengths == (20,)
@@ -134,6 +146,7 @@ async def test_the_context_is_that_of_each_request(planning: PlanningProcess) ->
         await planning.plan(COMPLETION, body, 20)
 
 
+@on_one_loop
 async def test_every_prompt_without_a_seed_draws_one(planning: PlanningProcess) -> None:
     body = body_of(prompt=["a", "b"], n=2)
     plans = [await planning.plan(COMPLETION, body, CONTEXT) for _ in range(2)]
@@ -144,17 +157,18 @@ async def test_every_prompt_without_a_seed_draws_one(planning: PlanningProcess) 
     assert [sampling.seed for _, sampling in again.choices()] == given[:2]
 
 
-async def test_nothing_starts_before_the_first_large_body(planning: PlanningProcess) -> None:
-    before = planning.pid
-    await hello_of(planning)
-    pid = planning.pid
+async def test_nothing_starts_before_the_first_large_body(own_planning: PlanningProcess) -> None:
+    before = own_planning.pid
+    await hello_of(own_planning)
+    pid = own_planning.pid
     assert (before, pid is None) == (None, False)
     assert pid is not None
-    await asyncio.gather(*(hello_of(planning) for _ in range(5)))
-    assert planning.pid == pid
+    await asyncio.gather(*(hello_of(own_planning) for _ in range(5)))
+    assert own_planning.pid == pid
     assert os.getsid(pid) == pid != os.getsid(0)
 
 
+@on_one_loop
 async def test_killed_between_bodies_it_is_started_again(planning: PlanningProcess) -> None:
     wanted = await hello_of(planning)
     first = planning.pid
@@ -165,6 +179,7 @@ async def test_killed_between_bodies_it_is_started_again(planning: PlanningProce
     assert planning.pid not in (None, first)
 
 
+@on_one_loop
 async def test_killed_with_a_body_it_gets_the_body_again(planning: PlanningProcess) -> None:
     wanted = await hello_of(planning)
     first = planning.pid
@@ -215,6 +230,7 @@ async def test_no_process_can_be_started(tmp_path: Path) -> None:
     await planning.close()
 
 
+@on_one_loop
 async def test_a_request_that_ends_leaves_the_queue_and_its_plan_is_dropped(
     planning: PlanningProcess,
 ) -> None:
@@ -234,6 +250,7 @@ async def test_a_request_that_ends_leaves_the_queue_and_its_plan_is_dropped(
     )
 
 
+@on_one_loop
 async def test_what_waits_is_bounded(
     planning: PlanningProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +271,7 @@ async def test_what_waits_is_bounded(
     assert len(await asyncio.gather(working, *waiting)) == 3
 
 
+@on_one_loop
 async def test_a_body_larger_than_the_queue_is_planned_when_nothing_waits(
     planning: PlanningProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +279,7 @@ async def test_a_body_larger_than_the_queue_is_planned_when_nothing_waits(
     assert (await hello_of(planning)).prompt_lengths
 
 
+@on_one_loop
 async def test_a_process_that_hangs_is_replaced(
     planning: PlanningProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +295,7 @@ async def test_a_process_that_hangs_is_replaced(
     assert await hello_of(planning) == wanted
 
 
+@on_one_loop
 async def test_a_reply_that_is_read_in_part_is_not_taken_for_the_next_one(
     planning: PlanningProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,21 +311,21 @@ def _fails(_: object) -> None:
     raise KeyError("bug")
 
 
-async def test_closing_ends_the_process_and_what_waits(planning: PlanningProcess) -> None:
-    await hello_of(planning)
-    pid = planning.pid
+async def test_closing_ends_the_process_and_what_waits(own_planning: PlanningProcess) -> None:
+    await hello_of(own_planning)
+    pid = own_planning.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    asked = [asyncio.create_task(hello_of(planning)) for _ in range(3)]
+    asked = [asyncio.create_task(hello_of(own_planning)) for _ in range(3)]
     await turns()
-    await planning.close()
+    await own_planning.close()
     for task in asked:
         with pytest.raises(Overloaded, match="shutting down"):
             await task
     assert not is_alive(pid)
     with pytest.raises(Overloaded, match="shutting down"):
-        await hello_of(planning)
-    await planning.close()
+        await hello_of(own_planning)
+    await own_planning.close()
 
 
 def test_it_ends_with_its_input_and_by_no_signal_of_a_group(command: tuple[str, ...]) -> None:

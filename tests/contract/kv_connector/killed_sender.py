@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kv_transfer.contract import Ticket
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.support.kv.kv_cluster import Cluster, cluster_of
 
 
@@ -26,7 +27,7 @@ def killed_sender(
 
     `options` are those of `Cluster.node`.
     """
-    command = [sys.executable, "-m", __name__]
+    command = ending_with_parent([sys.executable, "-m", __name__])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
         try:
             assert sender.stdin is not None

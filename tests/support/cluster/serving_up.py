@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.support.cluster.processes import role_environment
 
@@ -38,7 +39,7 @@ def serving_up(
     port = free_loopback_port()
     flags = ("--port", str(port), "--model", str(model), *arguments)
     process = subprocess.Popen(
-        [sys.executable, "-m", "pdserve", "up", *flags],
+        ending_with_parent([sys.executable, "-m", "pdserve", "up", *flags]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**role_environment(), "TMPDIR": str(folder), **(environ or {})},

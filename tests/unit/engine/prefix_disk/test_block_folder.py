@@ -27,6 +27,7 @@ from engine.core.blocks.disk_jobs import (
 from engine.prefix_disk import block_folder
 from engine.prefix_disk.block_file import HEADER_BYTES, CorruptFile, check_file, file_header
 from engine.prefix_disk.block_folder import BlockFolder
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.support.disk.faulty_files import WRITING, FaultyCalls, sometimes
 from tests.support.disk.written_blocks import files, hash_of, read, write
 
@@ -412,9 +413,8 @@ def test_a_process_that_is_killed_in_mid_write_leaves_whole_files(tmp_path: Path
     choose = random.Random(7)
     num_halves = num_whole = 0
     for _ in range(8):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE
-        )
+        command = ending_with_parent([sys.executable, "-c", CHILD, str(tmp_path)])
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         for _ in range(choose.randint(0, 150)):

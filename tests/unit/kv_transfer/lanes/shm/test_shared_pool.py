@@ -22,6 +22,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.shm.huge_pages import HUGE_PAGE_BYTES
 from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
 from kv_transfer.shared.pool_shape import PoolShape
+from pdserve.local_cluster.child_process import ending_with_parent
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -135,7 +136,8 @@ signal.pause()
 
 def test_the_pool_of_a_process_that_is_killed_stays_readable_until_it_is_dropped() -> None:
     code = _OWNER.format(num_bytes=NUM_BYTES, num_blocks=NUM_BLOCKS)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as owner:
+    command = ending_with_parent([sys.executable, "-c", code])
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         try:
             assert owner.stdout is not None
             offer = owner.stdout.read()

@@ -19,7 +19,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ForkedSer
     """A role that its template has waited for, and has not yet said so: it seems to run."""
     monkeypatch.setattr(ForkedServe, "_start", lambda *_: None)
     monkeypatch.setattr(ForkedServe, "poll", lambda _: None)
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE) as process:
         process.wait()
         monkeypatch.setattr(ForkedServe, "pid", process.pid)
         yield ForkedServe(["--role", "router"], tmp_path / "log", {}, SOURCES)
