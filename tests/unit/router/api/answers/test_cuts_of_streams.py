@@ -1,6 +1,7 @@
 """Streams whose tokens come in random groups, on every API: their deltas join to the same answer.
 
-The groups cut through characters, tags, the heads of calls and stop strings.
+The groups cut through characters, tags, the heads of calls and stop strings. A client that cuts a
+stream into lines cuts through no event.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from router.core.generation import TokenChunk
 from router.text.text_model import TextModel
 from router.tools.formats import HERMES
 from tests.support.examples import everyday
-from tests.support.http.http_edge import make_edge, plays
+from tests.support.http.http_edge import chunks, make_edge, plays, says
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 NUM_GROUPINGS = everyday(25, of=100)
@@ -170,6 +171,43 @@ async def test_any_groups_of_tokens_stream_the_same_answer(
         *parts, (end, _) = joined(api, response.text)
         assert parts == wanted, f"grouping {seed}"
         assert end == api.ends[is_stopped], f"grouping {seed}"
+
+
+LINE_ENDS = "a\x0bb\x0cc\x1cd\x1de\x1ef\x85g\u2028h\u2029i\r\nj"
+"""Where `str.splitlines` ends lines, and with it `iter_lines` of httpx and of requests. JSON may
+have the last three that are no ASCII as they are."""
+NAMED = json.dumps({"city": LINE_ENDS}, ensure_ascii=False)
+
+
+@pytest.mark.covers("W08")
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_no_client_finds_the_end_of_a_line_within_an_event(api: Api, size: int) -> None:
+    model = hermes_model()
+    text = f"\nI think {LINE_ENDS}!\n</think>\n\nSo {LINE_ENDS}.\n"
+    text += HERMES.call_text("get_weather", NAMED)
+    token_ids = model.encode(text, add_special_tokens=False, param="")
+    edge = make_edge(plays(chunks(token_ids, FinishReason.STOP, size=size)), model=model)
+    async with edge.client() as client:
+        response = await client.post(api.path, json=api.body | {"stream": True})
+    *parts, _ = joined(api, response.text)
+    wanted = [("thinking", f"I think {LINE_ENDS}!"), ("text", f"So {LINE_ENDS}.")]
+    assert parts == [*wanted, ("get_weather", NAMED)]
+
+
+@pytest.mark.covers("W08")
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 2}, {"return_token_ids": True}])
+async def test_nor_within_an_event_of_a_completion(more: dict[str, Any]) -> None:
+    edge = make_edge(says(LINE_ENDS, FinishReason.LENGTH))
+    body = {"prompt": LINE_ENDS, "stream": True, **more}
+    async with edge.client() as client:
+        response = await client.post("/v1/completions", json=body)
+    lines = [line for line in response.text.splitlines() if line]
+    assert {line[:6] for line in lines} == {"data: "}
+    *events, done = [line[6:] for line in lines]
+    assert done == "[DONE]"
+    shown = [choice["text"] for event in events for choice in json.loads(event)["choices"]]
+    assert "".join(shown) == LINE_ENDS * (2 if "echo" in more else 1)
 
 
 def num_thinking(model: TextModel, token_ids: list[int]) -> int:
