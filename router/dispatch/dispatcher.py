@@ -333,7 +333,12 @@ class Dispatcher:
         if placed is not None:
             self._metrics.session_placements.labels(placed.value).inc()
         return flow.on_choice(
-            chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
+            chosen.decode,
+            chosen.prefill,
+            chosen.reason,
+            self._clock.now_s(),
+            chosen.source,
+            chosen.layout,
         )
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
