@@ -92,6 +92,7 @@ def test_a_stop_string_that_names_a_special_token_ends_the_answer(
     assert (answer.text, answer.finish_reason) == ("", "stop")
 
 
+@pytest.mark.covers("F140")
 def test_choices_are_drawn_apart_and_the_first_is_the_only_one_s(tiny_api: Api) -> None:
     fields: Fields = {
         "prompt": prompt_tokens(33, salt=4),

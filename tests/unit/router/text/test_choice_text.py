@@ -58,6 +58,7 @@ def test_plain() -> None:
     assert [delta.details.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
 
 
+@pytest.mark.covers("T28")
 @pytest.mark.parametrize("size", [1, 100])
 @pytest.mark.parametrize("stop", [(), ("zzz",)])
 def test_an_answer_that_ends_inside_a_character_shows_that_it_does(
@@ -67,6 +68,18 @@ def test_an_answer_that_ends_inside_a_character_shows_that_it_does(
     assert len(token_ids) > 1
     deltas = run(choice(*stop), chunks(token_ids, FinishReason.LENGTH, size=size))
     assert shown(deltas) == "a\ufffd"
+
+
+@pytest.mark.covers("T28")
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("stop", [(), ("zzz",)])
+def test_a_character_that_the_end_token_cuts_off_is_shown_so(
+    size: int, stop: tuple[str, ...]
+) -> None:
+    token_ids = [*encode("a\U0001f600")[:-1], EOS_ID]
+    deltas = run(choice(*stop), chunks(token_ids, FinishReason.STOP, size=size))
+    assert shown(deltas) == "a\ufffd"
+    assert deltas[-1].details.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -380,6 +393,7 @@ def test_a_least_length_that_ends_in_the_thinking_leaves_the_answer_to_stop(num_
     assert (deltas[-1].details.stop_reason == "a") is (num_more == 0)
 
 
+@pytest.mark.covers("T27")
 @pytest.mark.parametrize("size", [1, 1000])
 def test_every_token_of_thinking_keeps_its_logprobs(size: int) -> None:
     said = encode("a\nb\n</think>\n\nHi")

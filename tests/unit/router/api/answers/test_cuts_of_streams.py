@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from common.request import FinishReason
+from common.request import FinishReason, TokenLogprobs
 from router.core.generation import TokenChunk
 from router.text.text_model import TextModel
 from router.tools.formats import HERMES
@@ -127,7 +127,8 @@ def grouped(token_ids: list[int], rng: random.Random) -> list[TokenChunk]:
         group = tuple(token_ids[first : first + rng.choice(SIZES)])
         is_last = first + len(group) == len(token_ids)
         finish = FinishReason.STOP if is_last else None
-        found.append(TokenChunk(first_index=first, token_ids=group, finish_reason=finish))
+        scored = tuple(TokenLogprobs(-1.0 - first - place) for place in range(len(group)))
+        found.append(TokenChunk(first, group, scored, finish))
         first += len(group)
     return found
 
@@ -146,7 +147,7 @@ def joined(api: Api, body: str) -> list[Part]:
     return [(kinds[place], text) for place, text in texts.items()]
 
 
-@pytest.mark.covers("G14", "G15", "T04")
+@pytest.mark.covers("G14", "G15", "T04", "G20")
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @pytest.mark.parametrize(
     ("stop", "is_stopped", "wanted"),
@@ -171,6 +172,32 @@ async def test_any_groups_of_tokens_stream_the_same_answer(
         *parts, (end, _) = joined(api, response.text)
         assert parts == wanted, f"grouping {seed}"
         assert end == api.ends[is_stopped], f"grouping {seed}"
+
+
+@pytest.mark.covers("T27")
+@pytest.mark.parametrize("stop", ["🌞 now!", "🌞 now"])
+async def test_each_token_of_thinking_text_and_calls_has_its_log_probability_once(
+    stop: str,
+) -> None:
+    """Streamed in any groups, and in a whole answer."""
+    model, api = hermes_model(), APIS[0]
+    token_ids = model.encode(ANSWER, add_special_tokens=False, param="")
+    found = []
+    for seed in range(NUM_GROUPINGS):
+        edge = make_edge(plays(grouped([*token_ids], random.Random(seed))), model=model)
+        body = api.body | {"stream": seed > 0, "stop": [stop], "logprobs": True}
+        async with edge.client() as client:
+            response = await client.post(api.path, json=body)
+        texts = [response.text] if seed == 0 else response.text.split("\n\n")[:-2]
+        choices = [json.loads(text.removeprefix("data: "))["choices"][0] for text in texts]
+        scored = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
+        entries = [entry for entries in scored for entry in entries]
+        found.append([(one["logprob"], bytes(one["bytes"])) for one in entries])
+    assert found == found[:1] * NUM_GROUPINGS
+    numbers, said = zip(*found[0], strict=True)
+    assert numbers == tuple(-1.0 - place for place in range(len(numbers)))
+    whole = b"".join(said).decode()
+    assert whole == (ANSWER if stop.endswith("!") else ANSWER.partition(stop)[0])
 
 
 LINE_ENDS = "a\x0bb\x0cc\x1cd\x1de\x1ef\x85g\u2028h\u2029i\r\nj"

@@ -143,6 +143,7 @@ def test_another_prefill_node_for_a_reservation_is_the_sessions() -> None:
     assert names(Placer("least_loaded").choose_prefill(cluster, asked, D0, {P0})) == ("d0", "p2")
 
 
+@pytest.mark.covers("F141")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("d1", "what"),
