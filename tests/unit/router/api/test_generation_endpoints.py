@@ -212,6 +212,7 @@ async def test_choices_have_seeds_of_their_own() -> None:
     assert prompts == [encode("a", special=True)] * 3 + [encode("b", special=True)] * 3
 
 
+@pytest.mark.covers("T32")
 async def test_prompts_without_a_seed_draw_one_each() -> None:
     edge = make_edge()
     await post(edge, TEXT_PATH, TEXT | {"prompt": ["a", "a"]})
@@ -219,6 +220,7 @@ async def test_prompts_without_a_seed_draw_one_each() -> None:
     assert first != second
 
 
+@pytest.mark.covers("T32")
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [

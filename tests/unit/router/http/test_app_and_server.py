@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from common.errors import ConfigError
-from router.http.server import bind_http, serve_http
+from router.http.server import LIMITS, bind_http, serve_http
 from tests.support.http.http_edge import hangs_after, make_edge
 from tests.support.http.http_server import eventually, raw_request, served
 
