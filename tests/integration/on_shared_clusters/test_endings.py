@@ -107,6 +107,7 @@ def test_choices_are_drawn_apart_and_the_first_is_the_only_one_s(tiny_api: Api) 
     assert three[0].usage["prompt_tokens"] == 33
 
 
+@pytest.mark.covers("T34")
 def test_logprobs_name_the_drawn_token_and_its_rivals(tiny_api: Api) -> None:
     messages = [{"role": "user", "content": "hello"}]
     fields: Fields = {
