@@ -116,7 +116,9 @@ class StopStrings:
         for end, char in enumerate(text, start + 1):
             complete = [a for a in self._automata if a.advance(char)]
             if complete and can_stop:
-                pattern = max((a.pattern for a in complete), key=lambda one: len(self._stop_of[one]))
+                pattern = max(
+                    (a.pattern for a in complete), key=lambda one: len(self._stop_of[one])
+                )
                 self.found = self._stop_of[pattern]
                 self._held = ""
                 return buffer[: end - len(pattern)] + (self.found if self._is_shown else "")

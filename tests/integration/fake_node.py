@@ -107,9 +107,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         assert self._store is not None, "it has started"
         address = f"127.0.0.1:{self.port}"
         record = record_of(self.incarnation, self.role, address, self.max_model_len)
-        record = replace(
-            record, sends_blocks=self.sends_blocks, fingerprint=self.fingerprint
-        )
+        record = replace(record, sends_blocks=self.sends_blocks, fingerprint=self.fingerprint)
         await self._store.heartbeat(record, IDLE, lease_s=600)
 
     async def die(self) -> None:

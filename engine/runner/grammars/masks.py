@@ -373,9 +373,7 @@ class GrammarMasks:
         held.move(job.output)
         return held
 
-    def _withhold_ends_of_text(
-        self, matcher: LLMatcher, num_tokens: int, mask: np.ndarray
-    ) -> None:
+    def _withhold_ends_of_text(self, matcher: LLMatcher, num_tokens: int, mask: np.ndarray) -> None:
         """Allow no end where the answer may not end.
 
         Some models end their answers with a token that has a text too, as a line feed: a grammar

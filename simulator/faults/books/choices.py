@@ -90,9 +90,7 @@ def check_goes_on(
         raise InternalError(f"an answer of layout {wanted.layout} goes on in another one: {chosen}")
 
 
-def _able(
-    nodes: Iterable[NodeView], query: Query, wanted: Choose
-) -> dict[Incarnation, NodeView]:
+def _able(nodes: Iterable[NodeView], query: Query, wanted: Choose) -> dict[Incarnation, NodeView]:
     """Return the nodes that can decode the request, by name."""
     return {
         one.incarnation: one

@@ -92,24 +92,23 @@ def test_a_pool_too_small_answers_the_same(
 @pytest.mark.covers("F51", "F61")
 @pytest.mark.parametrize(("name", "node"), [("swap", "decode-1"), ("recompute", "mixed-1")])
 def test_turns_that_share_blocks_answer_the_same_while_others_hang_up(
-    clusters: dict[str, Cluster], _shared_tiny_cluster: Cluster, name: str, node: str
+    clusters: dict[str, Cluster], tiny_cluster: Cluster, tiny_api: Api, name: str, node: str
 ) -> None:
     """Turns go on behind answers too, whose blocks hold accepted and refused drafts."""
     cluster, turns = clusters[name], first_turns()
     num_before = cluster.status(node).num_preemptions
     with (
         Api(cluster.url, "tiny") as api,
-        Api(_shared_tiny_cluster.url, "tiny") as roomy,
         ThreadPoolExecutor(len(turns)) as threads,
     ):
         for _ in range(NUM_TURNS):
-            wanted = roomy.complete_all(turns)
+            wanted = tiny_api.complete_all(turns)
             left = [threads.submit(leave, api, turn["prompt"]) for turn in turns[::2]]
             assert api.complete_all(turns) == wanted
             for one in left:
                 one.result()
             turns = next_turns(turns, wanted)
-    for settled in (cluster, _shared_tiny_cluster):
+    for settled in (cluster, tiny_cluster):
         settled.check_settled()
     books = cluster.status(node)
     assert books.num_preemptions > num_before

@@ -133,7 +133,9 @@ def shown_of(units: Units) -> str:
 @settings(deadline=None, derandomize=True)
 @given(
     stops=st.lists(
-        st.lists(st.sampled_from(["a", "<", "x", "<x>", "<x><y>"]), min_size=1, max_size=3).map("".join),
+        st.lists(st.sampled_from(["a", "<", "x", "<x>", "<x><y>"]), min_size=1, max_size=3).map(
+            "".join
+        ),
         max_size=3,
     ),
     units=st.lists(st.sampled_from(["a", "<", "x", ">", "y", "<x>", "<x><y>"]), max_size=16),

@@ -323,7 +323,10 @@ async def test_an_answer_that_is_not_finite_is_an_error(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
-    [(CHAT_PATH, CHAT | {"logprobs": True, "top_logprobs": 2}), (TEXT_PATH, TEXT | {"logprobs": 2})],
+    [
+        (CHAT_PATH, CHAT | {"logprobs": True, "top_logprobs": 2}),
+        (TEXT_PATH, TEXT | {"logprobs": 2}),
+    ],
 )
 async def test_a_token_that_cannot_be_drawn_has_the_lowest_log_probability(
     path: str, body: dict[str, Any], is_streamed: bool
