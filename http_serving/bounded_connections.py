@@ -42,13 +42,15 @@ class ConnectionLimits:
 
     A head is the request line and all headers: at most `max_head_bytes` and `max_headers`. A
     request must be complete `request_timeout_s` after the connection was made or after its first
-    byte. `idle_timeout_s` may pass between an answer and the next request, and until a client has
-    read the last answer of its connection.
+    byte. `idle_timeout_s` may pass between an answer and the next request. `leaving_timeout_s` may
+    pass until a client has read the last answer of its connection, or has sent the rest of a body
+    that was answered before its end.
     """
 
     max_connections: int
     request_timeout_s: float
     idle_timeout_s: float
+    leaving_timeout_s: float = 60.0
     max_head_bytes: int = 64 << 10
     max_headers: int = 100
 
@@ -264,22 +266,27 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the timer: the request is complete and in progress."""
+        """Stop the timer, as the request is complete and in progress, or was answered before."""
         if offers_upgrade(self.parser):
             return
         self._has_asked = True
         self._is_in_body = False
         self._num_bare_bytes = 0
-        if not self.cycle.response_complete:  # or it was answered before it was read to its end
+        if not self.cycle.response_complete:
             self._stop_timer()
+        elif not self.transport.is_closing():
+            self._wait_for_request(self._limits.idle_timeout_s)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Start the idle time, unless the next request has arrived already."""
         has_next = bool(self.pipeline)
         super().on_response_complete()
-        if not has_next or self.transport.is_closing():
-            self._wait_for_request(self._limits.idle_timeout_s)
+        limits = self._limits
+        if self.transport.is_closing() or (self._is_in_body and not has_next):
+            self._wait_for_request(limits.leaving_timeout_s)
+        elif not has_next:
+            self._wait_for_request(limits.idle_timeout_s)
 
     def _wait_for_request(self, timeout_s: float) -> None:
         self._stop_timer()

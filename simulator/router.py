@@ -291,7 +291,9 @@ class SimulatedRouter:
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
         self._on_chosen(choice, effect, chosen)
-        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
+        return flow.on_choice(
+            chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source, chosen.layout
+        )
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
         prefill = chosen.prefill or "none"

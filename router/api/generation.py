@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from fastapi import FastAPI, Response
@@ -40,6 +40,7 @@ from router.http.exchange import Exchange, Reply
 from router.http.routes import Access, open_to
 from router.text.choice_text import ChoiceText
 from router.text.prompt_tokens import EchoedEntries
+from router.text.stop_strings import NO_TOKENS
 from router.text.text_model import TextModel
 from router.text.usage import Usage
 from router.tools.stop_scope import stop_scope
@@ -162,12 +163,20 @@ class OpenAiApi:
         )
         num_tokens = 0
         num_allowed = len(plan.sampling.rules.allowed_token_ids)
+        named_tokens = self._named_tokens(plan)
         for prompt, sampling in plan.choices():
-            self._start(answer, plan, prompt, sampling, generate, watch)
+            self._start(answer, plan, prompt, sampling, named_tokens, generate, watch)
             num_tokens += len(prompt.token_ids) + num_allowed
             if num_tokens >= TOKENS_PER_TURN:
                 num_tokens = 0
                 await asyncio.sleep(0)
+
+    def _named_tokens(self, plan: RequestPlan) -> Mapping[str, int]:
+        """Return the special tokens that stop strings name and that have no text in the answer."""
+        if plan.shows_special_tokens:
+            return NO_TOKENS
+        has_tags = not plan.syntax.is_plain
+        return self._model.special_tokens_in(plan.shape.stop, with_special_tags=has_tags)
 
     def _start(
         self,
@@ -175,6 +184,7 @@ class OpenAiApi:
         plan: RequestPlan,
         prompt: PlannedPrompt,
         sampling: SamplingParams,
+        named_tokens: Mapping[str, int],
         generate: Callable[..., Callable[[], None]],
         watch: RequestWatch,
     ) -> None:
@@ -192,6 +202,7 @@ class OpenAiApi:
             has_logprobs=sampling.logprobs is not None,
             hidden_token_ids=plan.hidden_token_ids,
             stop_token_ids=plan.stop_token_ids,
+            named_tokens=named_tokens,
             shows_stop=plan.shape.shows_stop,
             echo=prompt.echo,
             echoed=None

@@ -63,6 +63,8 @@ class Attempt:
         self._num_cached_tokens = 0
         """Tokens of the prompt that are cached on the decode node that granted the ticket."""
         self.reason = ""
+        self.layout = ""
+        """The fingerprint of its nodes."""
         self.has_asked = False
         self.may_wait = False
         """Whether the decode node was asked to queue it."""
@@ -77,6 +79,11 @@ class Attempt:
     def has_first_token(self) -> bool:
         """Whether the first token after those of earlier attempts is known."""
         return self.ledger.has(self.ledger.num_before)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether a token of it was passed on."""
+        return self.ledger.num_emitted > self.ledger.num_before
 
     def is_on(self, node: Incarnation) -> bool:
         """Return whether a leg on this node is open."""
@@ -247,10 +254,16 @@ class Attempts:
         self.suspects: dict[Incarnation, bool] = {}
         """Nodes that are suspected, but not lost yet, and whether each is heard."""
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
+        self._layout_before = ""
 
     @property
     def is_done(self) -> bool:
         return self.main.state is State.DONE
+
+    @property
+    def layout(self) -> str:
+        """The fingerprint of the nodes that drew the last token that was passed on."""
+        return self.main.layout if self.main.has_drawn else self._layout_before
 
     def is_held_up(self, attempt: Attempt) -> bool:
         """Return whether a suspected node may hold it up: one that is silent, or is heard, was
@@ -327,6 +340,8 @@ class Attempts:
         return self.newest
 
     def _end(self, attempt: Attempt) -> list[Effect]:
+        if attempt.has_drawn:
+            self._layout_before = attempt.layout
         ending = attempt.end()
         self._aborted |= {(e.node, e.attempt) for e in ending if isinstance(e, SendAbort)}
         return ending

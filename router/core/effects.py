@@ -16,11 +16,13 @@ class Choose:
     """Choose nodes for the request and answer with `on_choice` or `on_no_choice`, at once.
 
     With `decode` set that node holds a reservation, and only a prefill node is wanted; the answer
-    then names the same decode node. Nodes in `excluded` were tried.
+    then names the same decode node. Nodes in `excluded` were tried. `layout`: the fingerprint of
+    the nodes that drew the last token of the answer; empty: it has none yet.
     """
 
     decode: Incarnation | None
     excluded: frozenset[Incarnation]
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class FlowActions:
             return
         self._choosing, attempt.state = attempt, State.CHOOSING
         reserved = None if attempt.ticket is None else attempt.decode
-        self._out.append(Choose(reserved, self._excluded_for(attempt)))
+        self._out.append(Choose(reserved, self._excluded_for(attempt), self._attempts.layout))
 
     def _excluded_for(self, attempt: Attempt) -> frozenset[Incarnation]:
         suspects = () if attempt.asks_suspects else self._attempts.suspects.keys()

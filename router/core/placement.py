@@ -13,6 +13,9 @@ can, and prefills nothing.
 
 In a wide cluster all of this is done with a shortlist of its nodes (`shortlist`), and with all
 nodes only where that has none that will do.
+
+An answer that has tokens goes on at nodes with the layout of those that drew them, while one of
+these can take it: others compute with other weights, or in another arithmetic.
 """
 
 from __future__ import annotations
@@ -48,13 +51,15 @@ _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 class ChosenNodes:
     """The nodes for one attempt. `decode` None: the request ends with its first token.
 
-    `source` has more of the prompt than the node that is to compute it, which can pull it.
+    `source` has more of the prompt than the node that is to compute it, which can pull it. `layout`
+    is the fingerprint of the nodes.
     """
 
     decode: Incarnation | None
     prefill: Incarnation | None
     reason: str
     source: PrefixSource | None = None
+    layout: str = ""
 
 
 class _Found(NamedTuple):
@@ -128,6 +133,7 @@ class Chooser:
         Raises `TooLong` and `Overloaded` as `Placer` does.
         """
         avoided = self.avoided(nodes, now_s)
+        query.layout = wanted.layout
         if query.session:
             query.last = self._sessions.last(query.session, now_s)
         if wanted.decode is None:
@@ -216,9 +222,9 @@ class Placer:
     def _best(self, able: AbleNodes, query: Query, avoided: Set[Pair]) -> _Found:
         prefillers = able.prefillers
         if query.max_tokens == 1 and prefillers:
-            prefill = self._pick(prefillers, query, query.last.prefill)
+            prefill = self._pick(_alike_first(prefillers, query), query, query.last.prefill)
             return _Found(None, prefill, "one token: prefill alone")
-        decoders = _with_a_path(able.decoders, prefillers, avoided)
+        decoders = _with_a_path(_alike_first(able.decoders, query), prefillers, avoided)
         decode = self._pick(decoders, query, query.last.decode)
         is_mixed = decode.record.role is Role.MIXED
         partner = None if is_mixed else self._partner(decode, prefillers, query, avoided)
@@ -292,11 +298,13 @@ class Placer:
         for node in (decode, prefill):
             if node is not None:
                 self._state.blocks.expect(query.block_keys(node.record), node.incarnation)
+        computing = decode or prefill
         return ChosenNodes(
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,
             source=source,
+            layout="" if computing is None else computing.record.fingerprint,
         )
 
     def _source(
@@ -335,6 +343,11 @@ def _able_nodes(nodes: Sequence[NodeView], query: Query, excluded: Set[Incarnati
     if not decoders:
         raise Overloaded(_all_tried(len(fitting)))
     return AbleNodes(decoders, prefillers)
+
+
+def _alike_first(nodes: Sequence[NodeView], query: Query) -> Sequence[NodeView]:
+    """Return the nodes that draw the tokens of those before them, or all when none does."""
+    return [node for node in nodes if query.goes_on_at(node.record)] or nodes
 
 
 def _with_a_path(

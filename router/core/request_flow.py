@@ -52,7 +52,8 @@ and the other one is aborted. When the first attempt fails, the second takes its
 An attempt that begins after n tokens were emitted continues after them: its nodes get them with
 the prompt, compute both and draw token n where a new request draws token 0. The client reads the
 same tokens as without a failure, because each depends on those before it, the seed and its index
-alone.
+alone, and on what the fingerprint covers: weights and arithmetic. So nodes with the fingerprint of
+those before come first, and others take the answer where none of these can.
 """
 
 from __future__ import annotations
@@ -180,12 +181,15 @@ class RequestFlow(FlowActions):
         reason: str,
         now_s: float,
         source: PrefixSource | None = None,
+        layout: str = "",
     ) -> list[Effect]:
-        """Ask the chosen nodes; `source` is another node that has more of the prompt cached."""
+        """Ask the chosen nodes; `source` is another node that has more of the prompt cached, and
+        `layout` the fingerprint of the chosen ones."""
         attempt, self._choosing = self._choosing, None
         if attempt is None:
             return []
         attempt.choose_source(source)
+        attempt.layout = layout or attempt.layout
         if attempt.ticket is None:
             attempt.reason = reason
             if decode is not None:

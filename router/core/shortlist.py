@@ -99,7 +99,7 @@ class Shortlist:
         if len(roster) <= MAX_SCANNED:
             return None
         kinds = _able(roster, query)
-        decoders = self._drawn([kind for kind in kinds if not kind.is_prefill], excluded)
+        decoders = self._decoders(kinds, query, excluded)
         prefillers = self._prefillers(kinds, excluded)
         if not decoders and not (prefillers and query.max_tokens == 1):
             return None
@@ -130,6 +130,15 @@ class Shortlist:
         if decode is not None:
             found[decode] = None
         return nodes.views(found)
+
+    def _decoders(
+        self, kinds: Sequence[Kind], query: Query, excluded: Set[Incarnation]
+    ) -> list[Incarnation]:
+        """Draw decode nodes: where the answer has tokens, of the layout in which they were drawn
+        if there are any."""
+        able = [kind for kind in kinds if not kind.is_prefill]
+        alike = [kind for kind in able if query.goes_on_at(kind.record)]
+        return self._drawn(alike, excluded) or self._drawn(able, excluded)
 
     def _prefillers(self, kinds: Sequence[Kind], excluded: Set[Incarnation]) -> list[Incarnation]:
         """Draw prefill nodes of each KV layout: the decode node that is chosen may have any."""

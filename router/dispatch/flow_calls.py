@@ -73,7 +73,12 @@ class FlowCalls:
         if placed is not None:
             self._metrics.session_placements.labels(placed.value).inc()
         return flow.on_choice(
-            chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
+            chosen.decode,
+            chosen.prefill,
+            chosen.reason,
+            self._clock.now_s(),
+            chosen.source,
+            chosen.layout,
         )
 
     def reserve(self, choice: RunningChoice, effect: SendReserve) -> None:

@@ -1,6 +1,9 @@
 """Server-sent events in the framing of OpenAI's API, and the JSON inside them.
 
-JSON text has no raw line breaks, so one `data:` line always holds one event.
+JSON text has no raw line breaks, so one `data:` line always holds one event. That is so for clients
+too that split text at what Unicode calls the end of a line, as Python's `str.splitlines` and what
+is built on it (`iter_lines` of httpx and requests) do: JSON may hold these characters raw, and here
+it never does.
 """
 
 from __future__ import annotations
@@ -16,13 +19,25 @@ MEDIA_TYPE = "text/event-stream; charset=utf-8"
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
+_LINE_ENDS = {one: f"\\u{ord(one):04x}" for one in ("\x85", "\u2028", "\u2029")}
+"""The ends of lines that JSON does not require to be escaped."""
+
+
 def to_json(value: object) -> str:
     """Return compact JSON; `ValueError` for NaN and infinity, which JSON does not have."""
-    return _encoder.encode(value)
+    return _in_one_line(_encoder.encode(value))
 
 
-text_json = encode_basestring
-"""Returns the JSON of a text; called for every token, so without the encoder's overhead."""
+def text_json(text: str) -> str:
+    """Return the JSON of a text; called for every token, so without the encoder's overhead."""
+    return _in_one_line(encode_basestring(text))
+
+
+def _in_one_line(encoded: str) -> str:
+    if not encoded.isascii():
+        for end, escaped in _LINE_ENDS.items():
+            encoded = encoded.replace(end, escaped)
+    return encoded
 
 
 def event(payload: str) -> bytes:

@@ -9,7 +9,7 @@ before it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -19,6 +19,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
 from router.core.generation import PromptResult, TokenChunk
 from router.text.stop_search import StopSearch
+from router.text.stop_strings import NO_TOKENS, without_marks
 from router.tools.stop_scope import StopScope
 from router.tools.thinking import ThinkingFormat, ThinkingTokens
 
@@ -104,6 +105,7 @@ class ChoiceText:
         has_logprobs: bool = False,
         hidden_token_ids: Container[int] = (),
         stop_token_ids: Container[int] = (),
+        named_tokens: Mapping[str, int] = NO_TOKENS,
         shows_stop: bool = False,
         echo: str = "",
         echoed: MakeEchoed | None = None,
@@ -116,14 +118,23 @@ class ChoiceText:
         A stop string that ends in the text of the first `min_tokens` tokens is text like any other.
         `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
         `hidden_token_ids` is not shown if the answer stops at it, and one in `stop_token_ids` is
-        then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
-        prompt) is shown before the answer, with the entries that `echoed` makes of its log
-        probabilities; stop strings are not searched in it, nor outside of `scope` where there is
-        one. Without `has_output` that is all: what a node drew is not shown or counted. How the
+        then the reason of the stop; a stop string is shown with `shows_stop` alone. Of the special
+        tokens without a text, stop strings name `named_tokens`, and are found where these are.
+        `echo` (a prompt) is shown before the answer, with the entries that `echoed` makes of its
+        log probabilities; stop strings are not searched in it, nor outside of `scope` where there
+        is one. Without `has_output` that is all: what a node drew is not shown or counted. How the
         answer may begin with thinking, whose tokens are counted, is `thinking`.
         """
         self._decoder = decoder
-        self._stops = StopSearch(stop, is_shown=shows_stop, min_tokens=min_tokens, scope=scope)
+        self._stops = StopSearch(
+            stop,
+            is_shown=shows_stop,
+            named_tokens=named_tokens,
+            min_tokens=min_tokens,
+            scope=scope,
+        )
+        self._marks = self._stops.mark_of
+        self._num_marks = 0
         self._is_plain = not stop and not has_logprobs
         self._thinking: ThinkingTokens | None = None
         self._is_bare = self._is_plain and has_output and not echo and echoed is None
@@ -139,6 +150,7 @@ class ChoiceText:
         self._entries: deque[tuple[int, LogprobEntry]] = deque()
         """The entries that are not sent yet, each with the characters before or with it."""
         self._decoded_chars = self._sent_chars = len(echo)
+        """With the marks of hidden tokens, which are not shown."""
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
         """Return one delta for each chunk, up to the one that ends the choice; see `push`."""
@@ -231,12 +243,15 @@ class ChoiceText:
         pieces = []
         num_tokens = len(chunk.token_ids)
         for index, token_id in enumerate(self._shown(chunk)):
-            decoded = self._decode(token_id)
+            mark = self._marks.get(token_id, "")
+            decoded = self._decode(token_id) + mark
             if self._has_logprobs:
-                offset = self._decoded_chars
+                begin = self._decoded_chars
                 has_text = bool(decoded) or self._decoder.has_pending
+                offset = begin - self._num_marks
                 entry = LogprobEntry(token_id, chunk.logprobs[index], offset)
-                self._entries.append((offset + has_text, entry))
+                self._entries.append((begin + has_text, entry))
+            self._num_marks += len(mark)
             self._decoded_chars += len(decoded)
             pieces.append(self._stops.push(decoded))
             if self._stops.found:
@@ -248,7 +263,7 @@ class ChoiceText:
             pieces.append(self._stops.end(rest))
         text = "".join(pieces)
         self._sent_chars += len(text)
-        return text, num_tokens
+        return without_marks(text) if self._num_marks else text, num_tokens
 
     def _shown(self, chunk: TokenChunk) -> Sequence[int]:
         """Return the tokens without the one that the answer stopped at, where it is not shown."""

@@ -32,6 +32,10 @@ class SpecialText:
         """Return `text` with a mark for each special token's text."""
         return self._any.sub(lambda found: f"{_BEGIN}{self._number[found[0]]}{_END}", text)
 
+    def named_in(self, text: str) -> list[str]:
+        """Return the texts of special tokens in `text`, each where it stands."""
+        return [found for found in self._any.findall(text) if found != _BEGIN]
+
     def pieces(self, text: str) -> list[str]:
         """Return a text with marks as pieces, to be tokenised one by one, at least one.
 

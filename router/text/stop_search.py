@@ -6,9 +6,9 @@ tokens is text like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from router.text.stop_strings import StopStrings
+from router.text.stop_strings import NO_TOKENS, StopStrings
 from router.tools.stop_scope import StopScope
 
 
@@ -16,13 +16,20 @@ class StopSearch:
     """Holds back the text of a choice that may belong to a stop string."""
 
     def __init__(
-        self, stop: Sequence[str], *, is_shown: bool, min_tokens: int, scope: StopScope | None
+        self,
+        stop: Sequence[str],
+        *,
+        is_shown: bool,
+        min_tokens: int,
+        scope: StopScope | None,
+        named_tokens: Mapping[str, int] = NO_TOKENS,
     ) -> None:
         """Begin a choice, which no stop string ends before `min_tokens` tokens, nor out of `scope`.
 
-        `is_shown`: the stop string that ends the choice is a part of its text.
+        `is_shown`: the stop string that ends the choice is a part of its text. `named_tokens`: see
+        `StopStrings`.
         """
-        self._stops = StopStrings(stop, is_shown=is_shown)
+        self._stops = StopStrings(stop, is_shown=is_shown, named_tokens=named_tokens)
         self._scope = scope
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -33,6 +40,11 @@ class StopSearch:
     def found(self) -> str | None:
         """The stop string that ended the choice."""
         return self._stops.found
+
+    @property
+    def mark_of(self) -> Mapping[int, str]:
+        """The marks of tokens that stop strings name, by token id: a part of their text."""
+        return self._stops.mark_of
 
     def push(self, text: str) -> str:
         """Add the text of the next token, which may be ''; return the text that can be shown."""

@@ -233,6 +233,18 @@ class TextModel:
             whole_text=self._whole_texts.__getitem__,
         )
 
+    def special_tokens_in(
+        self, texts: Sequence[str], *, with_special_tags: bool = False
+    ) -> dict[str, int]:
+        """Return the ids of special tokens that `texts` name, by the name.
+
+        `with_special_tags`: without those that have a text in `new_detokenizer`.
+        """
+        shown = self._special_tag_ids if with_special_tags else frozenset[int]()
+        names = dict.fromkeys(chain.from_iterable(map(self._special_text.named_in, texts)))
+        ids = {name: self.tokenizer.token_to_id(name) for name in names}
+        return {name: token_id for name, token_id in ids.items() if token_id not in shown}
+
     def describe_token(self, token_id: int) -> TokenText:
         """Return how logprobs show a token."""
         return self._describe(token_id)

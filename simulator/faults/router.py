@@ -32,7 +32,7 @@ from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
-from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
+from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
 from simulator.faults.books.requests import Unanswered, check_counted
 from simulator.faults.demand.grammars import is_hopeless
 from simulator.faults.demand.watched_router import WatchedRouter
@@ -327,6 +327,7 @@ class FaultyRouter(WatchedRouter):
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
         super()._on_chosen(choice, wanted, chosen)
         check_choice(self._membership.nodes(), wanted, chosen)
+        check_goes_on(self._membership.nodes(), choice.query, wanted, chosen)
         if choice.query.session:
             num_known, now_s = self._chooser.num_sessions, self.clock.now_s()
             self._sessions.check(choice.query, chosen, num_known, now_s)

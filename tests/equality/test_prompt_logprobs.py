@@ -141,6 +141,7 @@ def test_they_are_those_of_a_forward_pass(
             np.testing.assert_allclose([logprob for _, logprob in top], row[best], atol=2e-5)
 
 
+@pytest.mark.covers("T26")
 @pytest.mark.parametrize(("method", "mode", "steps", "budget"), WAYS)
 def test_chunks_batches_and_preemption_change_nothing(
     method: str,
@@ -166,6 +167,7 @@ def test_chunks_batches_and_preemption_change_nothing(
     assert found == [scores for _, scores in alone]
 
 
+@pytest.mark.covers("T25")
 def test_a_prefix_that_is_cached_is_computed_again(
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],

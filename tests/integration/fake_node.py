@@ -28,6 +28,9 @@ Reserve = Callable[[GenerationRequest, bool], Awaitable[pb.Reply]]
 Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.Reply]]
 
 
+FINGERPRINT = "f" * 32
+
+
 def record_of(node: Incarnation, role: Role, address: str, max_model_len: int = 1024) -> NodeRecord:
     return NodeRecord(
         node_id=node.node_id,
@@ -35,7 +38,7 @@ def record_of(node: Incarnation, role: Role, address: str, max_model_len: int = 
         role=role,
         control_address=address,
         model="tiny",
-        fingerprint="f" * 32,
+        fingerprint=FINGERPRINT,
         block_size=16,
         num_blocks=64,
         max_num_seqs=8,
@@ -60,6 +63,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         """The latest silence that a router allowed."""
         self.repeats_numbers = True
         self.sends_blocks = False
+        self.fingerprint = FINGERPRINT
         self.link: Link | None = None
         """The network before its port, where a test put one."""
         self.is_unheard = False
@@ -103,7 +107,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         assert self._store is not None, "it has started"
         address = f"127.0.0.1:{self.port}"
         record = record_of(self.incarnation, self.role, address, self.max_model_len)
-        record = replace(record, sends_blocks=self.sends_blocks)
+        record = replace(record, sends_blocks=self.sends_blocks, fingerprint=self.fingerprint)
         await self._store.heartbeat(record, IDLE, lease_s=600)
 
     async def die(self) -> None:

@@ -25,7 +25,7 @@ from router.core.generation import TokenChunk
 from router.dispatch import dispatcher, node_clients, node_pool
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.node_pool import NodePool
-from tests.integration.fake_node import FakeNode
+from tests.integration.fake_node import FINGERPRINT, FakeNode
 from tests.support.http.read_answer import read
 from tests.support.nodes.node_outputs import node_output
 from tests.support.nodes.node_views import placing
@@ -62,9 +62,16 @@ class Cluster:
         self.failed = asyncio.Event()
 
     async def add(
-        self, node_id: str, role: Role, epoch: int = 1, port: int = 0, max_model_len: int = 1024
+        self,
+        node_id: str,
+        role: Role,
+        epoch: int = 1,
+        port: int = 0,
+        max_model_len: int = 1024,
+        fingerprint: str = FINGERPRINT,
     ) -> FakeNode:
         node = FakeNode(node_id, role, epoch, max_model_len)
+        node.fingerprint = fingerprint
         await node.start(self.store, port=port)
         self.nodes.append(node)
         return node

@@ -28,11 +28,24 @@ from tests.support.cluster.books import Books
 from tests.support.cluster.cluster import Cluster, running
 from tests.support.cluster.topologies import handoff_spec
 from tests.support.grammars import schemas
-from tests.support.models.tiny_model import prompt_tokens
+from tests.support.models.tiny_model import prompt_tokens, token_id
 from tests.support.stores.redis_server import RedisServer, redis_server
 from tests.support.stores.refusing_redis import Spoil, failed_snapshot, full_memory, mend
 
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
+COUNTED: Fields = {
+    "temperature": 1,
+    "seed": 6,
+    "repetition_penalty": 1.2,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.4,
+    "logit_bias": {str(token_id("e")): 2, str(token_id(" ")): 1},
+    "bad_words": ["ab", "c"],
+    "min_tokens": 150,
+    "stop_token_ids": [token_id("e")],
+    "stop": ["f"],
+}
+"""Depends on the tokens that were drawn before, and on how many there were."""
 LONG_PROMPT = 2400
 ENDLESS = 12_000
 PROMPT_S = 40.0
@@ -120,6 +133,7 @@ def test_a_prefill_node_that_dies_costs_time_and_no_answer(
     assert rest == api.complete(**other)
 
 
+@pytest.mark.covers("F143")
 def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
@@ -128,13 +142,16 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
     digits = schemas.digits(60)
     ruled: Fields = {"prompt": prompt_tokens(45, salt=34), "max_tokens": 240, "temperature": 1}
     ruled |= {"seed": 5, **schemas.asked(digits)}
+    counted: Fields = {"prompt": prompt_tokens(42, salt=34), "max_tokens": 240, **COUNTED}
     with (
         api.stream(logprobs=0, **fields) as stream,
         api.stream(logprobs=0, **ruled) as ruled_stream,
+        api.stream(logprobs=0, **counted) as counted_stream,
     ):
         with cluster.slow():
             stream.read_tokens(3)
             ruled_stream.read_tokens(3)
+            counted_stream.read_tokens(3)
             handed_off = started_prefill(cluster, api, threads, salt=35)
             cluster.processes["decode-1"].kill()
         # A request that is still placed there waits for its next life, as those that run do.
@@ -146,8 +163,11 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
         cluster.wait_status("prefill-1", holds_nothing, "holds nothing")
         cluster.mend()
         rest, moved = stream.read_rest(), handed_off.result(timeout=60)
-        ruled_rest = ruled_stream.read_rest()
+        ruled_rest, counted_rest = ruled_stream.read_rest(), counted_stream.read_rest()
     assert rest == api.complete(**fields)
+    assert counted_rest == api.complete(**counted)
+    assert counted_rest.finish_reason == "stop"
+    assert 150 < len(counted_rest.tokens) < 240
     assert ruled_rest == api.complete(**ruled)
     schemas.check(ruled_rest, digits)
     assert moved == api.complete(prompt_tokens(LONG_PROMPT, salt=35), max_tokens=8, **GREEDY)

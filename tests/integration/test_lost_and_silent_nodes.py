@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
@@ -125,6 +127,30 @@ async def test_a_silent_node_s_answer_goes_on_elsewhere_before_it_is_lost(
     second.push(tokens(again.id, 2, 12, finish_reason=FinishReason.STOP))
     assert [chunk.token_ids for chunk in await anext(stream)] == [(12,)]
     await no_placements(cluster)
+
+
+@pytest.mark.covers("F138")
+async def test_an_answer_goes_on_at_a_node_that_computes_as_the_lost_one_did(
+    cluster: Cluster,
+) -> None:
+    """In the middle of a rollout the first idle node has other weights or settings."""
+    old = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router(policy="least_loaded")
+    stream = read(router, PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    reading = asyncio.create_task(anext(stream))
+    request = await asked(old)
+    old.push(tokens(request.id, 0, 10, is_started=True))
+    await reading
+    new = await cluster.add("d1", Role.DECODE, fingerprint="new")
+    alike = await cluster.add("d2", Role.DECODE)
+    await cluster.refresh()
+    await wait_until(lambda: len(router.pool.nodes()) == 3, "all nodes heard")
+    await old.stop()
+    again = await asked(alike)
+    assert again.output_token_ids == (10,)
+    await alike.stop()
+    assert (await asked(new)).output_token_ids == (10,), "rather than not at all"
+    await stream.aclose()
 
 
 async def test_a_silent_node_that_is_heard_first_keeps_its_answer(cluster: Cluster) -> None:

@@ -160,6 +160,7 @@ async def test_a_session_leaves_a_decode_node_that_refuses_and_stays_where_it_we
         assert full not in await turns.ask(ALICE)
 
 
+@pytest.mark.covers("F141")
 @pytest.mark.parametrize("role", ["d", "p"])
 async def test_a_session_leaves_a_node_that_others_keep_busy(cluster: Cluster, role: str) -> None:
     """Before it is full: it is not even asked."""

@@ -26,6 +26,7 @@ def check_length(answer: list[int], least: int) -> None:
     assert answer[-1] in ends
 
 
+@pytest.mark.covers("F139")
 @pytest.mark.parametrize("method", FREE_METHODS)
 @pytest.mark.parametrize("seed", [1, 3, 5, 8])
 def test_a_handoff_withholds_ends_on_both_nodes(method: str, seed: int) -> None:

@@ -83,8 +83,9 @@ def connection_limits(limits: ConnectionLimits, flag: str = "") -> dict[str, str
         "request line and headers": size(limits.max_head_bytes),
         "headers of a request": str(limits.max_headers),
         "time until a request is whole, body included": f"{limits.request_timeout_s:g} s",
-        "time without a request, or without reading the last answer": (
-            f"{limits.idle_timeout_s:g} s"
+        "time without a request": f"{limits.idle_timeout_s:g} s",
+        "time to read the last answer, or to send the rest of a body that was refused": (
+            f"{limits.leaving_timeout_s:g} s"
         ),
     }
 

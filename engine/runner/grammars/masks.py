@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -195,7 +195,7 @@ class GrammarMasks:
             elif not self._is_drawn_with_mask(job, held.matcher, token_id, logits):
                 return None
             if token_id in self._eos_token_ids:
-                return token_id
+                return token_id if held.matcher.is_accepting() else None
             held.consume(token_id)
         except Exception:  # filling the mask fails too, and reports it
             return None
@@ -351,7 +351,9 @@ class GrammarMasks:
             fill_next_token_bitmask(held.matcher, masks, number)
             if held.matcher.is_error() or not masks[number].any():
                 raise InternalError(held.matcher.get_error() or "it allows no token")
-            self._withhold_ends(job, len(job.output) + number, masks[number])
+            num_tokens = len(job.output) + number
+            self._withhold_ends_of_text(held.matcher, num_tokens, masks[number])
+            self._withhold_early_ends(job, num_tokens, masks[number])
             if number == len(job.drafts):
                 return
             draft = job.drafts[number]
@@ -371,16 +373,37 @@ class GrammarMasks:
         held.move(job.output)
         return held
 
-    def _withhold_ends(self, job: GrammarJob, output_index: int, mask: np.ndarray) -> None:
+    def _withhold_ends_of_text(self, matcher: LLMatcher, num_tokens: int, mask: np.ndarray) -> None:
+        """Allow no end where the answer may not end.
+
+        Some models end their answers with a token that has a text too, as a line feed: a grammar
+        allows that text within an answer, and the token would end it there.
+        """
+        if matcher.is_accepting() or not any(_is_allowed(mask, end) for end in self._eos_token_ids):
+            return
+        mask[:] = _without(self._eos_token_ids, mask)
+        if not mask.any():
+            raise InvalidRequest(
+                f"the grammar cannot be followed behind {num_tokens} tokens: it wants a text that "
+                "ends the answers of this model"
+            )
+
+    def _withhold_early_ends(self, job: GrammarJob, output_index: int, mask: np.ndarray) -> None:
         """Before `min_tokens` allow no end, unless the grammar allows nothing else."""
         if output_index >= job.params.min_tokens:
             return
-        left = mask.copy()
-        for token_id in (*self._eos_token_ids, *job.params.stop_token_ids):
-            if 0 <= token_id < 32 * len(mask):
-                left.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+        left = _without((*self._eos_token_ids, *job.params.stop_token_ids), mask)
         if left.any():
             mask[:] = left
+
+
+def _without(token_ids: Iterable[int], mask: np.ndarray) -> np.ndarray:
+    """Return what a mask allows besides these tokens."""
+    left = mask.copy()
+    for token_id in token_ids:
+        if 0 <= token_id < 32 * len(mask):
+            left.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+    return left
 
 
 def _is_allowed(mask: np.ndarray, token_id: int) -> bool:

@@ -34,7 +34,8 @@ class Query:
     With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
     those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
     with log probabilities of the prompt. `last` are the nodes of the request before it in its
-    `session`.
+    `session`. `layout` is the fingerprint of the nodes that drew the answer so far; empty: it has
+    no token yet.
     """
 
     prompt_token_ids: Sequence[int]
@@ -45,6 +46,7 @@ class Query:
     cache_salt: str = ""
     session: SessionId = b""
     last: SessionNodes = NO_NODES
+    layout: str = ""
     blocks: PromptBlocks | None = None
     """The prompt's blocks, if the caller has them already."""
     known_keys: dict[tuple[str, int], tuple[BlockKey, ...]] = field(default_factory=dict)
@@ -66,6 +68,10 @@ class Query:
             and (record.has_token_rules or not self.needs_token_rules)
             and (record.has_prompt_logprobs or not self.needs_prompt_logprobs)
         )
+
+    def goes_on_at(self, record: NodeRecord) -> bool:
+        """Return whether a node draws the tokens that those before it would have drawn."""
+        return self.layout in ("", record.fingerprint)
 
     def block_keys(self, record: NodeRecord) -> tuple[BlockKey, ...]:
         """Return the keys of the prompt's full blocks as this node cuts them, the first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from common.errors import InternalError
+from common.ids import Incarnation
 from common.nodes import Role
 from router.core.effects import Choose
 from router.core.known.node_view import NodeView
@@ -66,17 +67,37 @@ def check_kept(
     """Check that a session stays on its node where that can decode the request, has a seat and has
     no more to do than any other. Raises `InternalError`.
     """
-    able = {
-        one.incarnation: one
-        for one in nodes
-        if one.record.role is not Role.PREFILL
-        and not (one.load.is_draining or one.is_suspected)
-        and query.fits(one.record)
-        and one.incarnation not in wanted.excluded
-    }
+    able = _able(nodes, query, wanted)
+    able = {name: one for name, one in able.items() if query.goes_on_at(one.record)} or able
     last = able.get(query.last.decode) if query.last.decode is not None else None
     is_asked = wanted.decode is None and chosen.decode is not None
     if last is None or last.is_full or not is_asked or chosen.decode == last.incarnation:
         return
     if all(last.pressure <= one.pressure for one in able.values()):
         raise InternalError(f"a session leaves {last.incarnation}, which is as idle as any")
+
+
+def check_goes_on(
+    nodes: Iterable[NodeView], query: Query, wanted: Choose, chosen: ChosenNodes
+) -> None:
+    """Check that an answer that has tokens goes on at a node with the layout in which they were
+    drawn, where one can decode the request. Raises `InternalError`.
+    """
+    if chosen.decode is None or wanted.decode is not None or wanted.layout in ("", chosen.layout):
+        return
+    able = _able(nodes, query, wanted).values()
+    if any(one.record.fingerprint == wanted.layout for one in able):
+        raise InternalError(f"an answer of layout {wanted.layout} goes on in another one: {chosen}")
+
+
+def _able(nodes: Iterable[NodeView], query: Query, wanted: Choose) -> dict[Incarnation, NodeView]:
+    """Return the nodes that can decode the request, by name."""
+    return {
+        one.incarnation: one
+        for one in nodes
+        if one.record.role is not Role.PREFILL
+        and not (one.load.is_draining or one.is_suspected)
+        and query.fits(one.record)
+        and query.is_followed_by(one.record)
+        and one.incarnation not in wanted.excluded
+    }

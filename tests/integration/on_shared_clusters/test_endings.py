@@ -16,7 +16,7 @@ from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import CHAT, COMPLETIONS, Api, ApiFailure, Fields
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.topologies import LONG_DEADLINE_S, PREFILL_STEP_TOKENS
-from tests.support.models.tiny_model import END_TOKEN_ID, prompt_tokens, token_id
+from tests.support.models.tiny_model import BOS_TOKEN_ID, END_TOKEN_ID, prompt_tokens, token_id
 
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 LONG_PROMPT = 6000
@@ -75,6 +75,24 @@ def test_a_stop_string_cuts_across_tokens(tiny_api: Api, is_stream: bool) -> Non
     assert answer.text == whole[: whole.index(stop)]
 
 
+@pytest.mark.covers("T24")
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_stop_string_that_names_a_special_token_ends_the_answer(
+    tiny_api: Api, is_stream: bool
+) -> None:
+    """The token has no text; nothing else would end this answer before its limit."""
+    fields: Fields = {"prompt": prompt_tokens(40, salt=3), "max_tokens": ENDLESS, **GREEDY}
+    fields |= {"logit_bias": {str(BOS_TOKEN_ID): 100}, "stop": ["never in it", "<bos>"]}
+    if is_stream:
+        with tiny_api.stream(**fields) as stream:
+            answer = stream.read_rest()
+    else:
+        answer = tiny_api.complete(**fields)
+        assert answer.usage["completion_tokens"] == 1
+    assert (answer.text, answer.finish_reason) == ("", "stop")
+
+
+@pytest.mark.covers("F140")
 def test_choices_are_drawn_apart_and_the_first_is_the_only_one_s(tiny_api: Api) -> None:
     fields: Fields = {
         "prompt": prompt_tokens(33, salt=4),
@@ -89,6 +107,7 @@ def test_choices_are_drawn_apart_and_the_first_is_the_only_one_s(tiny_api: Api) 
     assert three[0].usage["prompt_tokens"] == 33
 
 
+@pytest.mark.covers("T34")
 def test_logprobs_name_the_drawn_token_and_its_rivals(tiny_api: Api) -> None:
     messages = [{"role": "user", "content": "hello"}]
     fields: Fields = {

@@ -110,6 +110,7 @@ def test_the_ways_to_end_all_occur(wanted: list[Answer | ApiFailure]) -> None:
     assert min(answer.usage["completion_tokens"] for answer in by_way[3]) < LEAST_OUTPUT
 
 
+@pytest.mark.covers("F146")
 @pytest.mark.parametrize(("name", "node"), [("ahead", "decode-1"), ("ahead_drafts", "mixed-1")])
 def test_the_answers_are_those_of_steps_that_follow_one_another(
     clusters: dict[str, Cluster], wanted: list[Answer | ApiFailure], name: str, node: str

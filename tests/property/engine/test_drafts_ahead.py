@@ -100,6 +100,7 @@ def test_such_engines_begin_steps_and_draft() -> None:
     assert engine.plans_ahead["drafts"] >= 2
 
 
+@pytest.mark.covers("F146")
 def test_such_engines_preempt_and_plan_ahead_and_draft() -> None:
     engine = Engine(
         num_blocks=8,

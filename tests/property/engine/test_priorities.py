@@ -56,7 +56,7 @@ def check_answer(engine: Engine, sequence: Sequence) -> None:
     assert engine.outputs[sequence.sequence_id] == right
 
 
-@pytest.mark.covers("S41")
+@pytest.mark.covers("S41", "F144")
 @settings(fixed, max_examples=everyday(10, of=60))
 @given(st.data())
 def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None:
@@ -81,7 +81,7 @@ def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None
         check_answer(engine, one)
 
 
-@pytest.mark.covers("S41")
+@pytest.mark.covers("S41", "F144")
 @settings(fixed, max_examples=everyday(10, of=60))
 @given(st.data())
 def test_an_urgent_request_does_not_wait_for_the_outputs_of_others(data: st.DataObject) -> None:

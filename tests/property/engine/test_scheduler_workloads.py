@@ -45,6 +45,7 @@ def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -
     check_answers(run, run.to_the_end())
 
 
+@pytest.mark.covers("T26")
 def test_preempted_prompts_are_scored_once() -> None:
     arrivals = [Arrival(0, family, 8, 12, 1, prompt_logprobs=1) for family in range(4)]
     for mode in MODES:

@@ -21,7 +21,7 @@ from http_serving.server import Server, bind, make_server
 from tests.support.clocks.stopped_time import StoppedTime
 from tests.support.http.http_server import eventually
 
-REQUEST_S, IDLE_S = 5.0, 3.0
+REQUEST_S, IDLE_S, LEAVING_S = 5.0, 3.0, 2.0
 """Time passes only where a test says so: see `Site.time`."""
 SPINS = 50
 """Turns of the event loop after which what has arrived is read, and all that follows is done."""
@@ -105,6 +105,7 @@ async def site(**own: Any) -> AsyncIterator[Site]:
         "max_connections": 100,
         "request_timeout_s": REQUEST_S,
         "idle_timeout_s": IDLE_S,
+        "leaving_timeout_s": LEAVING_S,
         **own,
     }
 
@@ -209,6 +210,7 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
         assert await ended(reader) == b""
 
 
+@pytest.mark.covers("W09")
 async def test_idling_ends_and_the_next_request_has_its_own_time() -> None:
     async with site() as here, here.connection() as (reader, writer):
         writer.write(GET)
@@ -254,7 +256,7 @@ async def test_a_client_that_does_not_read_its_last_answer_is_let_go() -> None:
     async with site() as here, here.connection() as (reader, writer):
         writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         await eventually(lambda: here.num_asked)
-        await here.pass_time(IDLE_S)
+        await here.pass_time(LEAVING_S)
         await eventually(lambda: not here.server.server_state.connections)
         assert len(await ended(reader)) < 100_000_000
 
@@ -342,7 +344,20 @@ async def test_a_body_that_was_refused_is_let_in_for_a_while_only() -> None:
         assert b" 413 " in await reader.readuntil(b"no\r\n0\r\n\r\n")
         for _ in range(6):
             writer.write(b"3\r\nabc\r\n")
-            await here.pass_time(IDLE_S / 6)
+            await here.pass_time(LEAVING_S / 6)
+        assert await ended(reader) == b""
+
+
+@pytest.mark.covers("W09")
+async def test_a_connection_whose_refused_body_has_ended_idles_as_any_other() -> None:
+    async with site() as here, here.connection() as (reader, writer):
+        writer.write(b"POST /refuse HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b" 413 " in await reader.readuntil(b"no\r\n0\r\n\r\n")
+        writer.write(b"3\r\nabc\r\n0\r\n\r\n")
+        await here.pass_time(LEAVING_S)
+        writer.write(GET)
+        await answered(reader)
+        await here.pass_time(IDLE_S)
         assert await ended(reader) == b""
 
 

@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -251,7 +252,7 @@ def test_a_client_of_http_1_0_that_is_gone_is_noticed_by_the_kernel(
 @pytest.mark.covers("F88")
 def test_a_half_closed_client_that_does_not_read_its_answer_is_let_go(run: Run) -> None:
     """As any other that does not."""
-    limits = ConnectionLimits(max_connections=9, request_timeout_s=60.0, idle_timeout_s=0.1)
+    limits = replace(LIMITS, leaving_timeout_s=0.1)
 
     async def test() -> None:
         listener, app = bind("127.0.0.1", 0, backlog=4), App()

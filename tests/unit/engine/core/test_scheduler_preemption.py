@@ -75,6 +75,21 @@ def test_a_victim_of_priority_answers_as_if_nothing_had_happened() -> None:
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("T33")
+def test_what_a_victim_finds_of_its_own_is_no_cached_prefix() -> None:
+    engine = Engine(seats=2, enable_priority_scheduling=True)
+    sequences = [add(engine, 9, 9, seed) for seed in (1, 2)]
+    for _ in range(3):
+        engine.step()
+    sequences.append(add(engine, 5, 3, 3, priority=1))
+    engine.run()
+    counters = engine.scheduler.statistics().counters
+    assert counters.preemptions["priority"] == 1
+    assert counters.num_recomputed_tokens < 9, "it found nothing"
+    assert set(counters.prefix_blocks_found.values()) == {0}
+    assert [sequence.num_cached_tokens for sequence in sequences] == [0, 0, 0]
+
+
 @pytest.mark.covers("F54", "S40")
 def test_a_victim_of_this_step_is_in_no_batch() -> None:
     engine = Engine(seats=2, method="mtp", num_drafts=2, enable_priority_scheduling=True)

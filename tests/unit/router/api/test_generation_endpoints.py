@@ -22,6 +22,12 @@ from tests.support.http.http_edge import (
     write_model_folder,
 )
 from tests.support.http.posted import CHAT, CHAT_PATH, MODEL, TEXT, TEXT_PATH, encode, post
+from tests.support.http.tool_models import LLAMA_TEMPLATE, model_with
+
+TRIMMING_TEMPLATE = (
+    "{% for message in messages %}{{ '[' ~ message.role ~ '] ' ~ message.content.strip() ~ '\n' }}"
+    "{% endfor %}"
+)
 
 
 async def call_of(path: str, body: dict[str, Any]) -> Call:
@@ -54,6 +60,7 @@ async def test_a_chat() -> None:
     assert call.closed.is_set()
 
 
+@pytest.mark.covers("T31")
 async def test_a_chat_prompt_is_the_template_and_no_more() -> None:
     call = await call_of(CHAT_PATH, CHAT)
     rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -67,6 +74,7 @@ async def test_a_completion_prompt_gets_the_special_tokens() -> None:
     assert call.prompt_token_ids[0] == 0
 
 
+@pytest.mark.covers("T31")
 @pytest.mark.parametrize("text", ["Hello", f"Hello{EOS}", "a\ue0000\ue001", "a\ue000999\ue001"])
 async def test_a_completion_prompt_gets_no_special_tokens_where_none_are_asked_for(
     text: str,
@@ -82,6 +90,7 @@ async def test_a_completion_prompt_gets_no_special_tokens_where_none_are_asked_f
         assert call.prompt_token_ids == (0, *ids)
 
 
+@pytest.mark.covers("J10")
 async def test_messages_of_every_shape() -> None:
     messages = [
         {"role": "developer", "content": "Be brief"},
@@ -203,6 +212,7 @@ async def test_choices_have_seeds_of_their_own() -> None:
     assert prompts == [encode("a", special=True)] * 3 + [encode("b", special=True)] * 3
 
 
+@pytest.mark.covers("T32")
 async def test_prompts_without_a_seed_draw_one_each() -> None:
     edge = make_edge()
     await post(edge, TEXT_PATH, TEXT | {"prompt": ["a", "a"]})
@@ -210,6 +220,7 @@ async def test_prompts_without_a_seed_draw_one_each() -> None:
     assert first != second
 
 
+@pytest.mark.covers("T32")
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [
@@ -346,6 +357,23 @@ async def test_the_final_message_is_continued() -> None:
     assert answer["choices"][0]["message"]["content"] == "ld"
     rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello wor"
     assert edge.generator.calls[0].prompt_token_ids == encode(rendered)
+
+
+@pytest.mark.covers("J11")
+@pytest.mark.parametrize("template", [LLAMA_TEMPLATE, TRIMMING_TEMPLATE])
+@pytest.mark.parametrize("begun", ["It is ", "a: |\n  ", " \n", "\n", ""])
+async def test_a_template_that_trims_leaves_the_end_of_a_continued_message(
+    template: str, begun: str
+) -> None:
+    """Its white space at the end; that at the beginning is the template's to trim."""
+    model = model_with(template)
+    messages = [*CHAT["messages"], {"role": "assistant", "content": f"Yes.{begun}"}]
+    edge = make_edge(says("on"), model=model)
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = await post(edge, CHAT_PATH, CHAT | {"messages": messages, **more})
+    assert answer["choices"][0]["message"]["content"] == "on"
+    prompt = model.decode(edge.generator.calls[0].prompt_token_ids, with_special_tokens=True)
+    assert prompt.endswith(f"Yes.{begun}")
 
 
 async def test_a_template_is_told_what_the_request_says(tmp_path: Any) -> None:

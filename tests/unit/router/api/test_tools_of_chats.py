@@ -388,6 +388,7 @@ async def test_thinking_is_no_answer() -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == "Hi"
 
 
+@pytest.mark.covers("G21")
 async def test_a_schema_begins_behind_the_thinking() -> None:
     edge = edge_that_says("\nhm</think>{}")
     (choice,) = (await post(edge, ASKED | THINK | {"response_format": {"type": "json_object"}}))[

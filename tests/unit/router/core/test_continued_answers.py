@@ -23,6 +23,7 @@ from tests.unit.router.core.flow_events import (
     aborts,
     emitted,
     failure,
+    new_flow,
     output,
     prefilling,
     reserving,
@@ -46,6 +47,48 @@ def test_an_answer_may_be_continued_twice() -> None:
     (reserve,) = flow.on_choice(Incarnation("d2", 1), None, "again", 0.0)
     assert isinstance(reserve, SendReserve)
     assert reserve.request.output_token_ids == (10, 11, 12, 13, 14)
+
+
+@pytest.mark.covers("F138")
+def test_an_answer_asks_for_nodes_of_the_layout_that_drew_its_last_token() -> None:
+    flow = new_flow()
+
+    def lose(node: Incarnation) -> str:
+        (choose,) = [one for one in flow.on_node_lost(node) if isinstance(one, Choose)]
+        return choose.layout
+
+    flow.on_choice(D0, None, "first", 0.0, None, "old")
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    assert lose(D0) == "", "it has no token"
+    flow.on_choice(D1, None, "again", 0.0, None, "new")
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    flow.on_output(D1, output(SECOND, 0, 10, is_started=True))
+    assert lose(D1) == "new"
+    third, fourth = AttemptId("req", 3), AttemptId("req", 4)
+    flow.on_choice(D0, None, "nobody else", 0.0, None, "old")
+    flow.on_reserve_reply(D0, third, LOCAL, 0.0)
+    assert lose(D0) == "new", "the last attempt drew none"
+    flow.on_choice(D1, None, "back", 0.0, None, "old")
+    flow.on_reserve_reply(D1, fourth, LOCAL, 0.0)
+    flow.on_output(D1, output(fourth, 1, 11, is_started=True))
+    assert lose(D1) == "old"
+
+
+@pytest.mark.covers("F138")
+@pytest.mark.parametrize("is_second_first", [False, True])
+def test_of_two_attempts_the_one_that_goes_on_has_the_layout(is_second_first: bool) -> None:
+    flow = new_flow()
+    flow.on_choice(D0, None, "first", 0.0, None, "old")
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    flow.on_output(D0, output(FIRST, 0, 10, is_started=True))
+    assert flow.on_node_suspected(D0) == [Choose(None, frozenset({D0}), "old")]
+    flow.on_choice(D1, None, "beside", 0.0, None, "new")
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    node, attempt = (D1, SECOND) if is_second_first else (D0, FIRST)
+    flow.on_output(node, output(attempt, 1, 11, is_started=True))
+    choose = flow.on_node_lost(node)[-1]
+    assert isinstance(choose, Choose)
+    assert choose.layout == ("new" if is_second_first else "old")
 
 
 @pytest.mark.parametrize("has_token", [False, True])

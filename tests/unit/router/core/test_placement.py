@@ -13,9 +13,11 @@ from common.nodes import NodeLoad, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from placement.store import LiveNode
+from router.core.effects import Choose
 from router.core.known.node_view import NodeView
+from router.core.known.roster import Roster
 from router.core.membership import Membership
-from router.core.placement import ChosenNodes, Placer
+from router.core.placement import Chooser, ChosenNodes, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import MAX_HASHED_BLOCKS, PolicyState, Query, TooLong, query_of
 from tests.support.nodes.node_views import names, node, prefill, query, record
@@ -92,6 +94,46 @@ def test_only_nodes_that_follow_grammars_get_one(
     request = query(max_tokens=max_tokens)
     request.needs_grammars = True
     assert names(choose(nodes, request)) == expected
+
+
+@pytest.mark.covers("F138")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("nodes", "max_tokens", "expected"),
+    [
+        ([node("d0"), node("d1", fingerprint="new"), prefill("p0")], 8, ("d0", "p0")),
+        ([node("d0", fingerprint="new"), node("d1", num_requests=9)], 8, ("d1", None)),
+        ([node("d0", fingerprint="new"), node("d1", queued_tokens=900)], 8, ("d1", None)),
+        ([node("d0", fingerprint="new"), prefill("p0", fingerprint="new")], 8, ("d0", "p0")),
+        ([node("d0", fingerprint="new"), node("d1", is_draining=True)], 8, ("d0", None)),
+        ([node("d0", fingerprint="new"), node("d1", is_suspected=True)], 8, ("d0", None)),
+        ([node("d0", fingerprint="new"), node("d1", max_model_len=23)], 8, ("d0", None)),
+        ([node("d0", fingerprint="new"), node("tried")], 8, ("d0", None)),
+        ([prefill("p0", fingerprint="new"), prefill("p1", queued_tokens=9)], 1, (None, "p1")),
+        ([prefill("p0", fingerprint="new")], 1, (None, "p0")),
+    ],
+)
+def test_an_answer_goes_on_in_its_layout_while_a_node_of_that_can_take_it(
+    nodes: list[NodeView], max_tokens: int, expected: tuple[str | None, str | None], policy: str
+) -> None:
+    request = query(max_tokens=max_tokens)
+    request.layout = "f"
+    chosen = choose(nodes, request, frozenset({Incarnation("tried", 1)}), policy)
+    assert names(chosen) == expected
+    views = {view.incarnation: view for view in nodes}
+    computing = chosen.decode or chosen.prefill
+    assert computing is not None
+    assert chosen.layout == views[computing].record.fingerprint
+
+
+@pytest.mark.covers("F138")
+def test_a_new_answer_goes_wherever_there_is_most_room() -> None:
+    nodes = [node("d0", fingerprint="new"), node("d1", num_requests=9)]
+    chooser = Chooser("least_loaded", 600.0, 0)
+    chosen, _ = chooser.choose(Roster(nodes), query(), Choose(None, NOBODY), 0.0)
+    assert (names(chosen), chosen.layout) == (("d0", None), "new")
+    chosen, _ = chooser.choose(Roster(nodes), query(), Choose(None, NOBODY, "f"), 0.0)
+    assert (names(chosen), chosen.layout) == (("d1", None), "f")
 
 
 def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:

@@ -101,6 +101,7 @@ SCORES = PromptLogprobs(1, (-0.5, -1.5), (1, 2), (7, 8), (-0.5, -1.0))
 ASKED = SamplingParams(max_tokens=MAX_TOKENS, prompt_logprobs=1)
 
 
+@pytest.mark.covers("T26")
 def test_logprobs_of_the_prompt_come_with_token_0_and_once() -> None:
     ledger = TokenLedger(ASKED, 3)
     assert ledger.push(node_output(ID, 1, (5,)), 0) is None, "the decode node runs ahead"

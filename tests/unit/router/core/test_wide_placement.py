@@ -119,6 +119,23 @@ def test_a_wide_cluster_is_not_looked_at_whole(policy: str) -> None:
         assert roster.num_looked_at <= most + 1
 
 
+@pytest.mark.covers("F138")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_tried", [False, True])
+def test_an_answer_goes_on_in_its_layout_though_few_nodes_have_it(
+    policy: str, is_tried: bool
+) -> None:
+    old = [node("d500", num_requests=9), node("d501", num_requests=9)]
+    roster = Roster([*decoders(fingerprint="new"), *prefillers(fingerprint="new"), *old])
+    request, placer = query(), Placer(policy)
+    request.layout = "f"
+    tried = {one.incarnation for one in old} if is_tried else NOBODY
+    for _ in range(20):
+        chosen = placer.choose(roster, request, tried)
+        assert chosen.layout == ("new" if is_tried else "f")
+        assert (chosen.prefill is None) is not is_tried, "KV goes between equal layouts alone"
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_choices(policy: str) -> None:
     def pairs(seed: int) -> list[object]:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from common.errors import ConfigError
-from router.http.server import bind_http, serve_http
+from router.http.server import LIMITS, bind_http, serve_http
 from tests.support.http.http_edge import hangs_after, make_edge
 from tests.support.http.http_server import eventually, raw_request, served
 
@@ -190,3 +190,13 @@ async def test_an_offered_upgrade_is_ignored(offer: str, is_stream: bool) -> Non
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
         async with asyncio.timeout(30):
             await reader.readuntil(b'"finish_reason":"')
+
+
+@pytest.mark.covers("W09")
+@pytest.mark.parametrize(
+    ("keeper", "kept_s"),
+    [("Go's proxies", 90), ("reqwest", 90), ("Caddy", 120), ("Google's load balancers", 600)],
+)
+def test_who_keeps_idle_connections_closes_them_first(keeper: str, kept_s: int) -> None:
+    """A request on a connection that the router closes at that moment would fail: status 502."""
+    assert LIMITS.idle_timeout_s > kept_s, keeper

@@ -14,7 +14,7 @@ from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import HERMES
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import ThinkingFormat
-from tests.support.http.http_edge import chunks, tiny_model
+from tests.support.http.http_edge import BOS, EOS, chunks, tiny_model
 
 MODEL = tiny_model()
 EOS_ID = next(iter(MODEL.eos_token_ids))
@@ -58,6 +58,7 @@ def test_plain() -> None:
     assert [delta.details.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
 
 
+@pytest.mark.covers("T28")
 @pytest.mark.parametrize("size", [1, 100])
 @pytest.mark.parametrize("stop", [(), ("zzz",)])
 def test_an_answer_that_ends_inside_a_character_shows_that_it_does(
@@ -67,6 +68,18 @@ def test_an_answer_that_ends_inside_a_character_shows_that_it_does(
     assert len(token_ids) > 1
     deltas = run(choice(*stop), chunks(token_ids, FinishReason.LENGTH, size=size))
     assert shown(deltas) == "a\ufffd"
+
+
+@pytest.mark.covers("T28")
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("stop", [(), ("zzz",)])
+def test_a_character_that_the_end_token_cuts_off_is_shown_so(
+    size: int, stop: tuple[str, ...]
+) -> None:
+    token_ids = [*encode("a\U0001f600")[:-1], EOS_ID]
+    deltas = run(choice(*stop), chunks(token_ids, FinishReason.STOP, size=size))
+    assert shown(deltas) == "a\ufffd"
+    assert deltas[-1].details.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -233,6 +246,65 @@ def test_missing_logprobs_are_a_bug_not_an_empty_list() -> None:
         text.push(chunks(encode("Hello"))[0])
 
 
+BOS_ID = MODEL.special_tokens_in([BOS])[BOS]
+TURNS = [*encode("Hello"), BOS_ID, *encode("user"), BOS_ID, *encode(" world")]
+"""Text between special tokens that have no text."""
+assert len(TURNS) == 5
+
+
+def turns(stop: str, parts: list[TokenChunk], **options: object) -> list[Delta]:
+    return run(choice(stop, named_tokens=MODEL.special_tokens_in([stop]), **options), parts)
+
+
+@pytest.mark.covers("T24")
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("has_logprobs", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "before", "num_tokens", "num_entries"),
+    [
+        (BOS, "Hello", 2, 1),
+        (f"{BOS}user", "Hello", 3, 1),
+        (f"user{BOS}", "Hello", 4, 2),
+        (f"lo{BOS}us", "Hel", 3, 1),
+        (f"{BOS} w", "Hellouser", 5, 3),
+        (f"{BOS}{BOS}", "Hellouser world", 5, 5),
+        (EOS, "Hellouser world", 5, 5),
+    ],
+)
+def test_a_stop_string_may_name_a_special_token(
+    stop: str, before: str, num_tokens: int, num_entries: int, size: int, has_logprobs: bool
+) -> None:
+    parts = chunks(TURNS, FinishReason.LENGTH, size=size, num_logprobs=0)
+    deltas = turns(stop, parts, has_logprobs=has_logprobs)
+    assert shown(deltas) == before
+    assert sum(delta.num_tokens for delta in deltas) == num_tokens
+    is_found = before != "Hellouser world"
+    assert deltas[-1].details.stop_reason == (stop if is_found else None)
+    if has_logprobs:
+        entries = [entry for delta in deltas for entry in delta.entries]
+        assert [entry.token_id for entry in entries] == TURNS[:num_entries]
+        offsets = [0, 5, 5, 9, 9][:num_entries]
+        assert [entry.text_offset for entry in entries] == offsets
+
+
+@pytest.mark.covers("T24")
+@pytest.mark.parametrize("size", [1, 100])
+def test_one_that_is_spelled_counts_too_and_both_may_be_shown(size: int) -> None:
+    spelled = [*encode("Hello"), *encode(BOS[:4]), *encode(BOS[4:]), BOS_ID]
+    for token_ids in (spelled, TURNS):
+        parts = chunks(token_ids, FinishReason.LENGTH, size=size)
+        assert shown(turns(BOS, parts)) == "Hello"
+        assert shown(turns(BOS, parts, shows_stop=True)) == "Hello" + BOS
+
+
+@pytest.mark.covers("T24")
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_one_counts_only_behind_the_least_length(size: int) -> None:
+    parts = chunks(TURNS, FinishReason.LENGTH, size=size)
+    wanted = ["Hello", "Hello", "Hellouser", "Hellouser", "Hellouser world"]
+    assert [shown(turns(BOS, parts, min_tokens=least)) for least in range(5)] == wanted
+
+
 CALLS = AnswerSyntax(call_format="hermes")
 CALL = HERMES.call_text("now", "{}")
 
@@ -321,6 +393,7 @@ def test_a_least_length_that_ends_in_the_thinking_leaves_the_answer_to_stop(num_
     assert (deltas[-1].details.stop_reason == "a") is (num_more == 0)
 
 
+@pytest.mark.covers("T27")
 @pytest.mark.parametrize("size", [1, 1000])
 def test_every_token_of_thinking_keeps_its_logprobs(size: int) -> None:
     said = encode("a\nb\n</think>\n\nHi")

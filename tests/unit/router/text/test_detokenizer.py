@@ -74,6 +74,7 @@ def test_an_emoji_comes_when_its_last_byte_does() -> None:
     assert "�" not in "".join(pieces(token_ids))
 
 
+@pytest.mark.covers("T28")
 def test_unfinished_bytes_are_shown_at_the_end() -> None:
     assert pieces(byte_ids(b"a\xf0\x9f")) == ["a", "", "", "�"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.stop_strings import StopStrings
+from router.text.stop_strings import StopStrings, without_marks
 
 
 def shown_by(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
@@ -97,6 +97,65 @@ def test_a_stop_that_ends_where_none_may_is_text(
         shown += matcher.flush()
     wanted = reference(stops, early + "".join(pieces), len(early) + 1)
     assert (shown, matcher.is_stopped) == wanted
+
+
+NAMED = {"<x>": 5, "<x><y>": 6}
+Units = list[str]
+"""Characters, and special tokens: the names of these."""
+
+
+def units_of(stop: str) -> Units:
+    """A stop string whose special tokens are tokens, the longest names first."""
+    units: Units = []
+    while stop:
+        found = next((name for name in ("<x><y>", "<x>") if stop.startswith(name)), stop[0])
+        units.append(found)
+        stop = stop[len(found) :]
+    return units
+
+
+def reference_of_units(stops: list[str], units: Units) -> tuple[str, str | None]:
+    """What is shown, and the stop string that ends first, spelled or not: by every prefix."""
+    patterns = {tuple(units_of(stop)): stop for stop in stops} | {tuple(one): one for one in stops}
+    for end in range(1, len(units) + 1):
+        ended = [one for one in patterns if tuple(units[:end][-len(one) :]) == one]
+        if ended:
+            longest = max(ended, key=lambda one: len(patterns[one]))
+            return shown_of(units[: end - len(longest)]), patterns[longest]
+    return shown_of(units), None
+
+
+def shown_of(units: Units) -> str:
+    return "".join(unit for unit in units if len(unit) == 1)
+
+
+@pytest.mark.covers("T24")
+@settings(deadline=None, derandomize=True)
+@given(
+    stops=st.lists(
+        st.lists(st.sampled_from(["a", "<", "x", "<x>", "<x><y>"]), min_size=1, max_size=3).map(
+            "".join
+        ),
+        max_size=3,
+    ),
+    units=st.lists(st.sampled_from(["a", "<", "x", ">", "y", "<x>", "<x><y>"]), max_size=16),
+)
+def test_special_tokens_that_are_named_are_found_and_not_shown(
+    stops: list[str], units: Units
+) -> None:
+    named = {name: at for name, at in NAMED.items() if any(name in units_of(one) for one in stops)}
+    matcher = StopStrings(stops, named_tokens=named)
+    shown = ""
+    for unit in units:
+        token_id = NAMED.get(unit)
+        text = unit if token_id is None else matcher.mark_of.get(token_id, "")
+        shown += matcher.push(text)
+        if matcher.is_stopped:
+            break
+    else:
+        shown += matcher.flush()
+    known = [unit for unit in units if len(unit) == 1 or unit in named]
+    assert (without_marks(shown), matcher.found) == reference_of_units(stops, known)
 
 
 def test_misuse_is_refused() -> None:

@@ -127,7 +127,7 @@ def cut(text: str, at: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise([0, *sorted(at), len(text)])]
 
 
-@pytest.mark.covers("G14", "G15", "T17")
+@pytest.mark.covers("G14", "G15", "T17", "G18", "G20")
 @pytest.mark.parametrize(("call_format", "thinking", "text", "parsed"), SAMPLES)
 def test_every_cut_gives_the_same_parts(
     call_format: str, thinking: ThinkingFormat, text: str, parsed: Parsed
@@ -170,6 +170,7 @@ def test_any_text_gives_the_same_parts_however_it_is_cut(
     assert parse(cut(text, at), call_format, thinking) == whole
 
 
+@pytest.mark.covers("G18")
 @settings(max_examples=everyday(40, of=100))
 @given(st.dictionaries(st.text(), st.recursive(st.text() | st.integers(), st.lists, max_leaves=5)))
 def test_any_arguments_come_through(value: dict[str, object]) -> None:

@@ -156,6 +156,7 @@ def test_a_spelled_tag_begins_no_call_either() -> None:
     assert not tokens.accepts(grammar, "Hi <tool_", "call>", " I know")
 
 
+@pytest.mark.covers("G21")
 def test_an_answer_behind_thinking(of: Judge) -> None:
     grammar = of.writer.behind_thinking('asked: "yes" | "no"', ThinkingFormat.BEGUN)
     assert of.accepts(grammar, "\nyes or no?\n</think>\n\nno")

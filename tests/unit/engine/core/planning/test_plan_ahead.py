@@ -227,7 +227,7 @@ def test_proposals_to_a_prompt_that_leaves_prevent_nothing() -> None:
     check_idle(engine.scheduler)
 
 
-@pytest.mark.covers("S60")
+@pytest.mark.covers("S60", "F146")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_preemption_prevents_it(mode: str) -> None:
     engine = Engine(
@@ -401,7 +401,7 @@ def test_a_landed_sequence_decodes_at_once() -> None:
     assert engine.outputs[remote.sequence_id] == answer(remote)
 
 
-@pytest.mark.covers("S60")
+@pytest.mark.covers("S60", "F146")
 def test_an_aborted_sequence_is_left_out_whether_it_runs_or_waits() -> None:
     engine = Engine(num_blocks=40, seats=2, is_ahead=True)
     first, second = add(engine, 5, 4, 1), add(engine, 5, 12, 2)

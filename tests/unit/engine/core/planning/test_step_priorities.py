@@ -27,7 +27,7 @@ def outcome(step: StepPlan) -> tuple[list[int], list[int]]:
     return victims(step), admitted(step)
 
 
-@pytest.mark.covers("S33")
+@pytest.mark.covers("S33", "F144")
 def test_an_important_one_takes_the_seat_of_the_least_important_decode() -> None:
     running = [decoding(1, 70), decoding(2, 70, priority=-1), decoding(3, 70)]
     queue = [waiting(9, 10, priority=1)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from common.kv.prompt_blocks import PromptBlocks
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.sequences.prefix_index import PrefixIndex
@@ -42,6 +44,7 @@ def test_a_block_is_found_behind_the_blocks_it_was_computed_behind() -> None:
     assert index.match(sequence_of(D, (1,))) == []
 
 
+@pytest.mark.covers("T25")
 def test_a_prompt_whose_logprobs_are_wanted_finds_nothing_until_its_output_begins() -> None:
     pool = BlockPool(4)
     index = index_of(pool)

@@ -85,6 +85,7 @@ def test_each_of_two_victims_has_a_place_of_its_own() -> None:
     assert ids(queue) == [3, 1]
 
 
+@pytest.mark.covers("F144")
 def test_a_victim_keeps_its_priority_in_either_case() -> None:
     for at_tail in (False, True):
         queue = queue_of(new(2), new(4, priority=1), priorities=True, at_tail=at_tail)

@@ -63,6 +63,7 @@ def test_a_bad_word_is_not_completed_and_may_be_begun() -> None:
     assert drawn(rules, []) == (5,)
 
 
+@pytest.mark.covers("F139")
 def test_a_bad_word_is_found_across_drafts_and_not_in_the_prompt() -> None:
     assert drawn(TokenRules(bad_words=((5, 5),)), [4], drafts=(5, 5)) == (5, 6)
     assert drawn(TokenRules(bad_words=((1, 2, 5),)), []) == (5,)

@@ -78,6 +78,7 @@ def undisturbed(runner: ModelRunner) -> dict[str, Undisturbed]:
     return found
 
 
+@pytest.mark.covers("F139")
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_drafts_give_the_same_tokens(
@@ -129,6 +130,7 @@ def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
     assert ids(third) == wanted
 
 
+@pytest.mark.covers("F139")
 def test_each_place_is_drawn_with_its_own_noise_and_history() -> None:
     params = PARAMS["filtered"]
     logits = np.random.RandomState(0).standard_normal((4, 97)).astype(np.float32)

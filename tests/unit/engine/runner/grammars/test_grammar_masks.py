@@ -17,11 +17,13 @@ from llguidance import LLMatcher
 
 from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
+from common.request import SamplingParams
 from engine.core.runner_contract import DrawnTokens
 from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.grammars import held_matcher
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.grammars.masks import MAX_FORCED, GrammarMasks
+from engine.runner.grammars.unmasked_rows import GrammarJob
 from grammars import kept
 from grammars.compiler import GrammarCompiler
 from tests.support.engine import hash_grammars
@@ -418,3 +420,69 @@ def test_a_text_that_no_token_writes_is_the_requests_fault(
     (failure,) = pending.failures.values()
     assert isinstance(failure, InvalidRequest)
     assert "a text that the tokens of this model do not write" in str(failure)
+
+
+TEXT_END = byte_tokens("x")[0]
+"""Ends the answers of a model whose end token has a text, as a line feed."""
+
+
+def masks_with_a_text_that_ends(folder: Path, grammar: Grammar) -> GrammarMasks:
+    """The masks of a model that has two end tokens, one of them an ordinary text."""
+    ends = frozenset({TINY_EOS_TOKEN_ID, TEXT_END})
+    matchers = GrammarCompiler.load(make_tiny_model(folder), TINY_VOCAB_SIZE, ends)
+    assert matchers is not None
+    matchers.matcher(grammar)
+    assert matchers.hold(grammar)
+    return GrammarMasks(matchers, TINY_VOCAB_SIZE, ends, proposes=True)
+
+
+@pytest.mark.covers("G19")
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"temperature": 0.0}])
+def test_a_text_that_ends_answers_is_allowed_where_an_answer_may_end(
+    tmp_path: Path, asked: dict[str, float]
+) -> None:
+    """Within a text it would end the answer in its middle."""
+    grammar = Grammar(GrammarKind.REGEX, "[a-z]{3,5}")
+    masks = masks_with_a_text_that_ends(tmp_path / "tiny", grammar)
+    word, (other,) = byte_tokens("abcde"), byte_tokens("y")
+    for num_known in range(len(word) + 1):
+        output, drafts = word[:num_known], word[num_known:]
+        rows = allowed(masks, batch_of([entry(grammar, output, drafts, **asked)]))
+        for length, row in enumerate(rows, num_known):
+            assert row is not None
+            assert (row[TEXT_END], row[TINY_EOS_TOKEN_ID]) == (length >= 3, length >= 3)
+            assert row[other] == (length < len(word))
+
+
+@pytest.mark.covers("G19")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_that_ends_answers_is_not_drawn_within_one(
+    tmp_path: Path, temperature: float
+) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "[a-z]{3,5}")
+    masks = masks_with_a_text_that_ends(tmp_path / "tiny", grammar)
+    logits = np.zeros(TINY_VOCAB_SIZE, np.float32)
+    logits[TEXT_END] = 1.0
+    params = SamplingParams(max_tokens=100, temperature=temperature, grammar=grammar)
+    for length in range(5):
+        job = GrammarJob(0, 0, params, byte_tokens("abcde")[:length], [])
+        wanted = TEXT_END if length >= 3 else None
+        assert masks.checked(job, TEXT_END, logits) == wanted
+
+
+@pytest.mark.covers("G19")
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"temperature": 0.0}])
+def test_a_grammar_that_wants_a_text_that_ends_answers_is_the_requests_fault(
+    tmp_path: Path, asked: dict[str, float]
+) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "ax[bc]")
+    masks = masks_with_a_text_that_ends(tmp_path / "tiny", grammar)
+    pending = masks.begin(batch_of([entry(grammar, byte_tokens("a"), **asked)]))
+    assert pending is not None
+    hash_grammars.allowed_in(pending)
+    (failure,) = pending.failures.values()
+    assert isinstance(failure, InvalidRequest)
+    assert "a text that ends the answers of this model" in str(failure)
+    params = SamplingParams(max_tokens=100, temperature=0.0, grammar=grammar)
+    job = GrammarJob(0, 0, params, byte_tokens("a"), [])
+    assert masks.checked(job, TEXT_END, np.zeros(TINY_VOCAB_SIZE, np.float32)) is None

@@ -1,6 +1,7 @@
 """Streams whose tokens come in random groups, on every API: their deltas join to the same answer.
 
-The groups cut through characters, tags, the heads of calls and stop strings.
+The groups cut through characters, tags, the heads of calls and stop strings. A client that cuts a
+stream into lines cuts through no event.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from common.request import FinishReason
+from common.request import FinishReason, TokenLogprobs
 from router.core.generation import TokenChunk
 from router.text.text_model import TextModel
 from router.tools.formats import HERMES
 from tests.support.examples import everyday
-from tests.support.http.http_edge import make_edge, plays
+from tests.support.http.http_edge import chunks, make_edge, plays, says
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 NUM_GROUPINGS = everyday(25, of=100)
@@ -126,7 +127,8 @@ def grouped(token_ids: list[int], rng: random.Random) -> list[TokenChunk]:
         group = tuple(token_ids[first : first + rng.choice(SIZES)])
         is_last = first + len(group) == len(token_ids)
         finish = FinishReason.STOP if is_last else None
-        found.append(TokenChunk(first_index=first, token_ids=group, finish_reason=finish))
+        scored = tuple(TokenLogprobs(-1.0 - first - place) for place in range(len(group)))
+        found.append(TokenChunk(first, group, scored, finish))
         first += len(group)
     return found
 
@@ -145,7 +147,7 @@ def joined(api: Api, body: str) -> list[Part]:
     return [(kinds[place], text) for place, text in texts.items()]
 
 
-@pytest.mark.covers("G14", "G15", "T04")
+@pytest.mark.covers("G14", "G15", "T04", "G20")
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @pytest.mark.parametrize(
     ("stop", "is_stopped", "wanted"),
@@ -170,6 +172,69 @@ async def test_any_groups_of_tokens_stream_the_same_answer(
         *parts, (end, _) = joined(api, response.text)
         assert parts == wanted, f"grouping {seed}"
         assert end == api.ends[is_stopped], f"grouping {seed}"
+
+
+@pytest.mark.covers("T27")
+@pytest.mark.parametrize("stop", ["🌞 now!", "🌞 now"])
+async def test_each_token_of_thinking_text_and_calls_has_its_log_probability_once(
+    stop: str,
+) -> None:
+    """Streamed in any groups, and in a whole answer."""
+    model, api = hermes_model(), APIS[0]
+    token_ids = model.encode(ANSWER, add_special_tokens=False, param="")
+    found = []
+    for seed in range(NUM_GROUPINGS):
+        edge = make_edge(plays(grouped([*token_ids], random.Random(seed))), model=model)
+        body = api.body | {"stream": seed > 0, "stop": [stop], "logprobs": True}
+        async with edge.client() as client:
+            response = await client.post(api.path, json=body)
+        texts = [response.text] if seed == 0 else response.text.split("\n\n")[:-2]
+        choices = [json.loads(text.removeprefix("data: "))["choices"][0] for text in texts]
+        scored = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
+        entries = [entry for entries in scored for entry in entries]
+        found.append([(one["logprob"], bytes(one["bytes"])) for one in entries])
+    assert found == found[:1] * NUM_GROUPINGS
+    numbers, said = zip(*found[0], strict=True)
+    assert numbers == tuple(-1.0 - place for place in range(len(numbers)))
+    whole = b"".join(said).decode()
+    assert whole == (ANSWER if stop.endswith("!") else ANSWER.partition(stop)[0])
+
+
+LINE_ENDS = "a\x0bb\x0cc\x1cd\x1de\x1ef\x85g\u2028h\u2029i\r\nj"
+"""Where `str.splitlines` ends lines, and with it `iter_lines` of httpx and of requests. JSON may
+have the last three that are no ASCII as they are."""
+NAMED = json.dumps({"city": LINE_ENDS}, ensure_ascii=False)
+
+
+@pytest.mark.covers("W08")
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_no_client_finds_the_end_of_a_line_within_an_event(api: Api, size: int) -> None:
+    model = hermes_model()
+    text = f"\nI think {LINE_ENDS}!\n</think>\n\nSo {LINE_ENDS}.\n"
+    text += HERMES.call_text("get_weather", NAMED)
+    token_ids = model.encode(text, add_special_tokens=False, param="")
+    edge = make_edge(plays(chunks(token_ids, FinishReason.STOP, size=size)), model=model)
+    async with edge.client() as client:
+        response = await client.post(api.path, json=api.body | {"stream": True})
+    *parts, _ = joined(api, response.text)
+    wanted = [("thinking", f"I think {LINE_ENDS}!"), ("text", f"So {LINE_ENDS}.")]
+    assert parts == [*wanted, ("get_weather", NAMED)]
+
+
+@pytest.mark.covers("W08")
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 2}, {"return_token_ids": True}])
+async def test_nor_within_an_event_of_a_completion(more: dict[str, Any]) -> None:
+    edge = make_edge(says(LINE_ENDS, FinishReason.LENGTH))
+    body = {"prompt": LINE_ENDS, "stream": True, **more}
+    async with edge.client() as client:
+        response = await client.post("/v1/completions", json=body)
+    lines = [line for line in response.text.splitlines() if line]
+    assert {line[:6] for line in lines} == {"data: "}
+    *events, done = [line[6:] for line in lines]
+    assert done == "[DONE]"
+    shown = [choice["text"] for event in events for choice in json.loads(event)["choices"]]
+    assert "".join(shown) == LINE_ENDS * (2 if "echo" in more else 1)
 
 
 def num_thinking(model: TextModel, token_ids: list[int]) -> int:

@@ -308,6 +308,7 @@ async def test_turns_are_one_at_a_time_and_in_order() -> None:
     assert len({turn for turn, _ in done}) == 9
 
 
+@pytest.mark.covers("T29")
 async def test_an_answer_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
         yield TokenChunk(0, (5,), (TokenLogprobs(float("nan")),), FinishReason.LENGTH)
@@ -316,3 +317,28 @@ async def test_an_answer_that_is_not_finite_is_an_error(monkeypatch: pytest.Monk
         answer = await client.post(CHAT_PATH, json=CHAT | {"logprobs": True})
     assert answer.status_code == 500
     assert json.loads(answer.text)["error"]["code"] == "internal_error"
+
+
+@pytest.mark.covers("T29")
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT_PATH, CHAT | {"logprobs": True, "top_logprobs": 2}),
+        (TEXT_PATH, TEXT | {"logprobs": 2}),
+    ],
+)
+async def test_a_token_that_cannot_be_drawn_has_the_lowest_log_probability(
+    path: str, body: dict[str, Any], is_streamed: bool
+) -> None:
+    """Minus infinity, as a filter or a bias leaves it, is no JSON."""
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        top = ((5, 0.0), (6, float("-inf")))
+        yield TokenChunk(0, (5,), (TokenLogprobs(0.0, top),), FinishReason.LENGTH)
+
+    async with make_edge(play).client() as client:
+        answer = await client.post(path, json=body | {"stream": is_streamed})
+    assert answer.status_code == 200
+    assert "Infinity" not in answer.text
+    assert "-9999" in answer.text

@@ -27,6 +27,7 @@ def described(token_id: int) -> str:
     return MODEL.describe_token(token_id).text
 
 
+@pytest.mark.covers("T32")
 async def test_an_echo_begins_with_the_prompts_own_tokens() -> None:
     edge = make_edge(says("lazy", FinishReason.LENGTH))
     (choice,) = (await post(edge, TEXT_PATH, ECHO))["choices"]

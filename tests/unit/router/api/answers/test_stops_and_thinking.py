@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from common.request import FinishReason
 from router.text.conversation import ChatSettings
-from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.http_edge import BOS, Edge, chunks, make_edge, plays, says
 from tests.support.http.tool_models import HERMES_TEMPLATE, hermes_model, model_with
 
 SAID = "\nQuestion: two and two?\n\nSo four.\n</think>\n\nFour.\n\nQuestion: three?"
@@ -52,3 +53,50 @@ async def test_thinking_that_is_text_ends_at_a_stop_string() -> None:
     edge = make_edge(says(SAID), model=model)
     answer = await post(edge, "/v1/chat/completions", QUESTION | THINK | {"stop": ["two?"]})
     assert answer["choices"][0]["message"]["content"] == "\nQuestion: two and "
+
+
+@pytest.mark.covers("T24")
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("path", "body", "field", "end"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}, "stop", ("stop", BOS)),
+        ("/v1/chat/completions", QUESTION, "stop", ("stop", BOS)),
+        ("/v1/responses", {"input": "Hi"}, "stop", ("completed",)),
+        (
+            "/v1/messages",
+            QUESTION | {"max_tokens": 99},
+            "stop_sequences",
+            ("stop_sequence", BOS),
+        ),
+    ],
+)
+async def test_a_special_token_ends_an_answer_where_a_stop_string_names_it(
+    path: str, body: dict[str, Any], field: str, end: tuple[str, ...], size: int
+) -> None:
+    """It has no text, so without that the answer would run on up to its limit, unseen."""
+    model = hermes_model()
+    token_ids = model.spelt(f"Four.{BOS}user")
+    parts = chunks(token_ids, FinishReason.LENGTH, size=size)
+    for stops in ([BOS], ["zzz", f"{BOS}use", BOS]):
+        answer = await post(make_edge(plays(parts), model=model), path, body | {field: stops})
+        if "choices" in answer:
+            (choice,) = answer["choices"]
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            told: tuple[str, ...] = (choice["finish_reason"], choice["stop_reason"])
+        elif "output" in answer:
+            text, told = answer["output"][0]["content"][0]["text"], (answer["status"],)
+        else:
+            text = answer["content"][0]["text"]
+            told = (answer["stop_reason"], answer["stop_sequence"])
+        assert (text, told) == ("Four.", end)
+
+
+@pytest.mark.covers("T24")
+async def test_one_within_the_thinking_does_not_end_it() -> None:
+    model = hermes_model()
+    token_ids = model.spelt(f"\nSo{BOS} four.\n</think>\n\nFour.{BOS}user")
+    edge = make_edge(plays(chunks(token_ids, FinishReason.LENGTH)), model=model)
+    answer = await post(edge, "/v1/chat/completions", QUESTION | THINK | {"stop": BOS})
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("So four.", "Four.")

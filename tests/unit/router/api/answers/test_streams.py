@@ -65,6 +65,7 @@ async def streamed(edge: Edge, path: str, body: dict[str, Any]) -> list[Any]:
     return events(response.content)
 
 
+@pytest.mark.covers("T30")
 async def test_a_chat_stream_event_by_event() -> None:
     *payloads, done = await streamed(make_edge(), CHAT_PATH, CHAT)
     assert done == "[DONE]"
@@ -89,6 +90,7 @@ async def test_a_completion_stream_event_by_event() -> None:
     assert {p["object"] for p in payloads} == {"text_completion"}
 
 
+@pytest.mark.covers("T30")
 async def test_usage_comes_last_when_asked_for() -> None:
     body = CHAT | {"stream_options": {"include_usage": True}}
     edge = make_edge(says("Hello world", num_cached=4))
@@ -101,6 +103,7 @@ async def test_usage_comes_last_when_asked_for() -> None:
     assert set(last["usage"]["completion_tokens_details"].values()) == {0}
 
 
+@pytest.mark.covers("T30")
 @pytest.mark.parametrize("has_logprobs", [False, True])
 async def test_usage_so_far_comes_with_every_event_when_asked_for(has_logprobs: bool) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -113,6 +116,7 @@ async def test_usage_so_far_comes_with_every_event_when_asked_for(has_logprobs: 
     assert text == "Hello world"
 
 
+@pytest.mark.covers("T30")
 async def test_usage_of_every_event_alone_asks_for_nothing() -> None:
     body = CHAT | {"stream_options": {"continuous_usage_stats": True}}
     *payloads, _ = await streamed(make_edge(), CHAT_PATH, body)

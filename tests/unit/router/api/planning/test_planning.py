@@ -53,6 +53,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return noted
 
 
+@pytest.mark.covers("F142")
 @pytest.mark.parametrize(
     ("num_bytes", "where"),
     [
@@ -110,6 +111,7 @@ async def test_each_grammar_is_tried_once_for_its_client(padding: int) -> None:
     assert len(large.sizes) == (4 if padding else 0)
 
 
+@pytest.mark.covers("F142")
 async def test_one_thread_plans_all_bodies_of_medium_size(
     threads: list[threading.Thread],
 ) -> None:

@@ -49,6 +49,7 @@ async def test_short_bodies_share_turns() -> None:
     assert together == [SHORT_PER_TURN, SHORT_PER_TURN, SHORT_PER_TURN, 1]
 
 
+@pytest.mark.covers("F142")
 async def test_a_long_body_has_a_turn_of_its_own() -> None:
     whole, half = BYTES_PER_TURN, BYTES_PER_TURN // 2
     assert await planned_together([1, whole, 1, 2 * whole, half, half, 1]) == [1, 1, 1, 1, 2, 1]
@@ -92,6 +93,7 @@ class NotingGenerator(ScriptedGenerator):
         return super().generate(*args, **kwargs)
 
 
+@pytest.mark.covers("F142")
 async def test_a_burst_of_requests_begins_in_turns() -> None:
     turns = Turns()
     generator = NotingGenerator(turns)

@@ -136,7 +136,7 @@ def test_what_was_placed_is_expected_until_the_node_reports_it_or_its_end() -> N
     assert depth(index, keys, A) == 9, "an end is believed, though its beginning was not told"
 
 
-@pytest.mark.covers("F78")
+@pytest.mark.covers("F78", "F145")
 def test_what_is_expected_is_bounded_and_loses_ends_before_beginnings() -> None:
     index, first, second = BlockIndex(max_expected=6), chain(4), chain(4, first=100)
     index.expect(first, A)
@@ -205,7 +205,7 @@ def test_what_is_expected_of_another_node_too_is_the_last_to_be_dropped() -> Non
     assert depth(index, second, A) == 0
 
 
-@pytest.mark.covers("F78")
+@pytest.mark.covers("F78", "F145")
 def test_what_is_reported_is_bounded() -> None:
     index, keys = BlockIndex(max_blocks=6), chain(10)
     assert index.on_report(A, keys, []) == 4
@@ -216,6 +216,7 @@ def test_what_is_reported_is_bounded() -> None:
     assert index.on_report(B, chain(6, first=50), []) == 0
 
 
+@pytest.mark.covers("F145")
 def test_many_lives_of_many_nodes_leave_nothing_behind() -> None:
     index = BlockIndex(max_expected=64)
     for epoch in range(300):

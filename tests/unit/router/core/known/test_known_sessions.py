@@ -62,7 +62,7 @@ def test_without_time_to_live_nothing_is_remembered() -> None:
     assert sessions.last(b"a", 0.0) is NO_NODES
 
 
-@pytest.mark.covers("F78")
+@pytest.mark.covers("F78", "F145")
 def test_the_session_that_was_placed_longest_ago_is_forgotten_first() -> None:
     sessions = KnownSessions(ttl_s=10.0, max_sessions=2)
     for session in (b"a", b"b", b"a", b"c"):
@@ -143,6 +143,7 @@ def test_another_prefill_node_for_a_reservation_is_the_sessions() -> None:
     assert names(Placer("least_loaded").choose_prefill(cluster, asked, D0, {P0})) == ("d0", "p2")
 
 
+@pytest.mark.covers("F141")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("d1", "what"),

@@ -19,7 +19,7 @@ from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
-from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
+from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
 from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Unanswered, check_counted
 from tests.support.nodes.node_views import node, prefill
 
@@ -83,6 +83,21 @@ def test_a_session_stays_on_a_node_that_is_as_idle_as_any() -> None:
     check_kept([node("d"), node("e")], query, Choose(None, frozenset({D})), moved)
     check_kept([node("d", num_requests=1), node("e")], query, anew, moved)
     check_kept([node("e")], query, anew, moved)
+
+
+def test_an_answer_goes_on_in_its_layout_while_a_node_of_that_can_take_it() -> None:
+    query, old = Query((1, 2), 4, layout="f"), Choose(None, frozenset(), "f")
+    there, new = node("d"), node("e", fingerprint="new")
+    moved = ChosenNodes(decode=new.incarnation, prefill=None, reason="", layout="new")
+    with pytest.raises(InternalError, match="an answer of layout f goes on in another one"):
+        check_goes_on([there, new], query, old, moved)
+    check_goes_on([there, new], query, replace(old, layout=""), moved)
+    check_goes_on([there, new], query, replace(old, excluded=frozenset({D})), moved)
+    check_goes_on([there, new], query, old, replace(moved, decode=D, layout="f"))
+    for other in (prefill("d"), node("d", is_suspected=True), node("d", is_draining=True)):
+        check_goes_on([other, new], query, old, moved)
+    kept = replace(query, session=b"a", last=SessionNodes(new.incarnation, None, 1))
+    check_kept([there, new], kept, old, replace(moved, decode=D, layout="f"))
 
 
 def test_a_chosen_node_can_take_the_request() -> None:
