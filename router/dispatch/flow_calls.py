@@ -58,27 +58,20 @@ class FlowCalls:
     def choose(self, choice: RunningChoice, effect: Choose) -> list[Effect]:
         """Choose nodes for the present attempt; return the effects of the flow's next event."""
         nodes, flow, query = self._pool.nodes(), choice.flow, choice.query
+        now_s = self._clock.now_s()
         query.max_tokens = flow.max_tokens
         query.needs_prompt_logprobs &= not flow.num_output_tokens  # they came with token 0
-        choice.trace.on_choosing(
-            flow.attempt,
-            self._clock.now_s(),
-            is_reserved=effect.decode is not None,
-            failure=flow.failure,
-        )
+        is_reserved = effect.decode is not None
+        choice.trace.on_choosing(flow.attempt, now_s, is_reserved=is_reserved, failure=flow.failure)
         try:
-            chosen, placed = self._chooser.choose(nodes, query, effect, self._clock.now_s())
+            chosen, placed = self._chooser.choose(nodes, query, effect, now_s)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
         if placed is not None:
             self._metrics.session_placements.labels(placed.value).inc()
+        now_s = self._clock.now_s()
         return flow.on_choice(
-            chosen.decode,
-            chosen.prefill,
-            chosen.reason,
-            self._clock.now_s(),
-            chosen.source,
-            chosen.layout,
+            chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source, chosen.layout
         )
 
     def reserve(self, choice: RunningChoice, effect: SendReserve) -> None:

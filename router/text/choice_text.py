@@ -150,7 +150,7 @@ class ChoiceText:
         self._entries: deque[tuple[int, LogprobEntry]] = deque()
         """The entries that are not sent yet, each with the characters before or with it."""
         self._decoded_chars = self._sent_chars = len(echo)
-        """With the marks of hidden tokens, which are not shown."""
+        """The characters so far, and the marks of hidden tokens among them, which are not shown."""
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
         """Return one delta for each chunk, up to the one that ends the choice; see `push`."""

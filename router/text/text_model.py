@@ -242,8 +242,8 @@ class TextModel:
         """
         shown = self._special_tag_ids if with_special_tags else frozenset[int]()
         names = dict.fromkeys(chain.from_iterable(map(self._special_text.named_in, texts)))
-        ids = {name: self.tokenizer.token_to_id(name) for name in names}
-        return {name: token_id for name, token_id in ids.items() if token_id not in shown}
+        ids = ((name, self.tokenizer.token_to_id(name)) for name in names)
+        return {name: one for name, one in ids if one is not None and one not in shown}
 
     def describe_token(self, token_id: int) -> TokenText:
         """Return how logprobs show a token."""

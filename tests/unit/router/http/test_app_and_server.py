@@ -197,6 +197,8 @@ async def test_an_offered_upgrade_is_ignored(offer: str, is_stream: bool) -> Non
     ("keeper", "kept_s"),
     [("Go's proxies", 90), ("reqwest", 90), ("Caddy", 120), ("Google's load balancers", 600)],
 )
-def test_who_keeps_idle_connections_closes_them_first(keeper: str, kept_s: int) -> None:
+def test_idle_connections_are_kept_for_longer_than_others_keep_them(
+    keeper: str, kept_s: int
+) -> None:
     """A request on a connection that the router closes at that moment would fail: status 502."""
     assert LIMITS.idle_timeout_s > kept_s, keeper

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -439,7 +440,7 @@ def masks_with_a_text_that_ends(folder: Path, grammar: Grammar) -> GrammarMasks:
 @pytest.mark.covers("G19")
 @pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"temperature": 0.0}])
 def test_a_text_that_ends_answers_is_allowed_where_an_answer_may_end(
-    tmp_path: Path, asked: dict[str, float]
+    tmp_path: Path, asked: dict[str, Any]
 ) -> None:
     """Within a text it would end the answer in its middle."""
     grammar = Grammar(GrammarKind.REGEX, "[a-z]{3,5}")
@@ -473,7 +474,7 @@ def test_a_text_that_ends_answers_is_not_drawn_within_one(
 @pytest.mark.covers("G19")
 @pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"temperature": 0.0}])
 def test_a_grammar_that_wants_a_text_that_ends_answers_is_the_requests_fault(
-    tmp_path: Path, asked: dict[str, float]
+    tmp_path: Path, asked: dict[str, Any]
 ) -> None:
     grammar = Grammar(GrammarKind.REGEX, "ax[bc]")
     masks = masks_with_a_text_that_ends(tmp_path / "tiny", grammar)
