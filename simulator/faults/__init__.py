@@ -17,7 +17,7 @@ demand/       what requests want of nodes, and when nodes may refuse them
 roles/        roles that follow the load
 node/         a node whose process stops, freezes and restarts
 kv/           the real machines of `kv_transfer`, on connections that break and memory that is late
-leases        the store's leases: pure
+store/        the store of leases, and what routers ask of it
 hosts         the clock of each process, and which hosts reach which others
 contents      blocks of KV with contents, and the answers that follow from them: pure
 

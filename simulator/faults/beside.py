@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from common.errors import DeadlineExceeded, PdserveError
+from common.errors import DeadlineExceeded, InternalError, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
 from router.cluster.admin_calls import UnknownNode
@@ -64,7 +64,7 @@ class AdministratorCalls:
         membership: Membership,
         *,
         follow: Callable[[Sequence[MembershipEffect]], object],
-        refresh: Callable[[], object],
+        refresh: Callable[[], AwaitedReply],
         refresh_soon: Callable[[], object],
     ) -> None:
         self._router, self._clock = router, clock
@@ -72,6 +72,8 @@ class AdministratorCalls:
         self._lives = lives
         self._follow, self._refresh, self._refresh_soon = follow, refresh, refresh_soon
         self.membership = membership
+        self.told_roles: dict[Incarnation, Role] = {}
+        """The role that each node has told last that was given one here."""
         self.changes = ChangesUnderWay()
 
     def give_role(self, node_id: str, role: Role) -> None:
@@ -102,15 +104,18 @@ class AdministratorCalls:
         )
 
     async def wait_refreshed(self) -> None:
-        """Ask the store once more."""
-        self._refresh()
+        """Return when the store was asked once more, and has answered or is away."""
+        await self._refresh()
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         """Have a node take new work of another role. Raises what it refuses it with, and
         `DeadlineExceeded` where it does not answer."""
         with self.changes.of_role(node, role):
             await self.call(node, lambda life: life.set_role(role, number))
-        self._follow(self.membership.on_role(node, role))
+        self.told_roles[node] = role
+        effects = self.membership.on_role(node, role)
+        # Not in this call, whose caller would take what is wrong for a refusal of the node.
+        self._clock.after(0.0, partial(self._follow, effects))
         self._refresh_soon()
 
     async def drain(self, node: Incarnation) -> float:
@@ -151,12 +156,17 @@ def drive(
     *,
     on_end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run a call until it waits for an answer, and on when that has come; then call `on_end`."""
+    """Run a call until it waits for an answer, and on when that has come; then call `on_end`.
+
+    Raises `InternalError` where something must not be; an administrator is told of other errors.
+    """
     try:
         reply: AwaitedReply = call.send(found)
     except StopIteration:
         on_end()
+    except InternalError:
+        raise
     except (ApiError, UnknownNode, PdserveError):
-        on_end()  # the administrator is told
+        on_end()
     else:
         reply.on_end = partial(drive, call, on_end=on_end)

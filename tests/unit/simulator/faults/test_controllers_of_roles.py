@@ -12,8 +12,8 @@ from common.nodes import Role
 from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import Fault, History
 from simulator.faults.kinds import STORE, FaultKind
-from simulator.faults.leases import Leases
-from simulator.faults.roles.leading import Leading
+from simulator.faults.store.leases import Leases
+from simulator.faults.store.leading import Leading
 from simulator.faults.search import quiet
 from simulator.faults.shape import ROUTER
 from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request

@@ -11,7 +11,7 @@ from common.nodes import NodeLoad, Role
 from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.leases import Leases
+from simulator.faults.store.leases import Leases
 from simulator.faults.node.faulty_node import nature_of
 from simulator.timeline import Timeline
 
