@@ -12,7 +12,7 @@ from simulator.faults.shape import Shape, node_names
 LOADED = 0.35
 """The share of the clusters whose queues are short."""
 _QUEUES = (1, 1, 2, 3, 6)
-_SLOW_STEPS_S = (0.03, 0.1, 0.3)
+_SLOW_STEPS_S = (0.03, 0.1, 0.3, 1.0)
 """A queue lasts for seconds with such steps, after which a node knows how fast it is."""
 _SOON_S = (1.0, 2.0, 4.0, 8.0, 60.0)
 _WAVES_S = (0.0, 0.0, 2.0, 4.0)
@@ -71,7 +71,9 @@ def _under_load(
     if not shape.sheds:
         return shape, requests
     slow_s = max(shape.step_s, rng.choice(_SLOW_STEPS_S))
-    shape = replace(shape, step_s=slow_s, max_queued=rng.choice((shape.max_queued, 6, 12)))
+    shape = replace(
+        shape, step_s=slow_s, max_num_seqs=2, max_queued=rng.choice((shape.max_queued, 2, 6))
+    )
     return shape, [
         replace(one.later(rng.choice(_WAVES_S)), deadline_s=rng.choice(_SOON_S)) for one in requests
     ]

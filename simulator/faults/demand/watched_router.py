@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.errors import (
+    Draining,
     HandoffFailed,
     InternalError,
     NodeLost,
@@ -70,7 +71,11 @@ class WatchedRouter(SimulatedRouter):
         able -= candidates._failed | candidates._unfit
         is_over_losses = candidates.has_lost_too_many
         refused = self._refusals.on_end(name, error, able, is_over_losses=is_over_losses)
+        left = able - refused
+        # One whose node was lost waits for another, unless all that are there are too short.
+        is_over = candidates._is_too_long or isinstance(candidates.failure, Draining)
+        has_more = bool(left) if is_over else isinstance(error, NodeLost) or bool(left)
         is_hopeless = is_over_losses or candidates._num_failures >= MAX_FAILURES
-        if isinstance(error, _OF_NODES) and not is_hopeless and able - refused:
-            raise InternalError(f"{name} ends by {error.code}, and {able - refused} can go on")
+        if isinstance(error, _OF_NODES) and has_more and not is_hopeless:
+            raise InternalError(f"{name} ends by {error.code}, and can go on: {left or 'it waits'}")
         super()._fail(choice, error)
