@@ -50,7 +50,7 @@ node can."""
 HEALED_S = 20.0
 """A request that comes so long after the last fault has ended does not notice it."""
 _RETRY_S = 0.5
-HEARD_S = 0.25
+HEARD_S = 1.0
 """Time after which each router has heard every node, if nothing is broken. Routers of real clusters
 answer nobody before; those of histories may know the shorter nodes alone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -51,6 +52,8 @@ from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
+_LATENCIES = (1, 1, 1, 40)
+"""How much longer messages from and to a node take: what one says overtakes what another has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +113,7 @@ class FaultyRouter(WatchedRouter):
         if is_wide:
             self._chooser._placer._shortlist.most_scanned = 0
         self._alarm_ticks = 0
+        self._rng = random.Random(f"links of {me} in {seed}")
         self._call_ids = count(1 + me.epoch * _CALLS_PER_LIFE)
         self._paths = paths
         self.store = store
@@ -278,8 +282,8 @@ class FaultyRouter(WatchedRouter):
             self._forget_calls(node)
             self._on_node_lost(node)
         for node in sorted(wanted - self.links.keys()):
-            life = self._nodes[node]
-            link = NodeLink(self, life, self._lives, self._paths, self._latency_s)
+            latency_s = self._latency_s * self._rng.choice(_LATENCIES)
+            link = NodeLink(self, self._nodes[node], self._lives, self._paths, latency_s)
             self.links[node] = link
 
     def _tick(self) -> None:

@@ -148,6 +148,21 @@ QUEUED = [
     ),
 ]
 
+ORDER = [
+    Bug(
+        "a token that overtakes the first one is dropped",
+        "router.core.token_ledger",
+        "            if not self.has(index):\n                self._held[index] = token\n",
+        "            if self.has(index):\n                self._held[index] = token\n",
+    ),
+    Bug(
+        "an answer that ends before its first token has come goes on",
+        "router.core.token_ledger",
+        "        self._end, self._reason = end, reason\n",
+        "        self._end, self._reason = end + 1, reason\n",
+    ),
+]
+
 COPIES = [
     Bug(
         "a preempted sequence whose copy to host memory has failed goes on with it",
@@ -194,4 +209,4 @@ CONNECTIONS = [
     ),
 ]
 
-BESIDE = [*KNOWN, *TOLD, *HELD_UP, *QUEUED, *COPIES, *CONNECTIONS]
+BESIDE = [*KNOWN, *TOLD, *HELD_UP, *QUEUED, *ORDER, *COPIES, *CONNECTIONS]

@@ -142,4 +142,5 @@ def _scheduled_otherwise(rng: random.Random, shape: Shape) -> Shape:
         skip_ahead_limit=rng.choice((0, 1, 16)),
         long_prefill_tokens=rng.choice((0, 4, 128)),
         chunk_granularity=rng.choice((1, 2, 4)),
+        speculative_method=rng.choice((shape.speculative_method, "suffix")),
     )
