@@ -84,7 +84,7 @@ def forced_after(num_known: int, grammar_from: int | None) -> tuple[int, ...]:
 
 
 def logprob_of(total: int, num_known: int) -> float:
-    """Return the log probability of what is drawn as `token_of`, or of the token that stands there."""
+    """Return the log probability of the token that is drawn as `token_of`, or stands there."""
     number = _mixed((total ^ num_known * 0xE7037ED1A0B428DB) & _MASK)
     return -(number >> 40) / 65536
 

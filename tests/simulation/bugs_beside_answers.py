@@ -1,5 +1,5 @@
 """Bugs in what is beside the tokens of answers: what routers know and tell, what is counted, log
-probabilities, copies, and further connections. Each is a piece of its source and what stands there."""
+probabilities, copies, and further connections; each a piece of its source and its substitute."""
 
 from __future__ import annotations
 

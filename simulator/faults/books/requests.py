@@ -27,7 +27,9 @@ class Legs:
         nothing else can have changed."""
         legs = []
         for one in attempts:
-            legs += [(at, num_tokens) for at in (one.prefill, one.planned_prefill) if at is not None]
+            legs += [
+                (at, num_tokens) for at in (one.prefill, one.planned_prefill) if at is not None
+            ]
             if one.decode is not None:
                 legs.append((one.decode, num_tokens if one._has_prompt else 0))
         before = self._of_request.get(name, [])

@@ -1,4 +1,4 @@
-"""What flows tell beside tokens: that a request was accepted, where it is placed, what is counted."""
+"""What flows tell beside tokens: that a request is accepted, where it is placed, its counts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from simulator.router import SimulatedRouter, _Choice
 from simulator.served import TokenTimes
 from simulator.timeline import Timeline
 
-
 _OF_NODES = (NodeLost, HandoffFailed, StaleEpoch)
 """What may end an attempt, and not its request while another node can go on."""
 

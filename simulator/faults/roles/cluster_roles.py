@@ -10,12 +10,12 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from simulator.faults.history import Fault, History
 from simulator.faults.kinds import BREAKING
-from simulator.faults.store.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
-from simulator.faults.store.leading import Leading
 from simulator.faults.roles.role_turns import RoleTurns
 from simulator.faults.router import FaultyRouter
 from simulator.faults.shape import are_roles_by_load
+from simulator.faults.store.leading import Leading
+from simulator.faults.store.leases import Leases
 from simulator.timeline import Timeline
 
 

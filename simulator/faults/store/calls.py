@@ -18,8 +18,8 @@ from placement.store import Leadership, LiveNode, PlacementUnavailable, RoleMove
 from simulator.faults.beside import AwaitedReply
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kinds import STORE
-from simulator.faults.store.leases import Leases
 from simulator.faults.store.leading import Leading
+from simulator.faults.store.leases import Leases
 from simulator.timeline import Timeline
 
 Do = Callable[[float], object]

@@ -23,9 +23,7 @@ def test_a_prompt_of_a_second_attempt_that_is_refused_is_asked_elsewhere() -> No
             sent.append((node, message))
 
     timeline = Timeline()
-    router = FlowRouter(
-        Incarnation("r", 1), send, decoders=[D], prefillers=[P, Q], clock=timeline
-    )
+    router = FlowRouter(Incarnation("r", 1), send, decoders=[D], prefillers=[P, Q], clock=timeline)
 
     def reserved() -> Reserved:
         return Reserved(
@@ -53,7 +51,12 @@ def test_a_prompt_of_a_second_attempt_that_is_refused_is_asked_elsewhere() -> No
     router.on_reply(P, sent[-1][1].reply_to, PromptAccepted())
     router.on_node_suspected(P, is_heard=False)
     router.on_reply(D, sent[-1][1].reply_to, reserved())
-    assert [(node, one.request.id.attempt) for node, one in sent] == [(D, 1), (P, 1), (D, 2), (Q, 2)]
+    assert [(node, one.request.id.attempt) for node, one in sent] == [
+        (D, 1),
+        (P, 1),
+        (D, 2),
+        (Q, 2),
+    ]
     router.on_reply(Q, sent[-1][1].reply_to, CallRefused(Overloaded("full")))
     node, again = sent[-1]
     assert (node, again.request.id.attempt) == (D, 3)

@@ -79,7 +79,7 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     assert len({one.priority for one in asked}) > 2
     assert {one.session for one in asked} == {"", "a", "b", "c"}
     assert len({shape.session_ttl_s for shape in shapes}) == 3
-    assert {1, 2, 3, 6, 12, MOST_QUEUED} == {shape.max_queued for shape in shapes}
+    assert {1, 2, 3, 6, MOST_QUEUED} == {shape.max_queued for shape in shapes}
     assert len({shape.sheds for shape in shapes if shape.max_queued < MOST_QUEUED}) == 2
     assert not any(shape.sheds for shape in shapes if shape.max_queued == MOST_QUEUED)
     assert {shape.is_wide for shape in shapes} == {False, True}
