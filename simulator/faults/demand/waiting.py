@@ -50,7 +50,7 @@ class Passes:
 
     def __init__(self) -> None:
         self._num: dict[int, int] = {}
-        """By sequence, of those that wait."""
+        """How often each that waits was passed, by its id."""
         self._seated: frozenset[int] = frozenset()
 
     def take(self, waiting: Iterable[Sequence], seated: Collection[Sequence]) -> None:
