@@ -11,6 +11,7 @@ checks        what must hold, whatever happens
 router        the simulator's router, on streams that break; its books are checked
 books/        what a router counts, remembers and chooses, checked
 streams       the stream of a router and a node: what gRPC over TCP does to messages
+awaited       calls that wait for replies, of code that awaits them
 between       what nodes have for each other, through a router
 beside        changes that an administrator asks a router for
 demand/       what requests want of nodes, and when nodes may refuse them

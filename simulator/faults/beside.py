@@ -6,14 +6,13 @@ the same hosts; one whose path is cut is not answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from common.errors import DeadlineExceeded, InternalError, PdserveError
+from common.errors import DeadlineExceeded, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
-from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.core.known.changes import ChangesUnderWay
@@ -21,33 +20,13 @@ from router.core.known.member_effects import MembershipEffect
 from router.core.known.roster import Roster
 from router.core.membership import Membership
 from router.dispatch.calls_beside import TIMEOUT_S
-from router.http.errors import ApiError
+from simulator.faults.awaited import AwaitedReply, drive
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.node.life import NodeLife
 from simulator.timeline import Timeline
 
 Ask = Callable[[NodeLife], PdserveError | None]
-
-
-class AwaitedReply:
-    """What a coroutine waits for, until `end` is called; what comes after that is too late."""
-
-    def __init__(self) -> None:
-        self.on_end: Callable[[Any], object] = lambda _: None
-        self._is_over = False
-
-    def end(self, found: object) -> None:
-        """Let the coroutine go on with what was found, or with an error."""
-        if not self._is_over:
-            self._is_over = True
-            self.on_end(found)
-
-    def __await__(self) -> Generator[AwaitedReply, Any, Any]:
-        found = yield self
-        if isinstance(found, PdserveError):
-            raise found
-        return found
 
 
 class AdministratorCalls:
@@ -148,25 +127,3 @@ class AdministratorCalls:
     ) -> None:
         if self._paths.is_open(node.me.node_id, self._router.node_id):
             self._clock.run(partial(reply.end, answer))
-
-
-def drive(
-    call: Coroutine[Any, Any, object],
-    found: object = None,
-    *,
-    on_end: Callable[[], object] = lambda: None,
-) -> None:
-    """Run a call until it waits for an answer, and on when that has come; then call `on_end`.
-
-    Raises `InternalError` where something must not be; an administrator is told of other errors.
-    """
-    try:
-        reply: AwaitedReply = call.send(found)
-    except StopIteration:
-        on_end()
-    except InternalError:
-        raise
-    except (ApiError, UnknownNode, PdserveError):
-        on_end()
-    else:
-        reply.on_end = partial(drive, call, on_end=on_end)

@@ -33,7 +33,8 @@ from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.pace import ALARM_TICKS
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
-from simulator.faults.beside import AdministratorCalls, AwaitedReply, drive
+from simulator.faults.awaited import AwaitedReply, drive
+from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_kept
 from simulator.faults.books.known import check_blocks, check_roles, check_views
@@ -386,7 +387,9 @@ class FaultyRouter(WatchedRouter):
     def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
         check_views(self._membership)
         if not self.store.has_failed:
-            check_roles(self._membership.nodes(), self.beside.told_roles, self._nodes)
+            told = self.beside.told_roles
+            present = {node: self._nodes[node].role for node in told}
+            check_roles(self._membership.nodes(), told, present)
         return super()._choose(choice, effect)
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:

@@ -13,7 +13,6 @@ from router.core.known.block_index import BlockIndex
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Kind, Roster
 from router.core.membership import Membership
-from simulator.faults.node.faulty_node import FaultyNode
 
 
 def check_views(membership: Membership) -> None:
@@ -38,15 +37,15 @@ def check_views(membership: Membership) -> None:
 def check_roles(
     nodes: Iterable[NodeView],
     told: Mapping[Incarnation, Role],
-    lives: Mapping[Incarnation, FaultyNode],
+    present: Mapping[Incarnation, Role],
 ) -> None:
-    """Check that a node which has told its role, and has it still, is known with it.
+    """Check that a node which has told its role, and has it at `present`, is known with it.
 
     Raises `InternalError`.
     """
     for view in nodes:
         node, role = view.incarnation, told.get(view.incarnation)
-        if role is not None and lives[node].role is role and view.record.role is not role:
+        if role is not None and present[node] is role is not view.record.role:
             raise InternalError(f"{node} counts as {view.record.role}, and has told {role}")
 
 

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from common.ids import Incarnation
 from common.observing.latency import LatencyTargets
 from router.cluster.role_keeper import READINGS_PER_LEASE, RoleKeeper
-from simulator.faults.beside import AdministratorCalls, drive
+from simulator.faults.awaited import drive
+from simulator.faults.beside import AdministratorCalls
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.store.calls import StoreCalls
 

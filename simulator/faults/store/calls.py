@@ -15,7 +15,7 @@ from common.ids import Incarnation
 from common.nodes import Role
 from placement.redis_store import CALL_TIMEOUT_S
 from placement.store import Leadership, LiveNode, PlacementUnavailable, RoleMove
-from simulator.faults.beside import AwaitedReply
+from simulator.faults.awaited import AwaitedReply
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kinds import STORE
 from simulator.faults.store.leading import Leading

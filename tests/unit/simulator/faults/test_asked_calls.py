@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import Draining, InternalError
 from common.ids import Incarnation
-from simulator.faults.beside import AwaitedReply, drive
+from simulator.faults.awaited import AwaitedReply, drive
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.store.calls import StoreCalls
 from simulator.faults.store.leading import Leading

@@ -4,8 +4,6 @@ must be told."""
 from __future__ import annotations
 
 from collections.abc import Set
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -72,12 +70,12 @@ def test_a_node_without_requests_that_counts_as_used_is_noticed() -> None:
 
 
 def test_a_role_that_was_told_and_is_not_known_is_noticed() -> None:
-    lives: Any = {D: SimpleNamespace(role=Role.PREFILL)}
-    check_roles([prefill("d")], {D: Role.PREFILL}, lives)
-    check_roles([node("d")], {D: Role.DECODE}, lives)
-    check_roles([node("d")], {}, lives)
+    present = {D: Role.PREFILL}
+    check_roles([prefill("d")], {D: Role.PREFILL}, present)
+    check_roles([node("d")], {D: Role.DECODE}, present)
+    check_roles([node("d")], {}, present)
     with pytest.raises(InternalError, match="d#1 counts as"):
-        check_roles([node("d")], {D: Role.PREFILL}, lives)
+        check_roles([node("d")], {D: Role.PREFILL}, present)
 
 
 def test_blocks_that_are_known_are_those_that_were_told_of() -> None:
