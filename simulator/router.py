@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import cast
+from typing import NamedTuple, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -74,6 +74,15 @@ class _Choice:
         return len(self.query.prompt_token_ids)
 
 
+class _Call(NamedTuple):
+    """A call that waits for its reply: a reservation, or a prompt."""
+
+    choice: _Choice
+    node: Incarnation
+    attempt: AttemptId
+    is_prompt: bool
+
+
 def keys_of(
     news: Mapping[BlockHash, bool],
 ) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
@@ -113,7 +122,7 @@ class SimulatedRouter:
         self._handoffs = HandoffWatch(self._chooser, timeline, metrics)
         self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
         self._choices: dict[str, _Choice] = {}
-        self._calls: dict[int, tuple[_Choice, Incarnation, AttemptId]] = {}
+        self._calls: dict[int, _Call] = {}
         self._call_ids = count(1)
         self.num_reports = self.num_reported_blocks = 0
         """Reports of blocks that entered or left a tier of a node, and the blocks in them."""
@@ -191,14 +200,14 @@ class SimulatedRouter:
     # Inside: events.
 
     def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:
-        choice, called, attempt = self._calls.pop(reply_to)
+        choice, called, attempt, is_prompt = self._calls.pop(reply_to)
         assert called == node, "an answer of another node"
         flow, now_s = choice.flow, self._timeline.present_s
         reply: DecodeGrant | PdserveError
         match answer:
             case PromptAccepted():
                 effects = flow.on_prefill_reply(node, attempt, PrefillGrant())
-            case CallRefused(error) if node == flow.prefill:
+            case CallRefused(error) if is_prompt:
                 self._note(choice, "{} refuses the prompt: {}", node, error.code)
                 effects = flow.on_prefill_reply(node, attempt, error)
             case Reserved(ticket):
@@ -304,7 +313,7 @@ class SimulatedRouter:
         submit = Submit(
             request=effect.request,
             router=self.me,
-            reply_to=self._call(choice, effect.node, effect.request.id),
+            reply_to=self._call(choice, effect.node, effect.request.id, is_prompt=False),
             received_at_s=self._timeline.present_s + self._latency_s,
             source=effect.source,
             must_prefill_locally=effect.must_prefill_locally,
@@ -316,7 +325,7 @@ class SimulatedRouter:
         submit = Submit(
             request=effect.request,
             router=self.me,
-            reply_to=self._call(choice, effect.node, effect.request.id),
+            reply_to=self._call(choice, effect.node, effect.request.id, is_prompt=True),
             received_at_s=self._timeline.present_s + self._latency_s,
             is_prompt=True,
             ticket=cast("Ticket | None", effect.ticket),
@@ -324,9 +333,11 @@ class SimulatedRouter:
         )
         self._send(effect.node, submit)
 
-    def _call(self, choice: _Choice, node: Incarnation, attempt: AttemptId) -> int:
+    def _call(
+        self, choice: _Choice, node: Incarnation, attempt: AttemptId, *, is_prompt: bool
+    ) -> int:
         number = next(self._call_ids)
-        self._calls[number] = choice, node, attempt
+        self._calls[number] = _Call(choice, node, attempt, is_prompt)
         return number
 
     def _send(self, node: Incarnation, message: Message) -> bool:

@@ -35,8 +35,10 @@ class Timeline:
         heappush(self._events, (at_s, last, next(self._numbers), call))
 
     def after(self, span_s: float, call: Callable[[], object]) -> None:
-        """Schedule `call` in `span_s` seconds."""
-        self.at(self.present_s + span_s, call)
+        """Schedule `call` in `span_s` seconds. Raises `ValueError` for a span below 0."""
+        if span_s < 0:
+            raise ValueError(f"an event {-span_s} s ago")
+        heappush(self._events, (self.present_s + span_s, False, next(self._numbers), call))
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Handle events until there is none left, one has called `stop`, or `until()` is true after

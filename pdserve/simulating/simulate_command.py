@@ -179,12 +179,13 @@ def _say(
 def lines_of(history: History) -> list[str]:
     """Return what happens in a history, in the order of time."""
     shape = history.shape
+    of_many = ", as of a wide cluster" if shape.is_wide else ""
     lines = [
         (
             -1.0,
             f"nodes: {shape.num_prefill} prefill, {shape.num_decode} decode, "
             f"{shape.num_mixed} mixed, of {_pools(shape)} blocks and {shape.max_num_seqs} "
-            f"seats; at most {shape.max_queued} wait on one; {shape.num_routers} routers",
+            f"seats; at most {shape.max_queued} wait on one; {shape.num_routers} routers{of_many}",
         )
     ]
     for asked in history.requests:
@@ -210,7 +211,8 @@ def _demands(asked: AskedRequest) -> str:
     cut = ", cut to what its node holds" if asked.is_cut else ""
     salt = f", salt {asked.salt}" if asked.salt else ""
     grammar = f", grammar {asked.grammar}" if asked.grammar else ""
-    return f"{cut}{salt}{grammar}"
+    scores = ", with log probabilities" if asked.has_logprobs or asked.has_prompt_logprobs else ""
+    return f"{cut}{salt}{grammar}{scores}"
 
 
 def _pools(shape: Shape) -> str:

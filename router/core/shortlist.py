@@ -88,6 +88,8 @@ class Shortlist:
         self._narrowing = narrowing
         self._state = state
         self._draws = SeededDraws(seed)
+        self.most_scanned = MAX_SCANNED
+        """The most nodes of which a choice looks at all."""
 
     def for_request(
         self, roster: Roster, query: Query, excluded: Set[Incarnation]
@@ -96,7 +98,7 @@ class Shortlist:
 
         A role without a candidate has no node that can be one.
         """
-        if len(roster) <= MAX_SCANNED:
+        if len(roster) <= self.most_scanned:
             return None
         kinds = _able(roster, query)
         decoders = self._decoders(kinds, query, excluded)
@@ -111,7 +113,7 @@ class Shortlist:
         self, roster: Roster, query: Query, excluded: Set[Incarnation]
     ) -> list[NodeView] | None:
         """Return candidates for the prefill node of a reservation, in the same way."""
-        if len(roster) <= MAX_SCANNED:
+        if len(roster) <= self.most_scanned:
             return None
         kinds = [kind for kind in _able(roster, query) if kind.is_prefill]
         prefillers = self._prefillers(kinds, excluded)
@@ -124,7 +126,7 @@ class Shortlist:
     ) -> Sequence[NodeView]:
         """Return the nodes to look at for what they hold of a prompt: of a wide cluster the deepest
         holders, and the decode node that was chosen."""
-        if not isinstance(nodes, Roster) or len(nodes) <= MAX_SCANNED:
+        if not isinstance(nodes, Roster) or len(nodes) <= self.most_scanned:
             return nodes
         found = dict.fromkeys(held.deepest(NUM_SOURCES, self._draws.below))
         if decode is not None:

@@ -11,13 +11,14 @@ checks        what must hold, whatever happens
 router        the simulator's router, on streams that break; its books are checked
 books/        what a router counts, remembers and chooses, checked
 streams       the stream of a router and a node: what gRPC over TCP does to messages
+awaited       calls that wait for replies, of code that awaits them
 between       messages between nodes, which a router passes on
 beside        changes that an administrator asks a router for
 demand/       what requests want of nodes, and when nodes may refuse them
 roles/        roles that follow the load
 node/         a node whose process stops, freezes and restarts
 kv/           the real machines of `kv_transfer`, on connections that break and memory that is late
-leases        the store's leases: pure
+store/        the store of leases, and what routers ask of it
 hosts         the clock of each process, and which hosts reach which others
 contents      blocks of KV with contents, and the answers that follow from them: pure
 

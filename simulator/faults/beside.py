@@ -6,14 +6,13 @@ between the same hosts; a call whose path is cut is not answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from common.errors import DeadlineExceeded, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
-from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.core.known.changes import ChangesUnderWay
@@ -21,33 +20,13 @@ from router.core.known.member_effects import MembershipEffect
 from router.core.known.roster import Roster
 from router.core.membership import Membership
 from router.dispatch.calls_beside import TIMEOUT_S
-from router.http.errors import ApiError
+from simulator.faults.awaited import AwaitedReply, drive
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.node.life import NodeLife
 from simulator.timeline import Timeline
 
 Ask = Callable[[NodeLife], PdserveError | None]
-
-
-class AwaitedReply:
-    """A reply for which a coroutine waits until `end` is called; later replies are ignored."""
-
-    def __init__(self) -> None:
-        self.on_end: Callable[[Any], object] = lambda _: None
-        self._is_over = False
-
-    def end(self, found: object) -> None:
-        """Resume the coroutine with a result or an error."""
-        if not self._is_over:
-            self._is_over = True
-            self.on_end(found)
-
-    def __await__(self) -> Generator[AwaitedReply, Any, Any]:
-        found = yield self
-        if isinstance(found, PdserveError):
-            raise found
-        return found
 
 
 class AdministratorCalls:
@@ -64,7 +43,7 @@ class AdministratorCalls:
         membership: Membership,
         *,
         follow: Callable[[Sequence[MembershipEffect]], object],
-        refresh: Callable[[], object],
+        refresh: Callable[[], AwaitedReply],
         refresh_soon: Callable[[], object],
     ) -> None:
         self._router, self._clock = router, clock
@@ -72,6 +51,8 @@ class AdministratorCalls:
         self._lives = lives
         self._follow, self._refresh, self._refresh_soon = follow, refresh, refresh_soon
         self.membership = membership
+        self.told_roles: dict[Incarnation, Role] = {}
+        """The role that each node has told last that was given one here."""
         self.changes = ChangesUnderWay()
 
     def give_role(self, node_id: str, role: Role) -> None:
@@ -102,15 +83,18 @@ class AdministratorCalls:
         )
 
     async def wait_refreshed(self) -> None:
-        """Ask the store once more."""
-        self._refresh()
+        """Return when the store was asked once more, and has answered or is away."""
+        await self._refresh()
 
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         """Give a node another role for new work. Raises the error with which the node refuses, and
         `DeadlineExceeded` where it does not answer."""
         with self.changes.of_role(node, role):
             await self.call(node, lambda life: life.set_role(role, number))
-        self._follow(self.membership.on_role(node, role))
+        self.told_roles[node] = role
+        effects = self.membership.on_role(node, role)
+        # Not in this call, whose caller would take what is wrong for a refusal of the node.
+        self._clock.after(0.0, partial(self._follow, effects))
         self._refresh_soon()
 
     async def drain(self, node: Incarnation) -> float:
@@ -143,20 +127,3 @@ class AdministratorCalls:
     ) -> None:
         if self._paths.is_open(node.me.node_id, self._router.node_id):
             self._clock.run(partial(reply.end, answer))
-
-
-def drive(
-    call: Coroutine[Any, Any, object],
-    found: object = None,
-    *,
-    on_end: Callable[[], object] = lambda: None,
-) -> None:
-    """Run a call until it waits for an answer, and on when that has come; then call `on_end`."""
-    try:
-        reply: AwaitedReply = call.send(found)
-    except StopIteration:
-        on_end()
-    except (ApiError, UnknownNode, PdserveError):
-        on_end()  # the administrator is told
-    else:
-        reply.on_end = partial(drive, call, on_end=on_end)

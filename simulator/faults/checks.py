@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 
 from common.errors import InternalError
 from common.kv.blocks import BlockHash, hash_full_blocks
+from common.kv.tiers import Tier
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.status import SequenceStatus
 from simulator.faults.contents import (
     STOP_TOKEN_ID,
     Numbers,
+    logprobs_of,
     states_of,
     values_of,
 )
@@ -33,6 +35,8 @@ BY_FAULTS = frozenset(
     }
 )
 """How a request may end where something was broken."""
+OF_NODES = frozenset({"node_lost", "draining", "handoff_failed", "stale_epoch", "internal_error"})
+"""How it may not end where nodes do what they can."""
 BY_STEPS = BY_FAULTS | {"internal_error"}
 """How it may end where steps have failed."""
 WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
@@ -131,6 +135,22 @@ def check_end(
         raise Violation(f"{asked.name} ended by {outcome}")
 
 
+def check_logprobs(asked: AskedRequest, answered: Answered, prompt: tuple[int, ...]) -> None:
+    """Check that log probabilities came with the tokens that they are of, where they are wanted.
+
+    Raises `Violation`.
+    """
+    text = (*prompt, *answered.tokens)
+    right = logprobs_of(text, len(prompt)) if asked.has_logprobs else ()
+    found = tuple(one.logprob for one in answered.logprobs)
+    if found != right:
+        raise Violation(f"{asked.name} was answered log probabilities {found}: right is {right}")
+    wants_all = asked.has_prompt_logprobs and answered.tokens and len(prompt) > 1
+    of_prompt = [logprobs_of(prompt, 1)] if wants_all else []
+    if [one.logprobs for one in answered.prompt_logprobs] != of_prompt:
+        raise Violation(f"{asked.name} was answered other log probabilities of its prompt")
+
+
 def check_time(asked: AskedRequest, answered: Answered, slack_s: float) -> None:
     """Check that a request ended by its deadline; `slack_s`: how long its router stood still.
 
@@ -167,6 +187,9 @@ def why_busy(nodes: Iterable[FaultyNode], routers: Iterable[FaultyRouter]) -> st
 def check_cache(node: FaultyNode, right: Mapping[BlockHash, Numbers]) -> None:
     """Check that every cached block holds what its hash says. Raises `Violation`."""
     pool = node.scheduler.pool
+    findable = set(map(pool.prefix_cache.hash_of, pool.prefix_cache.block_ids()))
+    if node.all_cached().news[Tier.POOL].keys() != findable:
+        raise Violation(f"{node.me} has told its routers of other blocks than it has cached")
     for block in filter(pool.prefix_cache.holds, range(pool.num_blocks)):
         found = right.get(pool.prefix_cache.hash_of(block))
         if found is None:

@@ -28,13 +28,14 @@ from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kinds import BREAKING, CHANGES, DRAINS, FaultKind
 from simulator.faults.kv.wires import KVWires
-from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
 from simulator.faults.roles.cluster_roles import RolesByLoad
 from simulator.faults.router import Answered, FaultyRouter
 from simulator.faults.shape import longest_of, node_names, router_names, shape_of
+from simulator.faults.store.calls import StoreCalls
+from simulator.faults.store.leases import Leases
 from simulator.faults.streams import RESET, NodeLink
 from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
@@ -46,8 +47,10 @@ PATIENCE_S = 20.0
 ENOUGH_S, ENOUGH_STEPS = 30.0, 500
 """A request with so much time, and for so many steps, after the last fault must be answered, if a
 node can."""
+HEALED_S = 20.0
+"""A request that comes so long after the last fault has ended does not notice it."""
 _RETRY_S = 0.5
-HEARD_S = 0.25
+HEARD_S = 1.0
 """Time after which each router has heard every node, if nothing is broken. Routers of real clusters
 answer nobody before; those of histories may know the shorter nodes alone."""
 
@@ -61,15 +64,11 @@ class _Request:
 
 
 class FaultyCluster:
-    """One cluster for one history; `run` once.
+    """One cluster for one history; `run` once."""
 
-    With `is_wide` the router asks its nodes whether they live as one with many nodes does.
-    """
-
-    def __init__(self, history: History, *, is_wide: bool = False) -> None:
+    def __init__(self, history: History) -> None:
         shape = history.shape
         self.history = history
-        self._is_wide = is_wide
         self.timeline = Timeline()
         self.paths = Paths()
         self.leases = Leases(shape.lease_s)
@@ -99,7 +98,7 @@ class FaultyCluster:
         self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
         self._first_drain_s = _first(history.faults, DRAINS)
         self.router_stood_s = 0.0
-        self.roles = RolesByLoad(history, self.timeline, self.paths, self.leases, self.nodes)
+        self.roles = RolesByLoad(history, self.timeline, self.leases, self.nodes)
         self._store = LifeStore(
             leases=self.leases,
             timeline=self.timeline,
@@ -194,13 +193,17 @@ class FaultyCluster:
 
     def start_router(self, name: str) -> None:
         """Start a router, in another life than before."""
-        shape = self.history.shape
+        shape, clock = self.history.shape, ProcessClock(self.timeline)
+        me = Incarnation(name, next(self._router_epochs))
         self.routers[name] = FaultyRouter(
             self.timeline,
-            ProcessClock(self.timeline),
-            Incarnation(name, next(self._router_epochs)),
+            clock,
+            me,
             self.paths,
-            self.leases,
+            StoreCalls(
+                *(me, clock, self.timeline, self.paths),
+                *(self.leases, self.roles.leading, shape.message_s, self.history.seed),
+            ),
             self.lives,
             policy=shape.placement_policy,
             session_ttl_s=shape.session_ttl_s,
@@ -208,14 +211,15 @@ class FaultyCluster:
             latency_s=shape.message_s,
             seed=self.history.seed,
             on_end=self._on_end,
-            is_wide=self._is_wide,
+            is_wide=shape.is_wide,
         )
         self.roles.start(self.routers[name])
 
     def flush(self) -> None:
         """Deliver the messages that waited for a path that is open again."""
         self.wires.flush()
-        self.roles.flush()
+        for router in self.routers.values():
+            router.store.flush()
         for link in self._links():
             link.flush()
 
@@ -326,6 +330,7 @@ class FaultyCluster:
                 may_refuse=may_refuse,
                 fewest_tokens=fewest_tokens(shape, asked, is_still=knows_all),
             )
+            checks.check_logprobs(asked, answered, request.prompt)
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)
         self._check_roles()
@@ -337,6 +342,9 @@ class FaultyCluster:
         for node in self.nodes.values():
             self._check_node(node)
             checks.check_cache(node, right)
+        for router in self.routers.values():
+            if router.clock.is_running:
+                router.check_blocks()
         checks.check_files(self.disk.files(), right)
 
     def _check_roles(self) -> None:
@@ -361,6 +369,9 @@ class FaultyCluster:
         )
         if is_late and has_time and can_decode:
             raise Violation(f"{asked.name} waited until its deadline, and nothing was in its way")
+        is_healed = asked.at_s > self._faults_end_s + HEALED_S
+        if is_healed and can_decode and outcome in checks.OF_NODES:
+            raise Violation(f"{asked.name} ended by {outcome}, long after the last fault")
 
 
 def _first(faults: Sequence[Fault], kinds: Sequence[FaultKind]) -> float:
@@ -392,6 +403,8 @@ def _generation_request(request: _Request) -> GenerationRequest:
             stop_token_ids=(STOP_TOKEN_ID,),
             ignore_eos=not asked.grammar,
             grammar=grammar_of(asked.grammar),
+            logprobs=0 if asked.has_logprobs else None,
+            prompt_logprobs=0 if asked.has_prompt_logprobs else None,
         ),
         deadline_s=asked.deadline_s,
         priority=asked.priority,

@@ -83,6 +83,23 @@ def forced_after(num_known: int, grammar_from: int | None) -> tuple[int, ...]:
     return tuple(forced)
 
 
+def logprob_of(total: int, num_known: int) -> float:
+    """Return the log probability of the token that is drawn as `token_of`, or stands there."""
+    number = _mixed((total ^ num_known * 0xE7037ED1A0B428DB) & _MASK)
+    return -(number >> 40) / 65536
+
+
+def logprobs_of(token_ids: Sequence[int], start: int) -> tuple[float, ...]:
+    """Return the log probability of each token of a text from token `start` on, which has others
+    before it."""
+    states = states_of(token_ids)
+    total, found = total_of(states[:start]), []
+    for num_known in range(start, len(token_ids)):
+        found.append(logprob_of(total, num_known))
+        total = (total + total_of(states[num_known : num_known + 1])) & _MASK
+    return tuple(found)
+
+
 def total_of(states: Sequence[int]) -> int:
     """Return the sum of the slots of these states over all layers."""
     return (NUM_LAYERS * sum(states) + len(states) * _LAYER_SUM) & _MASK

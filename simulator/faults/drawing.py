@@ -48,6 +48,7 @@ _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """Durations of steps: a prompt behind slow ones waits longer than an idle reservation is kept."""
 _LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
+_KV_LANES = (1, 1, 2, 3)
 _FAILING_STEPS = (0, 0, 0, 1, 2)
 _HANGS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
@@ -178,11 +179,8 @@ def _that_comes_back(rng: random.Random, asked: AskedRequest) -> AskedRequest:
     More time is between them: others have evicted what comes back.
     """
     num_prompt = rng.choice((22, 30, 30))
-    at_s, leaves_at_s = round(TIMES_LATER * asked.at_s, 4), asked.leaves_at_s
     return replace(
-        asked,
-        at_s=at_s,
-        leaves_at_s=None if leaves_at_s is None else round(leaves_at_s - asked.at_s + at_s, 4),
+        asked.later((TIMES_LATER - 1) * asked.at_s),
         num_prompt=num_prompt,
         group=rng.randrange(NUM_BEGINNINGS),
         num_shared=rng.choice((num_prompt - 1, 16)),
@@ -266,7 +264,10 @@ def _on_a_lane(rng: random.Random, shape: Shape) -> Shape:
     (lane,) = rng.choices(list(_LANE_SHARES), list(_LANE_SHARES.values()))
     is_staged = shape.is_staged and lane not in CARD_LANES
     is_on_card = rng.random() < ON_CARD and not is_staged and lane not in HOST_LANES
-    return replace(shape, lane=lane, is_staged=is_staged, is_on_card=is_on_card)
+    num_kv_lanes = rng.choice(_KV_LANES) if lane == INLINE_LANE else 1
+    return replace(
+        shape, lane=lane, is_staged=is_staged, is_on_card=is_on_card, num_kv_lanes=num_kv_lanes
+    )
 
 
 def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:

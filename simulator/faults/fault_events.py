@@ -10,10 +10,10 @@ from simulator.faults.history import Fault
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kinds import STORE, FaultKind
 from simulator.faults.kv.wires import KVWires
-from simulator.faults.leases import Leases
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.router import FaultyRouter
+from simulator.faults.store.leases import Leases
 from simulator.timeline import Timeline
 
 

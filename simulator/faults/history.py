@@ -19,7 +19,7 @@ from simulator.faults.shape import (
     router_names,
 )
 
-FORMAT = 13
+FORMAT = 14
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 
 
@@ -45,7 +45,8 @@ class AskedRequest:
     It goes to `router`, and is of a `session` unless that is empty. Its client leaves at
     `leaves_at_s`; None: it stays. With `is_cut` its answer may end where its node holds no more.
     It shares KV with requests of the same `salt` alone. Its answer follows the `grammar` of that
-    name, unless it is empty.
+    name, unless it is empty. With `has_logprobs` it wants log probabilities of its answer, and with
+    `has_prompt_logprobs` those of its prompt.
     """
 
     at_s: float
@@ -63,6 +64,17 @@ class AskedRequest:
     is_cut: bool = False
     salt: str = ""
     grammar: str = ""
+    has_logprobs: bool = False
+    has_prompt_logprobs: bool = False
+
+    def later(self, span_s: float) -> AskedRequest:
+        """Return the request as it comes later; its client leaves as much later, if it does."""
+        leaves_at_s = self.leaves_at_s
+        return replace(
+            self,
+            at_s=round(self.at_s + span_s, 4),
+            leaves_at_s=None if leaves_at_s is None else round(leaves_at_s + span_s, 4),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class Paths:
 
     def is_open(self, source: str, target: str) -> bool:
         """Return whether what `source` sends arrives at `target`."""
-        return not self._cuts or not self._cuts[source, target]
+        return not self._cuts or (source, target) not in self._cuts
 
     def cut(self, source: str, target: str) -> None:
         """Cut the way from `source` to `target`: messages wait for its mending."""
@@ -104,3 +104,5 @@ class Paths:
     def mend(self, source: str, target: str) -> None:
         """End one cut of this way."""
         self._cuts[source, target] -= 1
+        if not self._cuts[source, target]:
+            del self._cuts[source, target]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -12,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
 from common.nodes import Role
-from common.request import GenerationRequest
+from common.prompt_logprobs import PromptLogprobs
+from common.request import GenerationRequest, RequestCounts, TokenLogprobs
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
 from router.core.effects import Choose, Effect
@@ -28,18 +30,22 @@ from router.core.known.member_effects import (
 from router.core.known.sessions import SessionId
 from router.core.placement import ChosenNodes
 from router.core.request_flow import RequestFlow
+from router.dispatch.liveness.pace import ALARM_TICKS
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
+from simulator.faults.awaited import AwaitedReply, drive
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
-from simulator.faults.books.requests import Unanswered, check_counted
+from simulator.faults.books.known import check_blocks, check_roles, check_views
+from simulator.faults.books.requests import Legs, Unanswered
+from simulator.faults.books.told import Placements, check_counts
 from simulator.faults.demand.grammars import is_hopeless
 from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.shape import MODEL
+from simulator.faults.store.calls import StoreCalls
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
 from simulator.router import _Choice, keys_of
@@ -47,6 +53,8 @@ from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
+_LATENCIES = (1, 1, 1, 40)
+"""How much longer messages from and to a node take: what one says overtakes what another has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +65,10 @@ class Answered(ServedRequest):
     failure: str = ""
     """The error of an earlier attempt."""
     ended_at_s: float = -1.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Those that came with token 0."""
+    counts: RequestCounts | None = None
 
 
 @cache
@@ -74,7 +86,7 @@ class FaultyRouter(WatchedRouter):
         clock: ProcessClock,
         me: Incarnation,
         paths: Paths,
-        leases: Leases,
+        store: StoreCalls,
         nodes: Mapping[Incarnation, FaultyNode],
         *,
         policy: str,
@@ -99,15 +111,23 @@ class FaultyRouter(WatchedRouter):
         self.me = me
         self.clock = clock
         self.is_wide = is_wide
+        if is_wide:
+            self._chooser._placer._shortlist.most_scanned = 0
+        self._alarm_ticks = 0
+        self._rng = random.Random(f"links of {me} in {seed}")
         self._call_ids = count(1 + me.epoch * _CALLS_PER_LIFE)
         self._paths = paths
-        self._leases = leases
+        self.store = store
         self._nodes = nodes
         self._lives = timeline
         self._refresh_s = lease_s / 4
-        self._refreshing = 0
+        self._num_refreshes = 0
+        self._is_refreshing = self._is_refresh_due = False
+        self._refreshed: list[AwaitedReply] = []
+        """What waits until the store was asked once more."""
         self._sessions = SessionBooks(session_ttl_s)
-        self._unanswered = Unanswered()
+        self._unanswered, self._legs = Unanswered(), Legs()
+        self._placements = Placements()
         self._num_performing = 0
         self.links: dict[Incarnation, NodeLink] = {}
         self._between = NodesInContact(me, self._send, self._membership, clock)
@@ -120,7 +140,7 @@ class FaultyRouter(WatchedRouter):
             nodes,
             self._membership,
             follow=self._follow,
-            refresh=self._refresh_now,
+            refresh=self._wait_refreshed,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
@@ -138,6 +158,19 @@ class FaultyRouter(WatchedRouter):
             if own:
                 return f"the router counts {own} requests on {view.incarnation}, and none runs"
         return ""
+
+    def check_blocks(self) -> None:
+        """Check what is known of the blocks of nodes that were heard to the end.
+
+        Raises `InternalError`.
+        """
+        index = self._chooser._placer._state.blocks
+        unheard = index._slots.keys() - {node for node, one in self.links.items() if one.is_heard}
+        if unheard:
+            raise InternalError(f"{self.me} knows blocks of {unheard}, which are not heard")
+        for node, link in self.links.items():
+            if link.has_told_all:
+                check_blocks(index, node, link.node.all_cached().news)
 
     # Events of the cluster.
 
@@ -163,7 +196,9 @@ class FaultyRouter(WatchedRouter):
 
     # Events of links.
 
-    def on_message(self, node: Incarnation, said: NodeSaid, *, is_first: bool) -> None:
+    def on_message(
+        self, node: Incarnation, said: NodeSaid, *, is_first: bool, unreached: str
+    ) -> None:
         """Take a message of a node, in the order of `NodeClient`."""
         for reply_to, answer in said.answers:
             self._on_answer(node, reply_to, answer)
@@ -172,7 +207,7 @@ class FaultyRouter(WatchedRouter):
         for tier, news in said.news.items():
             added, removed = keys_of(news)
             self._chooser.on_blocks(node, BlockReport(False, added, removed, tier))
-        self.on_heard(node, "")
+        self.on_heard(node, unreached)
         self._on_outputs(node, said.outputs, ())
         self._between.take(node, said)
 
@@ -187,6 +222,8 @@ class FaultyRouter(WatchedRouter):
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Suspect a node, which is silent, or heard and not reached."""
+        if not is_heard:
+            self._alarm_ticks = ALARM_TICKS
         self._follow(self._membership.on_suspected(node, reason, is_heard=is_heard))
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
@@ -198,28 +235,46 @@ class FaultyRouter(WatchedRouter):
 
     def _refresh(self, number: int) -> None:
         """Ask the store, unless that was done since this was planned."""
-        if number != self._refreshing:
-            return
-        self._refreshing += 1
-        membership, now_s = self._membership, self.clock.now_s()
+        if number == self._num_refreshes:
+            self._num_refreshes += 1
+            self._is_refreshing, self._is_refresh_due = True, False
+            drive(self._ask_store(), on_end=self._on_refreshed)
+
+    async def _ask_store(self) -> None:
+        membership, waiting = self._membership, self._refreshed
+        self._refreshed = []
         membership.on_asking()
         try:
-            listing = self._leases.live_nodes(self._lives.now_s())
+            listing = await self.store.live_nodes()
         except PlacementUnavailable:
-            self._follow(membership.on_store_away(now_s))
+            self._follow(membership.on_store_away(self.clock.now_s()))
         else:
-            self._follow(membership.on_listing(listing, now_s))
+            self._follow(membership.on_listing(listing, self.clock.now_s()))
         self._match_links()
         while membership.has_unread:
             membership.nodes()
         self._between.warm()
-        self.clock.after(self._refresh_s, partial(self._refresh, self._refreshing))
+        for one in waiting:
+            one.end(None)
 
-    def _refresh_now(self) -> None:
-        self._refresh(self._refreshing)
+    def _on_refreshed(self) -> None:
+        self._is_refreshing = False
+        self._refresh_in(0.0 if self._is_refresh_due else self._refresh_s)
+
+    def _refresh_in(self, span_s: float) -> None:
+        self.clock.after(span_s, partial(self._refresh, self._num_refreshes))
 
     def _refresh_soon(self) -> None:
-        self.clock.after(0.0, partial(self._refresh, self._refreshing))
+        if self._is_refreshing:
+            self._is_refresh_due = True
+        else:
+            self._refresh_in(0.0)
+
+    def _wait_refreshed(self) -> AwaitedReply:
+        """Return what ends when the store was asked once more."""
+        self._refreshed.append(AwaitedReply())
+        self._refresh_soon()
+        return self._refreshed[-1]
 
     def _match_links(self) -> None:
         wanted = {record.incarnation for record in self._membership.records()}
@@ -228,18 +283,22 @@ class FaultyRouter(WatchedRouter):
             self._forget_calls(node)
             self._on_node_lost(node)
         for node in sorted(wanted - self.links.keys()):
-            life = self._nodes[node]
-            link = NodeLink(self, life, self._lives, self._paths, self._latency_s)
+            latency_s = self._latency_s * self._rng.choice(_LATENCIES)
+            link = NodeLink(self, self._nodes[node], self._lives, self._paths, latency_s)
             self.links[node] = link
 
     def _tick(self) -> None:
-        for link in list(self.links.values()):
-            link.tick()
-        # An idle node that refuses its grammar ends a second attempt alone.
-        flows = [one.flow for one in self._choices.values() if not is_hopeless(one.flow)]
+        is_alarm, self._alarm_ticks = self._alarm_ticks > 0, max(0, self._alarm_ticks - 1)
+        for node, link in list(self.links.items()):
+            link.tick(is_alarm=is_alarm or node in self._membership.last_unlisted)
         stuck = dict.fromkeys((n for n, one in self.links.items() if one.node.stuck_s), False)
         suspects = {**self._membership.suspects, **stuck}
-        self._unanswered.check(suspects, flows, self._idle_nodes)
+        if suspects:
+            # An idle node that refuses its grammar ends a second attempt alone.
+            flows = [one.flow for one in self._choices.values() if not is_hopeless(one.flow)]
+            self._unanswered.check(suspects, flows, self._idle_nodes)
+        else:
+            self._unanswered.check_none()
         self.clock.after(TICK_S, self._tick)
 
     def _idle_nodes(self) -> dict[Incarnation, int]:
@@ -282,14 +341,14 @@ class FaultyRouter(WatchedRouter):
         self._tell_all(RequestFlow.on_node_lost, node)
 
     def _forget_calls(self, node: Incarnation) -> None:
-        lost = [number for number, (_, called, _) in self._calls.items() if called == node]
+        lost = [number for number, call in self._calls.items() if call.node == node]
         for number in lost:
             self.clock.after(0.0, partial(self._fail_call, number))
 
     def _fail_call(self, number: int) -> None:
         found = self._calls.pop(number, None)
         if found is not None:
-            choice, node, attempt = found
+            choice, node, attempt, _ = found
             lost = NodeLost(f"{node} was lost")
             self._perform(choice, choice.flow.on_call_failed(node, attempt, lost))
 
@@ -305,7 +364,12 @@ class FaultyRouter(WatchedRouter):
     ) -> None:
         """Perform effects and those that follow from them, and then check the books."""
         self._num_performing += 1
+        has_tokens = bool(_answered(choice).tokens)
+        self._placements.take(choice.flow.attempt.choice_id, effects, has_tokens=has_tokens)
         super()._perform(choice, effects, times)
+        flow, name = choice.flow, choice.flow.attempt.choice_id
+        going_on = flow._attempts._all() if name in self._choices else ()
+        self._legs.take(name, choice.num_prompt_tokens, going_on)
         self._end_performing()
 
     def _tell_all(self, event: Callable[..., Sequence[Effect]], *told: object) -> None:
@@ -318,11 +382,15 @@ class FaultyRouter(WatchedRouter):
     def _end_performing(self) -> None:
         self._num_performing -= 1
         if not self._num_performing:
-            choices = self._choices.values()
-            running = [
-                (len(one.query.prompt_token_ids), one.flow._attempts._all()) for one in choices
-            ]
-            check_counted(self._membership, running)
+            self._legs.check(self._membership)
+
+    def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
+        check_views(self._membership)
+        if not self.store.has_failed:
+            told = self.beside.told_roles
+            present = {node: self._nodes[node].role for node in told}
+            check_roles(self._membership.nodes(), told, present)
+        return super()._choose(choice, effect)
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
         super()._on_chosen(choice, wanted, chosen)
@@ -357,6 +425,13 @@ class FaultyRouter(WatchedRouter):
             have = len(answered.tokens)
             raise InternalError(f"{name} gets token {chunk.first_index}, and has {have}")
         answered.tokens += chunk.token_ids
+        answered.logprobs += chunk.logprobs
+        if chunk.of_prompt is not None and chunk.of_prompt.prompt_logprobs is not None:
+            answered.prompt_logprobs.append(chunk.of_prompt.prompt_logprobs)
+        if chunk.counts is not None:
+            num_prompt, num_tokens = choice.num_prompt_tokens, len(answered.tokens)
+            check_counts(name, answered.counts, chunk.counts, num_prompt, num_tokens)
+            answered.counts = chunk.counts
 
     def _end(self, choice: _Choice, outcome: str) -> None:
         answered = _answered(choice)

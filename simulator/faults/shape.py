@@ -44,8 +44,11 @@ class Shape:
     and a step may begin before the last one is taken. Routers know a session for `session_ttl_s`
     after its last request.
     Nodes have `num_blocks`, or in the order of their names those of `pools`.
-    From `reserved_blocks` on are settings of scheduling, under shorter names of the same meaning.
+    From `reserved_blocks` to `chunk_granularity` are settings of scheduling, under shorter names of
+    the same meaning.
     At most `max_queued` requests wait on a node; with `sheds` it refuses what would end too late.
+    On `zmq` KV of two nodes travels on `num_kv_lanes` connections. With `is_wide` routers ask and
+    choose nodes as those of a wide cluster.
     Roles follow the load where there are targets of latency; 0: nodes keep them.
     """
 
@@ -92,6 +95,8 @@ class Shape:
     skip_ahead_limit: int = 16
     long_prefill_tokens: int = 128
     chunk_granularity: int = 1
+    num_kv_lanes: int = 1
+    is_wide: bool = False
 
 
 def is_on_device(shape: Shape) -> bool:
@@ -169,6 +174,7 @@ def config_of(shape: Shape, role: Role) -> Config:
             lease_s=shape.kv_lease_s,
             warm_from=AUTO if shape.is_warmed else "",
             max_queued_requests=shape.max_queued,
+            kv_lanes=shape.num_kv_lanes,
         ),
         placement=PlacementConfig(
             placement_policy=shape.placement_policy, node_lease_s=shape.lease_s

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from common.ids import Incarnation
-from node.flow.messages import Message, RouterGone, Submit
+from node.flow.messages import Message, RouterGone, SendBlocks, Submit
 from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, backoff_s
@@ -37,8 +37,10 @@ class LinkListener(Protocol):
     def has_requests(self, node: Incarnation) -> bool:
         """Return whether it has a request on a node."""
 
-    def on_message(self, node: Incarnation, said: NodeSaid, *, is_first: bool) -> None:
-        """Take a message; `is_first` of a new stream."""
+    def on_message(
+        self, node: Incarnation, said: NodeSaid, *, is_first: bool, unreached: str
+    ) -> None:
+        """Take a message; `is_first` of a new stream. `unreached`: see `on_heard`."""
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
         """Record that the node is heard, and why nothing reaches it, if so."""
@@ -118,6 +120,12 @@ class NodeLink:
         """The incarnation of the router that has this stream."""
         return self._router.me
 
+    @property
+    def has_told_all(self) -> bool:
+        """Whether the router has read all that the node has said, and hears what it says."""
+        is_heard = self.is_heard and self._number == self._number_there
+        return is_heard and self._is_open_there and not self._back
+
     # Called by the router.
 
     def connect(self) -> None:
@@ -136,7 +144,7 @@ class NodeLink:
         """Send a message; return False when there is no stream."""
         if not self.is_heard:
             return False
-        if isinstance(message, Submit):
+        if isinstance(message, (Submit, SendBlocks)):  # somebody waits for it
             self._unsent_echo = self._liveness.use() or self._unsent_echo
         self._put_there(message)
         return True
@@ -147,8 +155,11 @@ class NodeLink:
         self._put_there(None)
         self._number += 1
 
-    def tick(self) -> None:
-        """Count a tick of silence, as `NodeClient.tick` does, and read messages that arrived."""
+    def tick(self, *, is_alarm: bool) -> None:
+        """Count a tick of silence, as `NodeClient.tick` does, and read messages that arrived.
+
+        `is_alarm`: a node that is not used is asked as often as one that is.
+        """
         liveness, is_open = self._liveness, self._is_open_there
         there, back = self._is_path_open(), self._is_path_back()
         is_alive = self.node.clock.is_running
@@ -156,9 +167,9 @@ class NodeLink:
         is_wide = self._router.is_wide
         is_used = not is_wide or self._router.has_requests(self.node.me)
         number = 0
-        if is_used or not liveness.rest():
+        if is_used or is_alarm or not liveness.rest():
             number = liveness.tick(
-                is_wide=is_wide, is_used=is_used, is_alarm=False, is_running=lambda: is_running
+                is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=lambda: is_running
             )
         number, self._unsent_echo = number or self._unsent_echo, 0
         is_told = number > 0 and there
@@ -177,14 +188,14 @@ class NodeLink:
                 self._put_there(None)
                 self._try_again()
             return
-        match liveness.judge():
-            case NodeVerdict.LOST:
-                self._put_there(None)
-                self._lose(liveness.reason)
-            case NodeVerdict.SUSPECTED:
-                self._router.on_suspected(self.node.me, liveness.reason, is_heard=False)
-            case NodeVerdict.UNREACHED:
-                self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
+        verdict = liveness.judge()
+        if verdict is NodeVerdict.LOST:
+            self._put_there(None)
+            self._lose(liveness.reason)
+        elif verdict is NodeVerdict.SUSPECTED:
+            self._router.on_suspected(self.node.me, liveness.reason, is_heard=False)
+        elif verdict is NodeVerdict.UNREACHED:
+            self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
 
     # Called by the node.
 
@@ -324,7 +335,8 @@ class NodeLink:
         self.is_heard, self._num_quiet = True, 0
         is_first = self._num_taken == 0
         self._num_taken += 1
-        self._router.on_message(self.node.me, said, is_first=is_first)
+        unreached = "" if self._liveness.is_reached else UNREACHED
+        self._router.on_message(self.node.me, said, is_first=is_first, unreached=unreached)
 
     def _on_reset(self, number: int, reason: str = RESET) -> None:
         if number != self._number or self._is_closed or self._is_waiting:

@@ -123,7 +123,7 @@ class FlowRouter(SimulatedRouter):
 
     def on_call_failed(self, reply_to: int) -> None:
         """Nobody listens at the node any more."""
-        choice, node, attempt = self._calls.pop(reply_to)
+        choice, node, attempt, _ = self._calls.pop(reply_to)
         failed = NodeLost(f"{node} has left")
         self._perform(choice, choice.flow.on_call_failed(node, attempt, failed))
 

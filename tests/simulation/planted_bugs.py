@@ -19,11 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from tests.simulation.bugs_beside_answers import BESIDE
 from tests.simulation.bugs_of_demand import DEMAND
 from tests.simulation.bugs_to_plant import BUGS as OTHERS
 from tests.simulation.bugs_to_plant import Bug
 
-BUGS = [*OTHERS, *DEMAND]
+BUGS = [*OTHERS, *DEMAND, *BESIDE]
 MOST_HISTORIES = 3000
 ROOT = Path(__file__).parents[2]
 

@@ -2,4 +2,6 @@
 
 requests  requests and tokens counted on nodes, and requests that suspected nodes hold up
 choices   chosen nodes, and the nodes of sessions
+known     the records of nodes and of their blocks
+told      the effects of flows beside tokens
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from common.errors import InternalError
@@ -14,28 +14,44 @@ from router.core.request_flow import RequestFlow
 MOST_UNANSWERED_TICKS = 16
 
 
-def check_counted(membership: Membership, running: Iterable[tuple[int, Iterable[Attempt]]]) -> None:
-    """Check the requests and prompt tokens that count on nodes.
+class Legs:
+    """The requests and prompt tokens that the attempts of one router have on nodes."""
 
-    `running` has of each request the tokens of its prompt, and the attempts that go on. Raises
-    `InternalError`.
-    """
-    requests: dict[Incarnation, int] = defaultdict(int)
-    tokens: dict[Incarnation, int] = defaultdict(int)
-    for num_tokens, attempts in running:
+    def __init__(self) -> None:
+        self._of_request: dict[str, list[tuple[Incarnation, int]]] = {}
+        self._requests: dict[Incarnation, int] = {}
+        self._tokens: dict[Incarnation, int] = {}
+
+    def take(self, name: str, num_tokens: int, attempts: Iterable[Attempt]) -> None:
+        """Take the attempts of a request that go on after an event, and the tokens of its prompt:
+        nothing else can have changed."""
+        legs = []
         for one in attempts:
-            for node in (one.prefill, one.planned_prefill):
-                if node is not None:
-                    requests[node] += 1
-                    tokens[node] += num_tokens
+            legs += [
+                (at, num_tokens) for at in (one.prefill, one.planned_prefill) if at is not None
+            ]
             if one.decode is not None:
-                requests[one.decode] += 1
-                tokens[one.decode] += num_tokens if one._has_prompt else 0
-    for node, member in membership._members.items():
-        found = member.own.num_requests, member.own.num_tokens
-        has = requests[node], tokens[node]
-        if found != has:
-            raise InternalError(f"(requests, tokens) {found} count on {node}, which has {has}")
+                legs.append((one.decode, num_tokens if one._has_prompt else 0))
+        before = self._of_request.get(name, [])
+        if legs == before:
+            return
+        self._of_request[name] = legs
+        for sign, changed in ((-1, before), (1, legs)):
+            for node, tokens in changed:
+                self._requests[node] = self._requests.get(node, 0) + sign
+                self._tokens[node] = self._tokens.get(node, 0) + sign * tokens
+        if not legs:
+            del self._of_request[name]
+
+    def check(self, membership: Membership) -> None:
+        """Check that as much counts on each node. Raises `InternalError`."""
+        requests, tokens = self._requests, self._tokens
+        for node, member in membership._members.items():
+            own = member.own
+            found, has = own.num_requests, requests.get(node, 0)
+            if found != has or own.num_tokens != tokens.get(node, 0):
+                says = f"(requests, tokens) {(found, own.num_tokens)} count on {node}"
+                raise InternalError(f"{says}, which has {(has, tokens.get(node, 0))}")
 
 
 class Unanswered:
@@ -43,7 +59,11 @@ class Unanswered:
 
     def __init__(self) -> None:
         self._num_ticks: Counter[AttemptId] = Counter()
-        """The ticks for which each request had no other attempt, by its last one."""
+        """The ticks for which all attempts of each request were held up, by its last one."""
+
+    def check_none(self) -> None:
+        """Count a tick in which no node is to be suspected."""
+        self._num_ticks.clear()
 
     def check(
         self,
@@ -56,15 +76,15 @@ class Unanswered:
         `suspects` are the nodes that are to be suspected, and whether each is heard; `idle` returns
         the idle ones, and how many tokens a request may have there.
         """
-        alone = [
+        held_up = [
             flow
             for flow in flows
-            if flow._attempts.second is None and _is_held_up(flow._main, suspects)
+            if all(_is_held_up(one, suspects) for one in flow._attempts._all())
         ]
-        nodes = idle() if alone else {}
+        nodes = idle() if held_up else {}
         held = [
             flow.attempt
-            for flow in alone
+            for flow in held_up
             if _long_enough(nodes, flow) - flow._candidates._failed
             and flow._candidates.may_try_beside
             and not flow._candidates.has_lost_too_many

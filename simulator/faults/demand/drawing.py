@@ -12,9 +12,11 @@ from simulator.faults.shape import Shape, node_names
 LOADED = 0.35
 """The share of the clusters whose queues are short."""
 _QUEUES = (1, 1, 2, 3, 6)
-_SLOW_STEPS_S = (0.03, 0.1, 0.3)
+_SLOW_STEPS_S = (0.03, 0.1, 0.3, 1.0)
 """Durations of steps with which a queue lasts for seconds, so that a node measures its speed."""
 _SOON_S = (1.0, 2.0, 4.0, 8.0, 60.0)
+_WAVES_S = (0.0, 0.0, 2.0, 4.0)
+"""How much later requests come to these: when nodes know how fast they are."""
 UNEVEN = 0.3
 """The share of the clusters whose nodes have pools of different sizes."""
 _POOLS = (3, 5, 8, 10, 13, 16, 24, 40)
@@ -26,6 +28,10 @@ SALTED = 0.4
 _SALTS = ("", "s", "s", "t")
 UNDER_GRAMMARS = 0.3
 """The share of the histories in which half of the requests have grammars."""
+WIDE = 0.2
+"""The share of the clusters whose routers know their nodes as those of a wide cluster."""
+SCORED = 0.25
+"""The share of the histories in which requests want log probabilities."""
 OTHERWISE = 0.4
 """The share of the clusters that schedule by other settings than most do."""
 _GRAMMARS = (*[""] * 5, *GRAMMARS)
@@ -40,6 +46,10 @@ def with_demands(history: History) -> History:
     grammars = random.Random(f"grammars of {seed}")
     shape, requests = _under_grammars(grammars, shape, requests)
     shape = _scheduled_otherwise(random.Random(f"scheduling of {seed}"), shape)
+    is_wide = random.Random(f"width of {seed}").random() < WIDE
+    shape = replace(shape, is_wide=is_wide)
+    requests = _scored(random.Random(f"scores of {seed}"), requests)
+    requests.sort(key=lambda one: one.at_s)
     return replace(history, shape=shape, requests=tuple(requests))
 
 
@@ -61,8 +71,12 @@ def _under_load(
     if not shape.sheds:
         return shape, requests
     slow_s = max(shape.step_s, rng.choice(_SLOW_STEPS_S))
-    shape = replace(shape, step_s=slow_s, max_queued=rng.choice((shape.max_queued, 6, 12)))
-    return shape, [replace(one, deadline_s=rng.choice(_SOON_S)) for one in requests]
+    shape = replace(
+        shape, step_s=slow_s, max_num_seqs=2, max_queued=rng.choice((shape.max_queued, 2, 6))
+    )
+    return shape, [
+        replace(one.later(rng.choice(_WAVES_S)), deadline_s=rng.choice(_SOON_S)) for one in requests
+    ]
 
 
 def _on_uneven_pools(
@@ -101,6 +115,16 @@ def _under_grammars(
     return shape, [replace(one, grammar=rng.choice(_GRAMMARS)) for one in requests]
 
 
+def _scored(rng: random.Random, requests: list[AskedRequest]) -> list[AskedRequest]:
+    """Return the requests, of which some may want log probabilities."""
+    if rng.random() >= SCORED:
+        return requests
+    return [
+        replace(one, has_logprobs=rng.random() < 0.5, has_prompt_logprobs=rng.random() < 0.3)
+        for one in requests
+    ]
+
+
 def _scheduled_otherwise(rng: random.Random, shape: Shape) -> Shape:
     """Return the cluster, which may reserve, pass, preempt and cut chunks otherwise."""
     if rng.random() >= OTHERWISE:
@@ -118,4 +142,5 @@ def _scheduled_otherwise(rng: random.Random, shape: Shape) -> Shape:
         skip_ahead_limit=rng.choice((0, 1, 16)),
         long_prefill_tokens=rng.choice((0, 4, 128)),
         chunk_granularity=rng.choice((1, 2, 4)),
+        speculative_method=rng.choice((shape.speculative_method, "suffix")),
     )

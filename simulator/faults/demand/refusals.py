@@ -36,15 +36,16 @@ class Refusals:
     def on_refusal(
         self, choice_id: str, node: Incarnation, error: PdserveError, *, is_prompt: bool
     ) -> None:
-        """Record that a node refuses a request, or with `is_prompt` to compute its prompt."""
+        """Record that a node refuses a request, or with `is_prompt` to compute its prompt.
+
+        Prompts are asked of nodes that do not decode. One whose role has moved since has not
+        refused to decode it.
+        """
         asked = self._asked[choice_id]
         if isinstance(error, Overloaded):
             asked.retry_after_s.add(error.retry_after_s)
         if not is_prompt:
             asked.refused[node] = error
-        elif node not in asked.may_wait:
-            # One whose role has moved since is not asked again: its refusal of the prompt counts.
-            asked.refused[node] = PdserveError("it refused the prompt")
 
     def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
         """Record that a node which had accepted a request has no room for it."""
@@ -59,15 +60,17 @@ class Refusals:
         able: Collection[Incarnation],
         *,
         is_over_losses: bool,
-    ) -> None:
-        """Check the end of a request: for want of room only where each node has refused it.
+    ) -> set[Incarnation]:
+        """Check the end of a request: for want of room only where each node has refused it. Return
+        those that have.
 
         `able` are the nodes that could decode it and have not failed; with `is_over_losses` it
         may ask none of them any more. Raises `InternalError`.
         """
         asked = self._asked.pop(choice_id, _Asked())
+        refused = set(asked.refused)
         if not isinstance(error, Overloaded):
-            return
+            return refused
         soonest_s = min(asked.retry_after_s, default=1.0)
         if error.retry_after_s != soonest_s:
             says = f"to come again in {error.retry_after_s} s, and a node said {soonest_s} s"
@@ -81,3 +84,4 @@ class Refusals:
             if is_full and not (is_shed or asked.may_wait.get(node)):
                 says = f"{choice_id} ends by {error.code}, and {node} was not asked to queue it"
                 raise InternalError(says)
+        return refused

@@ -23,6 +23,7 @@ def simpler_demands() -> Iterator[Simpler]:
     yield lambda history: _asked(history, is_cut=False)
     yield lambda history: _asked(history, salt="")
     yield lambda history: _asked(history, grammar="")
+    yield lambda history: _asked(history, has_logprobs=False, has_prompt_logprobs=False)
 
 
 def _shaped(history: History, **changed: Any) -> History:

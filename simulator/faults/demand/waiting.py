@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from common.errors import DeadlineUnreachable, InternalError, Overloaded, PdserveError
+from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from node.flow.attempts.attempt_table import NodeAttempt
 from simulator.faults.demand.grammars import NO_ROOM
@@ -42,6 +43,32 @@ def check_waiting(shape: Shape, attempts: Iterable[NodeAttempt]) -> None:
     num = len(waiting)
     if num > shape.max_queued:
         raise InternalError(f"{num} requests wait on a node that queues {shape.max_queued}")
+
+
+class Passes:
+    """How often each waiting sequence of a node was passed by one behind it, counted here too."""
+
+    def __init__(self) -> None:
+        self._num: dict[int, int] = {}
+        """How often each that waits was passed, by its id."""
+        self._seated: frozenset[int] = frozenset()
+
+    def take(self, waiting: Iterable[Sequence], seated: Collection[Sequence]) -> None:
+        """Take who waits and who is seated after a turn, in an order that no priority changes.
+
+        A preempted one is not passed. Raises `InternalError` where the node has counted otherwise.
+        """
+        admitted = [one.queue_key for one in seated if one.sequence_id not in self._seated]
+        self._seated = frozenset(one.sequence_id for one in seated)
+        before, self._num = self._num, {}
+        for one in waiting:
+            num = before.get(one.sequence_id, 0) + sum(key > one.queue_key for key in admitted)
+            if one.status is not SequenceStatus.WAITING:
+                num = 0
+            if num != one.num_bypassed:
+                says = f"was passed by {num}, and the node counts {one.num_bypassed}"
+                raise InternalError(f"{one.request.id} {says}")
+            self._num[one.sequence_id] = num
 
 
 def refusals_of(shape: Shape) -> frozenset[str]:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.errors import Overloaded, PdserveError
+from common.errors import (
+    Draining,
+    HandoffFailed,
+    InternalError,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    StaleEpoch,
+)
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import RequestOutput
 from node.flow.messages import Answer, CallRefused
+from router.core.candidates import MAX_FAILURES
 from router.core.effects import SendReserve
 from simulator.faults.demand.lengths import check_too_long
 from simulator.faults.demand.refusals import Refusals
 from simulator.router import SimulatedRouter, _Choice
 from simulator.served import TokenTimes
 from simulator.timeline import Timeline
+
+_OF_NODES = (NodeLost, HandoffFailed, StaleEpoch)
+"""What may end an attempt, and not its request while another node can go on."""
 
 
 class WatchedRouter(SimulatedRouter):
@@ -25,11 +37,11 @@ class WatchedRouter(SimulatedRouter):
         self._refusals = Refusals()
 
     def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:
-        choice, _, attempt = self._calls[reply_to]
-        flow = choice.flow
-        if isinstance(answer, CallRefused) and flow._attempts.find(attempt) is not None:
-            is_prompt, name = node == flow.prefill, attempt.choice_id
-            self._refusals.on_refusal(name, node, answer.error, is_prompt=is_prompt)
+        call = self._calls[reply_to]
+        is_known = call.choice.flow._attempts.find(call.attempt) is not None
+        if isinstance(answer, CallRefused) and is_known:
+            name, error = call.attempt.choice_id, answer.error
+            self._refusals.on_refusal(name, node, error, is_prompt=call.is_prompt)
         super()._on_answer(node, reply_to, answer)
 
     def _on_output(self, node: Incarnation, output: RequestOutput, times: TokenTimes) -> None:
@@ -57,5 +69,12 @@ class WatchedRouter(SimulatedRouter):
         }
         able -= candidates._failed | candidates._unfit
         is_over_losses = candidates.has_lost_too_many
-        self._refusals.on_end(name, error, able, is_over_losses=is_over_losses)
+        refused = self._refusals.on_end(name, error, able, is_over_losses=is_over_losses)
+        left = able - refused
+        # One whose node was lost waits for another, unless all that are there are too short.
+        is_over = candidates._is_too_long or isinstance(candidates.failure, Draining)
+        has_more = bool(left) if is_over else isinstance(error, NodeLost) or bool(left)
+        is_hopeless = is_over_losses or candidates._num_failures >= MAX_FAILURES
+        if isinstance(error, _OF_NODES) and has_more and not is_hopeless:
+            raise InternalError(f"{name} ends by {error.code}, and can go on: {left or 'it waits'}")
         super()._fail(choice, error)

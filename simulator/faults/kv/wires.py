@@ -7,6 +7,7 @@ their way are lost, and later ones belong to a new session at the receiver. Neit
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,10 @@ from simulator.faults.kv.moving import MovingEnd, Parcel
 from simulator.timeline import Timeline
 
 INLINE_LANE = "zmq"
+_LATENCIES = (1.0, 0.4, 2.5)
+"""How much longer than the first one each connection of two nodes takes: what passes the other."""
+BROKEN = 0.6
+"""The share of several connections of two nodes that break at once."""
 
 
 class ConnectedEnd(MovingEnd, Protocol):
@@ -66,6 +71,7 @@ class KVWires:
         self._timeline = timeline
         self._paths = paths
         self._latency_s = latency_s
+        self._rng = random.Random(f"wires of {seed}")
         self._sessions = count(1)
         self.ends: dict[str, ConnectedEnd] = {}
         self._end_of: dict[Incarnation, ConnectedEnd] = {}
@@ -92,22 +98,31 @@ class KVWires:
                 self._break(one)
 
     def break_between(self, first: str, second: str, *, arrives: bool) -> None:
-        """Break the connections between two nodes; with `arrives` frames sent are read first."""
-        for one in list(self._connections):
-            if {one.source.me.node_id, one.peer.endpoint} == {first, second}:
-                if arrives:
-                    while one.there and self._arrive(one):
-                        pass
-                self._break(one)
+        """Break connections between two nodes; with `arrives` frames sent are read first."""
+        for one in self._that_break(first, second):
+            if arrives:
+                while one.there and self._arrive(one):
+                    pass
+            self._break(one)
         self.flights.break_between(first, second)
+
+    def _that_break(self, first: str, second: str) -> list[KVSocket]:
+        """Return the connections between two nodes that break at once: of several some."""
+        between = [
+            one
+            for one in self._connections
+            if {one.source.me.node_id, one.peer.endpoint} == {first, second}
+        ]
+        has_further = any(one.peer.channel for one in between)
+        return [one for one in between if not has_further or self._rng.random() < BROKEN]
 
     def flush(self) -> None:
         """Deliver the frames that waited for an open path, or for a process at their address."""
         for one in self._connections:
             for _ in one.there:
-                self._timeline.after(self._latency_s, partial(self._arrive, one))
+                self._timeline.after(self._latency_of(one), partial(self._arrive, one))
             for _ in one.back:
-                self._timeline.after(self._latency_s, partial(self._arrive_back, one))
+                self._timeline.after(self._latency_of(one), partial(self._arrive_back, one))
         self.flights.flush()
 
     def connect(self, source: ConnectedEnd, peer: Peer) -> KVSocket:
@@ -124,14 +139,17 @@ class KVWires:
     def send(self, connection: KVSocket, parcel: Parcel) -> None:
         """Send a frame to the address of the connection's peer."""
         connection.there.append((connection.session, parcel))
-        self._timeline.after(self._latency_s, partial(self._arrive, connection))
+        self._timeline.after(self._latency_of(connection), partial(self._arrive, connection))
 
     def send_back(self, session: bytes, frame: frames.Frame) -> None:
         """Send a frame back on a session; it is lost if that is over."""
         for one in self._connections:
             if one.session == session:
                 one.back.append((session, frame))
-                self._timeline.after(self._latency_s, partial(self._arrive_back, one))
+                self._timeline.after(self._latency_of(one), partial(self._arrive_back, one))
+
+    def _latency_of(self, connection: KVSocket) -> float:
+        return self._latency_s * _LATENCIES[connection.peer.channel % len(_LATENCIES)]
 
     def _new_session(self) -> bytes:
         return b"%d" % next(self._sessions)

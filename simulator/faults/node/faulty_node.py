@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
+from common.errors import InternalError
 from common.grammar import Grammar
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
@@ -40,7 +41,7 @@ from node.life.possible_roles import NODE_ROLES, refused_roles
 from node.life.request_path import WARM_WISH_S
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
 from simulator.faults.demand.grammars import Compilations
-from simulator.faults.demand.waiting import check_refusal, check_waiting
+from simulator.faults.demand.waiting import Passes, check_refusal, check_waiting
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.end import KVEnd
 from simulator.faults.kv.wires import KVWires
@@ -56,6 +57,8 @@ from simulator.profile import ModelledFacts
 
 _PIECES_PER_WINDOW = 12
 _BLOCKS_PER_SLAB = 6
+_IDLE_SHARE = 3
+"""Connections without a transfer are closed sooner than really, for histories are short."""
 COMPUTE_S = 20e-3
 """Seconds to compute a token of a prompt, as pulls expect: so long that pulls pay."""
 
@@ -95,12 +98,18 @@ class _Wires:
     memory: KVMemory
     scheduler: Scheduler
     layout: KVLayout
+    shape: Shape
     end: list[KVEnd] = field(default_factory=list)
 
     def join(self, node: Incarnation, on_event: OnEvent) -> KVEnd:
         pool, layout = self.scheduler.pool, self.layout
         window = _PIECES_PER_WINDOW * 2 * layout.piece_bytes
-        limits = Limits(window_bytes=window, max_frame_bytes=window // 2)
+        limits = Limits(
+            window_bytes=window,
+            max_frame_bytes=window // 2,
+            idle_s=self.shape.kv_lease_s / _IDLE_SHARE,
+            max_channels=self.shape.num_kv_lanes,
+        )
         end = KVEnd(
             node,
             self.clock,
@@ -177,7 +186,7 @@ class FaultyNode(SimulatedNode):
         )
         self.shape, self.clock, self._compilations = shape, clock, Compilations()
         self.memory = _memory_of(shape, revision)
-        joining = _Wires(wires, clock, self.memory, scheduler, facts.layout)
+        joining = _Wires(wires, clock, self.memory, scheduler, facts.layout, shape)
         most_tokens = scheduler.limits.max_num_batched_tokens
         self.steps = execution = ComputedExecution(
             clock, self.memory, shape.step_s, most_tokens, plans_ahead=is_on_device(shape)
@@ -204,7 +213,7 @@ class FaultyNode(SimulatedNode):
         self.is_death_known = True
         self.restarts_in_s = 0.0
         """Seconds before a node that has drained starts again; 0: it does not."""
-        self._on_turn = on_turn
+        self._on_turn, self._passes = on_turn, Passes()
         self._is_still = False
         """Whether the present turn has changed nothing."""
         self._checked: tuple[int, ...] = ()
@@ -330,8 +339,10 @@ class FaultyNode(SimulatedNode):
         return said
 
     def _say(self, said: NodeSaid) -> None:
-        """Answer calls that were not even read."""
+        """Answer calls that were not even read: too many others were not read yet."""
         for reply_to, answer in said.answers:
+            if not self.inbox.has_messages:
+                raise InternalError(f"{self.me} has read all, and refuses a request as too many")
             self._answer(reply_to, answer)
         self._flush()
 
@@ -355,6 +366,9 @@ class FaultyNode(SimulatedNode):
         if not self._is_still or counted != self._checked:
             self._checked = counted
             check_waiting(self.shape, self.flow.attempts.all())
+            if not self.shape.has_priorities:
+                seated = [*scheduler.running, *scheduler.receiving.values()]
+                self._passes.take(scheduler.waiting, seated)
             self._on_turn(self)
 
 
@@ -384,6 +398,7 @@ class Nature:
             sends_blocks=True,
             has_token_rules=True,
             has_grammars=True,
+            has_prompt_logprobs=True,
             num_host_blocks=facts.num_host_blocks,
             roles=tuple(one for one in NODE_ROLES if one not in self.refused),
         )

@@ -18,7 +18,7 @@ from node.life.lease_keeper import RENEWALS_PER_LEASE
 from placement.store import PlacementUnavailable
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.end import KVEnd
-from simulator.faults.leases import Leases
+from simulator.faults.store.leases import Leases
 from simulator.timeline import Timeline
 
 T = TypeVar("T")

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from common.errors import InternalError
+from common.prompt_logprobs import PromptLogprobs
+from common.request import TokenLogprobs
 from engine.core.runner_contract import (
     DeviceLost,
     DrawnTokens,
@@ -19,13 +22,15 @@ from engine.core.runner_contract import (
     RunnerResult,
     SequencesFailed,
 )
-from engine.core.sequences.seats import Seats
+from engine.core.sequences.seats import NOT_ASKED, Seats
+from engine.core.step.prompt_rows import prompt_rows
 from engine.core.step.step_batch import StepBatch
 from simulator.faults.contents import (
     NUM_LAYERS,
     KVMemory,
     drawn_token,
     forced_after,
+    logprob_of,
     next_state,
     total_of,
 )
@@ -164,7 +169,8 @@ class ComputedExecution:
         if self._fails_whole:
             raise RuntimeError("the step has failed")
         left_behind = self._go_behind(batch, drawn) if batch.going_on is not None else ()
-        results = RunnerResult(drawn, left_behind=left_behind)
+        scores = self._scores(batch)
+        results = RunnerResult(drawn, scores, left_behind=left_behind)
         if self._failed:
             error = InternalError("its logits are not finite")
             raise SequencesFailed(dict.fromkeys(sorted(self._failed), error), results)
@@ -254,14 +260,32 @@ class ComputedExecution:
         if seats.has_grammar.item(entry.row):
             begins = seats.num_prompt.item(entry.row)
         drawn = [drawn_token(total, seed, num_known, begins)]
+        totals = [total]
         drafts: list[int] = seats.token_ids[entry.row, num_known : entry.end].tolist()
         for index, draft in enumerate(drafts):
             if drawn[-1] != draft:
                 break
             total = (total + total_of((states[len(states) - entry.num_drafts + index],))) & _MASK
             drawn.append(drawn_token(total, seed, num_known + index + 1, begins))
+            totals.append(total)
         forced = forced_after(num_known + len(drawn), begins)
-        return DrawnTokens(tuple(drawn), forced_token_ids=forced)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if seats.sampling["num_logprobs"].item(entry.row) != NOT_ASKED:
+            found = map(logprob_of, totals, count(num_known))
+            logprobs = tuple(map(TokenLogprobs, found))
+        return DrawnTokens(tuple(drawn), logprobs, forced_token_ids=forced)
+
+    def _scores(self, batch: StepBatch) -> dict[int, PromptLogprobs]:
+        """Return the log probabilities of tokens of prompts that are asked for, by entry."""
+        scores = {}
+        for rows in prompt_rows(batch):
+            entry, num_rows = self._entries[rows.entry], len(rows.following)
+            table = _table(batch.seats, entry.row)
+            ends = range(entry.start + 1, entry.start + 1 + num_rows)
+            found = tuple(logprob_of(self._memory.total(table, end), end) for end in ends)
+            if rows.entry not in self._failed:
+                scores[rows.entry] = PromptLogprobs(0, found, (1,) * num_rows, (), ())
+        return scores
 
 
 def _table(seats: Seats, row: int) -> list[int]:

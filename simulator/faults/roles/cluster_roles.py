@@ -9,15 +9,13 @@ from common.ids import Incarnation
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from simulator.faults.history import Fault, History
-from simulator.faults.hosts import Paths
 from simulator.faults.kinds import BREAKING
-from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
-from simulator.faults.roles.leading import Leading
 from simulator.faults.roles.role_turns import RoleTurns
-from simulator.faults.roles.store_calls import StoreCalls
 from simulator.faults.router import FaultyRouter
 from simulator.faults.shape import are_roles_by_load
+from simulator.faults.store.leading import Leading
+from simulator.faults.store.leases import Leases
 from simulator.timeline import Timeline
 
 
@@ -31,44 +29,25 @@ class RolesByLoad:
         self,
         history: History,
         timeline: Timeline,
-        paths: Paths,
         leases: Leases,
         nodes: Mapping[str, FaultyNode],
     ) -> None:
-        self._shape, self._timeline, self._paths = history.shape, timeline, paths
+        self._shape, self._timeline = history.shape, timeline
         self._leases, self._nodes = leases, nodes
         self._is_on = are_roles_by_load(history.shape)
         self._breaks_s = _first(fault for fault in history.faults if fault.kind in BREAKING)
         self._changed_s: dict[Incarnation, float] = {}
         """The time at which each node took a role that an administrator gave it."""
         self.leading = Leading(leases)
-        self.turns: list[RoleTurns] = []
-        """The turns of every life of every router."""
         self.num_moved = 0
 
     def start(self, router: FaultyRouter) -> None:
         """Add the controller of a router that has just started."""
         if not self._is_on:
             return
-        shape, me = self._shape, router.me
-        clock, latency_s = router.clock, shape.message_s
-        store = StoreCalls(
-            me,
-            clock,
-            self._timeline,
-            self._paths,
-            self._leases,
-            self.leading,
-            latency_s,
-        )
+        shape = self._shape
         targets = LatencyTargets(ttft_s=shape.target_ttft_s, tpot_s=shape.target_tpot_s)
-        turns = RoleTurns(me, clock, store, router.beside, targets, shape.lease_s)
-        self.turns.append(turns)
-
-    def flush(self) -> None:
-        """Make the calls of the store that waited for a path that is open again."""
-        for one in self.turns:
-            one.store.flush()
+        RoleTurns(router.me, router.clock, router.store, router.beside, targets, shape.lease_s)
 
     def on_role(self, node: Incarnation, number: int) -> None:
         """Record the new role of a node. Raises `InternalError` where it must not have it."""

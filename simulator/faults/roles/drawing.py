@@ -51,13 +51,7 @@ def over_a_longer_time(
 
 
 def _in_burst(asked: AskedRequest, burst_s: float, max_tokens: int) -> AskedRequest:
-    leaves_at_s = asked.leaves_at_s
-    return replace(
-        asked,
-        at_s=round(asked.at_s + burst_s, 4),
-        max_tokens=max_tokens,
-        leaves_at_s=None if leaves_at_s is None else round(leaves_at_s + burst_s, 4),
-    )
+    return replace(asked.later(burst_s), max_tokens=max_tokens)
 
 
 def cut_from_store(

@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from common.ids import Incarnation
 from common.observing.latency import LatencyTargets
 from router.cluster.role_keeper import READINGS_PER_LEASE, RoleKeeper
-from simulator.faults.beside import AdministratorCalls, drive
+from simulator.faults.awaited import drive
+from simulator.faults.beside import AdministratorCalls
 from simulator.faults.hosts import ProcessClock
-from simulator.faults.roles.store_calls import StoreCalls
+from simulator.faults.store.calls import StoreCalls
 
 _UNHEARD_S = 0.25
 
@@ -30,7 +31,6 @@ class RoleTurns:
     ) -> None:
         self._router, self._clock, self._nodes = router, clock, nodes
         self._pause_s = lease_s / READINGS_PER_LEASE
-        self.store = store
         leading: Any = store
         running: Any = nodes
         self.keeper = RoleKeeper(

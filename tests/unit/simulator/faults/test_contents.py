@@ -35,6 +35,15 @@ def test_one_wrong_slot_changes_the_sum(layer: int, position: int) -> None:
     assert memory.total(table, 10) != right
 
 
+def test_a_log_probability_follows_from_what_is_read_before_its_token() -> None:
+    found = contents.logprobs_of(PROMPT, 1)
+    assert len(set(found)) == len(PROMPT) - 1
+    for place, number in enumerate(found, 1):
+        assert number == contents.logprob_of(total_of(states_of(PROMPT[:place])), place) <= 0
+    assert contents.logprobs_of(PROMPT, 7) == found[6:]
+    assert contents.logprobs_of((*PROMPT[:4], 9, *PROMPT[5:]), 1)[4:] != found[4:]
+
+
 def test_swapped_blocks_come_back() -> None:
     memory, table = KVMemory(8, 4, 4), [5, 2, 7]
     for layer in range(contents.NUM_LAYERS):

@@ -12,10 +12,10 @@ from common.nodes import Role
 from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import Fault, History
 from simulator.faults.kinds import STORE, FaultKind
-from simulator.faults.leases import Leases
-from simulator.faults.roles.leading import Leading
 from simulator.faults.search import quiet
 from simulator.faults.shape import ROUTER
+from simulator.faults.store.leading import Leading
+from simulator.faults.store.leases import Leases
 from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
 
 R1, R2, P0 = Incarnation("r1", 1), Incarnation("r2", 1), Incarnation("p", 1)

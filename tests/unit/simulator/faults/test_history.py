@@ -79,15 +79,18 @@ def test_every_place_of_a_cluster_is_drawn() -> None:
     assert len({one.priority for one in asked}) > 2
     assert {one.session for one in asked} == {"", "a", "b", "c"}
     assert len({shape.session_ttl_s for shape in shapes}) == 3
-    assert {1, 2, 3, 6, 12, MOST_QUEUED} == {shape.max_queued for shape in shapes}
+    assert {1, 2, 3, 6, MOST_QUEUED} == {shape.max_queued for shape in shapes}
     assert len({shape.sheds for shape in shapes if shape.max_queued < MOST_QUEUED}) == 2
     assert not any(shape.sheds for shape in shapes if shape.max_queued == MOST_QUEUED)
+    assert {shape.is_wide for shape in shapes} == {False, True}
+    assert {shape.num_kv_lanes for shape in shapes} == {1, 2, 3}
     assert len({shape.reservation_policy for shape in shapes}) == 5
     pools = {len(shape.pools) for shape in shapes}
     assert pools >= {0, 1, 2, 3, 4}
     assert {one.is_cut for one in asked} == {False, True}
     assert {one.grammar for one in asked} == {"", *GRAMMARS}
     assert {one.salt for one in asked} == {"", "s", "t"}
+    assert len({(one.has_logprobs, one.has_prompt_logprobs) for one in asked}) == 4
 
 
 def test_a_connection_that_broke_may_break_again_soon_after() -> None:
@@ -101,6 +104,13 @@ def test_a_connection_that_broke_may_break_again_soon_after() -> None:
         if (seed, first.target, first.other) == (other, second.target, second.other)
     ]
     assert sum(0 < span <= 100 for span in spans) > 20
+
+
+def test_a_request_and_its_leave_come_later() -> None:
+    asked = replace(a_history().requests[0], at_s=1.5, leaves_at_s=2.0)
+    later = asked.later(0.25)
+    assert (later.at_s, later.leaves_at_s) == (1.75, 2.25)
+    assert replace(asked, leaves_at_s=None).later(1.0).leaves_at_s is None
 
 
 def test_a_change_is_asked_of_a_router(tmp_path: Path) -> None:
@@ -126,7 +136,7 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 99}, "format 13"),
+        ({"format": 99}, "format 14"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
         ({"shape": {}}, "shape: wanted an object with num_routers"),

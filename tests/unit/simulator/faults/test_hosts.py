@@ -11,8 +11,8 @@ from common.nodes import NodeLoad, Role
 from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import nature_of
+from simulator.faults.store.leases import Leases
 from simulator.timeline import Timeline
 
 SHAPE = draw_history(1, Wishes(kinds=(), num_requests=1)).shape

@@ -20,7 +20,7 @@ from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
-from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Unanswered, check_counted
+from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Legs, Unanswered
 from tests.support.nodes.node_views import node, prefill
 
 D, P = Incarnation("d", 1), Incarnation("p", 1)
@@ -43,19 +43,23 @@ def reserved(planned: Incarnation | None) -> Attempt:
 
 
 def test_what_counts_on_nodes_is_what_requests_have_there() -> None:
-    found = members()
-    check_counted(found, [])
+    found, legs = members(), Legs()
+    legs.check(found)
     found.on_leg_opened(D, 0)
     found.on_leg_opened(P, 2)
-    check_counted(found, [(2, [reserved(P)])])
+    legs.take("r", 2, [reserved(P)])
+    legs.check(found)
+    legs.take("r", 0, [reserved(None)])
     with pytest.raises(InternalError, match=r"count on p#1, which has \(0, 0\)"):
-        check_counted(found, [(0, [reserved(None)])])
+        legs.check(found)
+    legs.take("r", 2, [reserved(None)])
     with pytest.raises(InternalError, match=r"count on d#1, which has \(1, 2\)"):
-        check_counted(found, [(2, [reserved(None)])])
+        legs.check(found)
     found.on_leg_closed(D, 0)
     found.on_leg_closed(P, 1)
+    legs.take("r", 2, [])
     with pytest.raises(InternalError, match=r"\(0, 1\) count on p#1"):
-        check_counted(found, [])
+        legs.check(found)
 
 
 def test_a_session_is_known_for_its_time() -> None:

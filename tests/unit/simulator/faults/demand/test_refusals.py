@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,9 @@ from common.errors import (
     PdserveError,
 )
 from common.ids import Incarnation
+from engine.core.sequences.status import SequenceStatus
 from simulator.faults.demand.refusals import Refusals
-from simulator.faults.demand.waiting import check_refusal, refusals_of
+from simulator.faults.demand.waiting import Passes, check_refusal, refusals_of
 from tests.unit.simulator.faults.histories import a_shape
 
 A, B = Incarnation("a", 1), Incarnation("b", 2)
@@ -63,10 +66,11 @@ def test_a_node_that_is_asked_again_has_not_refused() -> None:
         end(found, FULL, A)
 
 
-def test_a_node_that_refused_a_prompt_and_decodes_since_has_refused() -> None:
+def test_a_node_that_refused_a_prompt_and_decodes_since_has_not_refused() -> None:
     found = books((A, FULL, True))
     found.on_refusal("r1", B, FULL, is_prompt=True)
-    end(found, FULL, A, B)
+    with pytest.raises(InternalError, match="which b#2 can take"):
+        end(found, FULL, A, B)
 
 
 def test_a_node_refuses_for_want_of_room_while_it_has_something_to_do() -> None:
@@ -83,6 +87,30 @@ def test_a_node_refuses_for_want_of_room_while_it_has_something_to_do() -> None:
     ):
         with pytest.raises(InternalError):
             check_refusal(of, error, is_empty=is_empty, num_waiting=num_waiting)
+
+
+def a_sequence(number: int, num_bypassed: int = 0) -> Any:
+    return SimpleNamespace(
+        sequence_id=number,
+        queue_key=(0, number, 0),
+        status=SequenceStatus.WAITING,
+        num_bypassed=num_bypassed,
+        request=SimpleNamespace(id=f"r{number}"),
+    )
+
+
+def test_those_that_were_passed_are_counted_here_too() -> None:
+    passes, first, second, third = Passes(), a_sequence(1), a_sequence(2), a_sequence(3)
+    passes.take([first, second], [])
+    first.num_bypassed = 1
+    passes.take([first], [second])
+    passes.take([first], [second])
+    first.num_bypassed = 2
+    passes.take([first], [third])
+    passes.take([], [first])
+    passes.take([second], [first])
+    with pytest.raises(InternalError, match="r2 was passed by 1, and the node counts 0"):
+        passes.take([second], [third])
 
 
 def test_how_requests_may_end_follows_from_the_queues() -> None:

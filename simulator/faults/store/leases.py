@@ -18,6 +18,8 @@ class Leases:
         self._held: dict[str, tuple[LiveNode, float]] = {}
         self._epoch = 0
         self.is_away = False
+        self.has_failed = False
+        """Whether it was asked while it was away."""
         self.ahead_s = 0.0
         self.num_emptied = 0
 
@@ -60,4 +62,5 @@ class Leases:
 
     def _check(self) -> None:
         if self.is_away:
+            self.has_failed = True
             raise PlacementUnavailable("the store does not answer")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import Leadership, RoleMove
-from simulator.faults.leases import Leases
+from simulator.faults.store.leases import Leases
 
 
 class Leading:
