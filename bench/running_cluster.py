@@ -186,7 +186,10 @@ async def running_cluster(
     Raises `RuntimeError` when it is not ready in time, or as soon as `process` has ended.
     """
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+    # Through a proxy that the environment names, the proxy would be measured too.
+    async with httpx.AsyncClient(
+        base_url=url, timeout=None, limits=limits, trust_env=False
+    ) as client:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not await _is_ready(client):
             if process is not None and process.poll() is not None:

@@ -36,13 +36,19 @@ MAX_LAST_CONNECTIONS = 4096
 def bind(host: str, port: int, *, backlog: int, purpose: str = "") -> socket.socket:
     """Return a listening socket; port 0 takes any free one.
 
-    Call it before anything slow, so that a port in use is reported at once.
+    `::` is every address of the machine, those of IPv4 too where the system allows both. Call it
+    before anything slow, so that a port in use is reported at once.
 
     Raises `ConfigError`, with the address, when nothing can listen there.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=backlog)
+        listener = socket.create_server(
+            (host, port),
+            family=family,
+            backlog=backlog,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         what = f" {purpose}" if purpose else ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import Connection, SSLConnection, parse_url
@@ -20,11 +21,20 @@ from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from common.errors import ConfigError
 from common.files.keys_folder import Keys
 from common.settings.redis_url import MAX_HOSTS, RedisUrl, Topology, parse_redis_url
 from placement.redis_tls import RedisTls, RedisTlsConnection
 
 _MAX_CONNECTIONS = 16
+_OPTIONS = ("db", "client_name", "health_check_interval", "socket_keepalive", "socket_timeout")
+_TLS_OPTIONS = (
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+)
 
 Host = tuple[str, int]
 
@@ -35,7 +45,8 @@ class RedisPrimary:
     def __init__(self, url: str, prefix: str, keys: Keys | None, *, timeout_s: float) -> None:
         """Parse `url`; `prefix` is what all keys begin with.
 
-        Raises `ValueError` for an address that is no Redis URL.
+        Raises `ValueError` for an address that is no Redis URL, `ConfigError` for options of it
+        that cannot be used.
         """
         self._url = parse_redis_url(url)
         self._prefix = prefix
@@ -45,6 +56,7 @@ class RedisPrimary:
             "protocol": 2,
             **_address_and_proofs(url, self._url, keys),
         }
+        _check_options(url, self._connection)
         self._timeout_s = timeout_s
         self._is_fixed = self._url.topology is Topology.SERVER
         self._known: tuple[Host, ...] = self._url.hosts
@@ -172,13 +184,37 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def _check_options(url: str, connection: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options of a URL that no connection takes, or TLS cannot use."""
+    has_tls = connection.get("connection_class") is SSLConnection
+    known = [*_OPTIONS, *(_TLS_OPTIONS if has_tls else ())]
+    for name in parse_qs(urlsplit(url).query, keep_blank_values=True):
+        if name not in known:
+            why = "" if has_tls else " (those of TLS with rediss:// and without --keys)"
+            raise ConfigError(
+                f"redis_url has the option {name!r}: wanted none but {', '.join(known)}{why}"
+            )
+    if has_tls:
+        options = {name: value for name, value in connection.items() if name != "connection_class"}
+        try:
+            SSLConnection(**options).ssl_context.get()
+        except (OSError, ValueError, RedisError) as wrong:
+            reason = getattr(wrong, "strerror", None) or str(wrong)
+            raise ConfigError(
+                f"the options of redis_url cannot be used for TLS: {reason}"
+            ) from wrong
+
+
 def _address_and_proofs(url: str, parsed: RedisUrl, keys: Keys | None) -> dict[str, Any]:
     """Return a fixed server's address, and the credentials of both sides.
 
     A user and a password in the URL take precedence over those of the keys.
     """
     if parsed.topology is Topology.SERVER:
-        address: dict[str, Any] = dict(parse_url(url))
+        try:
+            address: dict[str, Any] = dict(parse_url(url))
+        except ValueError as wrong:  # the value of an option: its other parts were read before
+            raise ConfigError(f"an option of redis_url is wrong: {wrong}") from None
     else:
         address = {"db": parsed.db}
         login = {"username": parsed.username, "password": parsed.password}

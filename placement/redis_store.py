@@ -79,6 +79,8 @@ _NEVER = re.compile(
     "unknown (redis )?command|db index is out of range|select is not", re.IGNORECASE
 )
 """Refusals that no wait changes: renamed commands, and databases that the server has not."""
+_IN_CLEAR = " (a port without TLS is silent to rediss://: wanted redis://, or the port of TLS)"
+_IN_TLS = " (a port of TLS ends a connection without it: wanted rediss://, or another port)"
 _TOO_OLD = "not allowed after non deterministic commands"
 """The refusal by a server before Redis 5 of scripts that read the clock and write."""
 
@@ -104,12 +106,16 @@ class RedisStore:
         """Make a client, which connects at its first call.
 
         `keys` have user and password, and for `rediss://` the certificates of both sides. Raises
-        `ValueError` for an address that is no Redis URL.
+        `ValueError` for an address that is no Redis URL, `ConfigError` for options of it that
+        cannot be used.
         """
-        is_tagged = parse_redis_url(url).topology is Topology.CLUSTER
+        parsed = parse_redis_url(url)
+        is_tagged = parsed.topology is Topology.CLUSTER
         self._prefix = f"pdserve:{{{cluster}}}:" if is_tagged else f"pdserve:{cluster}:"
         self._call_timeout_s = call_timeout_s
         self._primary = RedisPrimary(url, self._prefix, keys, timeout_s=call_timeout_s)
+        self._has_tls = parsed.has_tls
+        self._has_answered = False
         self._skipped: dict[str, set[bytes]] = {}
         self._listed: Mapping[bytes, Listed] = {}
         """The nodes of the last listing, by their names."""
@@ -254,9 +260,13 @@ class RedisStore:
         num_cancels = _num_cancels()
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                return await self._on_primary(command)
+                answer = await self._on_primary(command)
+            self._has_answered = True
+            return answer
         except (TimeoutError, RedisTimeoutError) as late:
-            raise PlacementSlow(f"Redis did not answer within {self._call_timeout_s} s") from late
+            hint = "" if self._has_answered or not self._has_tls else _IN_CLEAR
+            late_by = f"Redis did not answer within {self._call_timeout_s} s{hint}"
+            raise PlacementSlow(late_by) from late
         except (AuthenticationError, NoPermissionError) as refused:
             raise PlacementForbidden(f"Redis refused this process: {refused}") from refused
         except ResponseError as refused:
@@ -268,7 +278,8 @@ class RedisStore:
         except (RedisError, OSError) as away:
             if is_untrusted(away):
                 raise PlacementForbidden(f"Redis is not trusted: {away}") from away
-            raise PlacementUnavailable(f"Redis is unreachable: {_why(away)}") from away
+            hint = "" if self._has_answered or self._has_tls or not _is_ended(away) else _IN_TLS
+            raise PlacementUnavailable(f"Redis is unreachable: {_why(away)}{hint}") from away
         finally:
             # redis-py may swallow a cancellation during its own work; the task must still end by
             # it.
@@ -303,6 +314,11 @@ def _num_cancels() -> int:
 
 def _ms(span_s: float) -> int:
     return max(1, round(span_s * 1000))
+
+
+def _is_ended(away: Exception) -> bool:
+    """Return whether the other side ended a connection that it had accepted."""
+    return re.search("reset by peer|broken pipe|closed by server", str(away), re.I) is not None
 
 
 def _why(away: Exception) -> str:

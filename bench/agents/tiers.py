@@ -27,7 +27,7 @@ async def found_by_tier(cluster: RunningCluster) -> Counter[str]:
     """
     headers = _headers(configurations(cluster.pid))
     found: Counter[str] = Counter()
-    async with httpx.AsyncClient(timeout=None) as client:
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
         for address in await cluster.prefill_metrics():
             reply = await client.get(f"http://{address}/metrics", headers=headers)
             found += counted(samples_of(reply.raise_for_status().text))

@@ -49,7 +49,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.command import flags_of, print_figures
-from bench.plan.errors import num_cores, of_plan, rounded, side_of, spread_of, winner
+from bench.plan.errors import of_plan, rounded, side_of, spread_of, winner
 from bench.plan.machine_speed import Slowness, slowed
 from bench.plan.recorded_steps import read_steps, timed_steps
 from bench.plan.stages import RealStages, Run, planned_cpu_s, planned_stages, stages_of
@@ -60,6 +60,7 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
 from common.settings.config import Config, EngineConfig, ModelConfig
 from common.settings.tracing_config import TracingConfig
+from engine.runner.control_group import num_cores
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.configuration.flags import UP_DEFAULTS
 from pdserve.planning.search import Fleet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -110,11 +109,6 @@ def of_plan(real: Side, planned: Side, kind: str) -> dict[str, object]:
         "within_goals": all(value <= goal_of(key) for key, value in worst.items()),
         "winner": winner({name: row for name, (row, _) in planned.items()}),
     }
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def rounded(results: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
 
 from bench.remote import Remote
 from bench.router.idle_nodes import IdleNodes
 from bench.router.load import LoadClient
 from bench.router.node_stand_in import CLUSTER, NodeStandIn
 from common.observing.clock import MonotonicClock
+from pdserve.commands.cluster_status import fetch_cluster
+from pdserve.commands.http_client import RouterRefused, RouterUnreachable
 from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.free_ports import free_loopback_port
@@ -154,9 +153,8 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, num_nodes: int) -> 
 
 def _hears_all_nodes(port: int, num_nodes: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/cluster", timeout=5) as answer:
-            return len(json.load(answer)["nodes"]) == num_nodes
-    except (URLError, OSError):
+        return len(fetch_cluster(f"http://127.0.0.1:{port}").nodes) == num_nodes
+    except (RouterUnreachable, RouterRefused):
         return False
 
 

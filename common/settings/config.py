@@ -233,7 +233,7 @@ class EngineConfig(Section):
     num_threads: int = setting(
         0,
         "CPU threads of the engine",
-        note="0: all cores; with up one, if nodes outnumber them",
+        note="0: all cores, or a container's limit; with up one, if nodes outnumber them",
         at_least=0,
     )
 

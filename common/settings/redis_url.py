@@ -60,6 +60,8 @@ def parse_redis_url(url: str) -> RedisUrl:
     topology = Topology(kind) if plus else Topology.SERVER
     if topology is Topology.SERVER:
         hosts: tuple[tuple[str, int], ...] = (_host(parts.netloc.rpartition("@")[2], topology),)
+        if (number := parts.path.strip("/")) and not number.isdecimal():
+            raise ValueError(f"{number!r} is no number of a database")
         return RedisUrl(topology=topology, hosts=hosts, has_tls=base == "rediss")
     login, _, listed = parts.netloc.rpartition("@")
     username, has_password, password = login.partition(":")

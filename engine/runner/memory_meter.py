@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from common.kv.memory_plan import DeviceMemory
+from engine.runner.control_group import group_limit_bytes
 
 SHARE_OF_ITS_OWN = 0.9
 """Share of memory that nobody else uses: a GPU's, or that of a container with a limit."""
@@ -71,32 +72,3 @@ def return_freed_memory() -> None:
     """Return what the process has freed to the system, where the C library can do so."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def group_limit_bytes(root: Path) -> int | None:
-    """Return the least memory limit of this process's control groups; None: there is none.
-
-    Groups of both versions are read, and those that they lie in, as far as they can be seen: a
-    container sees its own group as the root.
-    """
-    limits = []
-    for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            mount, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        for one in (group, *group.parents):
-            limits += [int(text) for text in _lines(mount / one / name) if text.isdecimal()]
-    return min(limits, default=None)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

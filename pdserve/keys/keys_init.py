@@ -16,7 +16,13 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.files.keys_folder import NODE_NAME, REDIS_NAME, ROUTER_NAME
 from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
-from pdserve.keys.certificates import CALLS, SERVES, CertificateAuthority, Holder
+from pdserve.keys.certificates import (
+    CA_DAYS,
+    CALLS,
+    SERVES,
+    CertificateAuthority,
+    Holder,
+)
 from pdserve.keys.redis_acl import users_acl
 from router.access.api_keys import add_api_key
 
@@ -94,7 +100,7 @@ def _require_longer_life(authority: CertificateAuthority, now: datetime, days: i
 
 
 def _write_all(folder: Path, now: datetime, days: int) -> None:
-    authority = CertificateAuthority.new(now)
+    authority = CertificateAuthority.new(now, days=max(days, CA_DAYS))
     _write(folder / "ca/ca.pem", authority.pem.certificate)
     _write(folder / "ca/ca.key", authority.pem.private_key, is_secret=True)
     for kind, holder in HOLDERS.items():

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from common.errors import PdserveError
 from common.ids import Incarnation
 from common.observing.clock import Clock, MonotonicClock
 from common.settings.config import Config
+from engine.runner.control_group import num_cores
 from engine.runner.memory_meter import HostMeter
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.commands.answer_stream import printable
@@ -185,7 +185,7 @@ class LocalCluster:
         )
         self._redis = redis.child
         _say_of("redis", f"ready after {self._clock.now_s() - began_at_s:.1f} s")
-        plan = plan_cluster(self._config, self._size, redis.url, keys, num_cores=_num_cores())
+        plan = plan_cluster(self._config, self._size, redis.url, keys, num_cores=num_cores())
         for process in plan:
             path = self._run.private / f"{process.name}.toml"
             write_private(path, config_file_text(process.config))
@@ -393,10 +393,3 @@ def _print(text: str, *, file: TextIO | None = None) -> None:
     """
     with suppress(OSError):
         print(text, end="", file=file or sys.stdout, flush=True)
-
-
-def _num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on every system
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -10,6 +10,9 @@ from pdserve.keys.redis_acl import users_acl
 
 _USERS = ("router", "node")
 _FOLDER = "keys"
+_VALID_FROM = datetime(1970, 1, 2, tzinfo=UTC)
+_VALID_DAYS = 200 * 365
+"""Whatever the clock says: that of a machine which has just started is often set later."""
 
 
 class LocalKeysError(PdserveError):
@@ -21,12 +24,11 @@ class LocalKeysError(PdserveError):
 def make_local_keys(private: Path) -> Path:
     """Make the keys of a new cluster in a folder inside `private`, and return the folder.
 
-    They are made anew for each run, and are valid for as long as it may last.
+    They are made anew for each run, and are valid whatever the clock says meanwhile.
 
     Raises `LocalKeysError` where a package is missing, `ConfigError` when nothing can be written.
     """
     try:  # imported late: errors that need no keys are reported before
-        from pdserve.keys.certificates import CA_DAYS
         from pdserve.keys.keys_init import init_keys
     except ModuleNotFoundError as error:
         raise LocalKeysError(
@@ -34,7 +36,7 @@ def make_local_keys(private: Path) -> Path:
             "install the extra with `pip install '.[local]'`"
         ) from None
     folder = private / _FOLDER
-    init_keys(folder, datetime.now(UTC), days=CA_DAYS)
+    init_keys(folder, _VALID_FROM, days=_VALID_DAYS)
     return folder
 
 

@@ -20,7 +20,8 @@ class StopRequested(BaseException):
 class Signals:
     """While entered, SIGINT, SIGTERM, SIGHUP and SIGCHLD end a `wait`; stop signals are counted.
 
-    Only the main thread may enter it. A signal that arrives between two waits ends the next one.
+    SIGHUP stays ignored where it was ignored before. Only the main thread may enter it. A signal
+    that arrives between two waits ends the next one.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,10 @@ class Signals:
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
         self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, signal.SIGCHLD):
+        stops = set(STOP_SIGNALS)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            stops.remove(signal.SIGHUP)  # `nohup`: the end of the terminal is not its end
+        for number in (*stops, signal.SIGCHLD):
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -26,6 +26,7 @@ from common.measured_profile import (
 from common.settings.config import Config
 from common.version import VERSION
 from engine.core.step.step_batch import StepBatch
+from engine.runner.control_group import num_cores
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
@@ -187,7 +188,7 @@ def measured(
         ),
         machine=ProfiledMachine(
             processor=processor_name(),
-            num_cores=len(os.sched_getaffinity(0)),
+            num_cores=num_cores(),
             memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             device=runner.device,
             back_end=runner.attention_backend,

@@ -16,9 +16,13 @@ class Shutdown:
         self._is_told = False
 
     def watch_signals(self) -> None:
-        """Drain at SIGTERM; end at once at a second one, or at Ctrl-C. On the event loop."""
+        """Drain at SIGTERM, and at the end of the terminal (SIGHUP) unless that is ignored; end at
+        once at a second one, or at Ctrl-C. On the event loop.
+        """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.request)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+            loop.add_signal_handler(signal.SIGHUP, self.request)
         loop.add_signal_handler(signal.SIGINT, self.end_now)
 
     def request(self) -> None:

@@ -12,6 +12,7 @@ from common.settings.config import Config
 from engine.runner.memory_meter import HostMeter
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.roles.usable import check_usable
+from placement.redis_store import RedisStore
 
 
 def check_start(config: Config) -> str:
@@ -23,6 +24,7 @@ def check_start(config: Config) -> str:
     """
     security = config.security
     keys = load_keys(Path(security.keys), config.role) if security.keys else None
+    RedisStore(config.placement.redis_url, config.placement.cluster, keys=keys)
     model = None
     if config.model.model not in KNOWN_MODELS:
         model = replace(config.model, model=str(resolve_checkpoint(config.model.model)))

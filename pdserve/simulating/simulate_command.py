@@ -68,6 +68,8 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
     written_to = Path(str(flags.get("output", "wrong-history.json")))
     if written_to.is_dir() or not written_to.parent.is_dir():
         problems.append(f"--output is {str(written_to)!r}: wanted a file in a folder that exists")
+    if not __debug__:
+        problems.append("PYTHONOPTIMIZE, or -O of Python, leaves out checks: wanted neither")
     if problems:
         raise SettingsError(problems)
     wishes = Wishes(

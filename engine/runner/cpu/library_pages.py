@@ -27,7 +27,9 @@ def release_pages(library: str, root: Path = Path("/")) -> int:
     with contextlib.suppress(OSError, AttributeError):
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        for start, end in unchanged_mappings((root / "proc/self/smaps").read_text(), library):
+        # Files that are mapped may have any bytes in their names.
+        smaps = (root / "proc/self/smaps").read_text(errors="surrogateescape")
+        for start, end in unchanged_mappings(smaps, library):
             if madvise(start, end - start, mmap.MADV_DONTNEED) == 0:
                 num_bytes += end - start
     return num_bytes

@@ -19,6 +19,7 @@ from placement.store import (
     PlacementUnavailable,
 )
 from tests.support.key_folders import make_keys, router_keys
+from tests.support.stores.redis_server import RedisServer
 
 
 class Store:
@@ -97,3 +98,52 @@ async def test_a_redis_with_a_certificate_of_another_cluster_is_not_waited_for(
     await store.close()
     server.close()
     await server.wait_closed()
+
+
+async def test_a_redis_without_tls_that_is_asked_in_tls_is_slow_and_told() -> None:
+    """It takes the greeting for the beginning of a command, whose end it waits for."""
+    server = await asyncio.start_server(_read, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(f"rediss://127.0.0.1:{port}/0", "contract", call_timeout_s=0.05)
+    with pytest.raises(PlacementSlow, match="without TLS is silent to rediss://: wanted redis://"):
+        await store.live_nodes()
+    await store.close()
+    server.close()
+
+
+async def test_a_redis_with_tls_that_is_asked_without_it_is_told(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "redis/cert.pem", keys / "redis/key.pem")
+    server = await asyncio.start_server(_read, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=60.0)
+    with pytest.raises(PlacementUnavailable, match=r"ends a connection .*: wanted rediss://"):
+        await store.live_nodes()
+    await store.close()
+    server.close()
+
+
+async def test_a_redis_that_has_answered_before_was_asked_as_it_wants(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    redis.start()
+    store = RedisStore(redis.url, "contract", call_timeout_s=60.0)
+    assert await store.live_nodes() == []
+    redis.kill()
+    server = await asyncio.start_server(_hang_up, "127.0.0.1", redis.port)
+    with pytest.raises(PlacementUnavailable) as away:
+        await store.live_nodes()
+    assert "unreachable" in str(away.value)
+    assert "wanted" not in str(away.value)
+    await store.close()
+    server.close()
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.close()

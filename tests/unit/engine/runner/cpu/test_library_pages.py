@@ -48,6 +48,13 @@ def test_a_system_without_these_files_is_left_as_it_is(tmp_path: Path) -> None:
     assert release_pages(LLVM, tmp_path) == 0
 
 
+def test_files_whose_names_are_no_text_may_be_mapped(tmp_path: Path) -> None:
+    smaps = tmp_path / "proc/self/smaps"
+    smaps.parent.mkdir(parents=True)
+    smaps.write_bytes(SMAPS.encode().replace(b"another", b"m\xfcller"))
+    assert release_pages("none.so", tmp_path) == 0
+
+
 def compiled(added: int) -> None:
     """Compile a function with LLVM, and call it."""
 
