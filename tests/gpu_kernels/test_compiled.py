@@ -75,6 +75,8 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
     assert max(row["tensor_columns"] for row in kernels) <= TENSOR_COLUMNS
     assert not any(row["scratch_bytes"] for row in kernels), "a launch gives none"
 
+    assert not any(row["unwaited"] for row in kernels), "before the wait for the kernel before"
+
     for row in kernels:
         compiled, launched = row["parameters"]
         assert compiled == launched, row
