@@ -36,6 +36,8 @@ _WORD_BYTES = 8
 _stored: dict[str, set[str]] = {}
 """The arguments that launches of a kernel have stored to. What is read of all others cannot race,
 and is not kept: weights are large."""
+off_byte = 0xFF
+"""What lanes that are off get from a load that does not say it: on a card, anything."""
 _order: str | int = "in order"
 _current: CheckedLaunch | None = None
 
@@ -160,30 +162,36 @@ class CheckedLaunch:
         places = pointers.data
         chosen = places.reshape(-1) if mask is None else places[mask]
         if chosen.size:
-            self._check(kind, chosen, pointers.get_element_ty().primitive_bitwidth // 8 or 1)
+            low = int(chosen[0])
+            high = low
+            if chosen.size > 1:
+                low, high = int(chosen.min()), int(chosen.max())
+            size = pointers.dtype.element_ty.primitive_bitwidth // 8 or 1
+            name = self._check(kind, low, high + size)
             if kind != "prefetches":
-                self._keep(kind, chosen, pointers, mask, value)
+                self._keep(kind, name, chosen, size, (places.shape, mask, value))
         return interpreter.TensorHandle(places & _LOW, pointers.dtype)
 
-    def _check(self, kind: str, chosen: np.ndarray, size: int) -> None:
-        low, high = int(chosen.min()), int(chosen.max())
+    def _check(self, kind: str, low: int, high: int) -> str:
+        """Check pointers from `low` up to `high`; return the argument that they began as."""
         number = low >> _TAG_BITS
         own = self._ranges[number] if number < len(self._ranges) else self._ranges[0]
-        first, end = low & _ADDRESS, (high - (number << _TAG_BITS)) + size
+        name = self._names[number] if number < len(self._names) else ""
+        first, end = low & _ADDRESS, high - (number << _TAG_BITS)
         if first < own.start or end > own.end:
-            name = self._names[number] if number < len(self._names) else "an argument"
             self._fail(
                 f"{kind} bytes {first - own.start} to {end - own.start} of {name}, which has "
                 f"{own.end - own.start} ({own.name})"
             )
         if self._is_programmatic and not self._has_waited and kind != "prefetches":
-            self._fail(f"{kind} {self._names[number]} before it waits for the kernel before")
+            self._fail(f"{kind} {name} before it waits for the kernel before")
+        return name
 
     def _keep(
-        self, kind: str, chosen: np.ndarray, pointers: Any, mask: np.ndarray | None, value: Any
-    ) -> None:
-        size = pointers.get_element_ty().primitive_bitwidth // 8 or 1
-        name = self._names[int(chosen[0]) >> _TAG_BITS]
+        self, kind: str, name: str, chosen: np.ndarray, size: int,
+        stored: tuple[tuple[int, ...], np.ndarray | None, Any],
+    ) -> None:  # fmt: skip
+        """Keep an access of an argument. `stored`: of how many lanes, of which of them, what."""
         is_load = kind == "loads"
         if self._touched is not None:
             found = self._touched.loads if is_load else self._touched.stores
@@ -196,7 +204,8 @@ class CheckedLaunch:
         self._time += 1
         values = None
         if kind == "stores":
-            whole = np.broadcast_to(value.data, pointers.data.shape)
+            shape, mask, value = stored
+            whole = np.broadcast_to(value.data, shape)
             values = whole.reshape(-1) if mask is None else whole[mask]
         access = _Access(self._time, self._program, name, chosen & _LOW, size, values)
         (self._loads if is_load else self._stores).append(access)
@@ -316,10 +325,10 @@ def _load(
 
 
 def _undefined(pointers: Any) -> Any:
-    """Return what lanes get that are off where nothing is said: on a card, anything."""
+    """Return what lanes get that are off, where nothing is said."""
     kind = pointers.get_element_ty()
     number = interpreter._get_np_dtype(kind)
-    raw = np.full(pointers.data.size * number.itemsize, 0xFF, np.uint8)
+    raw = np.full(pointers.data.size * number.itemsize, off_byte, np.uint8)
     return interpreter.TensorHandle(raw.view(number).reshape(pointers.data.shape), kind)
 
 

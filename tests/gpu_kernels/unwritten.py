@@ -21,6 +21,7 @@ from engine.runner.gpu.decoder import GpuDecoder
 from engine.runner.gpu.steps.decode_step import DecodeSteps
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.model_runner import ModelRunner
+from tests.gpu_kernels import checked_launch
 from tests.gpu_kernels.known_memory import known
 
 OF_A_STEP = frozenset({
@@ -34,6 +35,7 @@ OF_A_STEP = frozenset({
 def leave(patch: pytest.MonkeyPatch, byte: int) -> None:
     """Let nodes' cards have this byte in memory that nobody has written."""
     put_interpreter_in_place(patch, lambda: InterpretedDevice(garbage=byte))
+    patch.setattr(checked_launch, "off_byte", byte)
 
     def forget(plain: Callable[..., Any], self: Any, *given: Any) -> Any:
         for part in known.parts(OF_A_STEP):
