@@ -313,9 +313,7 @@ def _begin_program(builder: Any, x: int, y: int, z: int) -> None:
     _plain_program(builder, x, y, z)
 
 
-def _load(
-    builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any
-) -> Any:
+def _load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
     if _current is not None:
         some = _some(mask)
         pointers = _current.touch("loads", pointers, some)

@@ -39,8 +39,9 @@ from tests.gpu.stages.steps import prefill, step
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _OPERATION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
 _K_WIDTH = re.compile(r"dot_op<\{.*?kWidth = (\d+)")
-_WAIT = "ACQBULK"
-"""The wait for the kernel before, in machine code."""
+_WAIT, _MAY_START = "ACQBULK", "PREEXIT"
+"""The wait for the kernel before, and from where on the next one may start, in machine code."""
+_TAKES_COLUMNS = "UTCATOMSWS.FIND_AND_SET"
 _GLOBAL = re.compile(r"(LDG|STG|LD|ST|LDGSTS|ATOMG?|REDG?|UTMA\w+|UBLK\w+)(\.|$)")
 _MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
 
@@ -166,6 +167,15 @@ def unwaited(operations: Sequence[str]) -> list[str]:
     return [name for name in before if _GLOBAL.match(name)]
 
 
+def taken_late(operations: Sequence[str]) -> list[str]:
+    """Return what takes memory of matrix instructions when the next kernel may have started.
+
+    Programs of that one could have taken it, and they wait for this kernel's end.
+    """
+    first = operations.index(_MAY_START) if _MAY_START in operations else len(operations)
+    return [name for name in operations[first:] if name.startswith(_TAKES_COLUMNS)]
+
+
 _tasks: list[tuple[int, KernelSpec]] = []
 """What is compiled; processes that are forked inherit it."""
 
@@ -198,6 +208,7 @@ def describe(place: int) -> dict[str, Any]:
         "k_widths": sorted(set(_K_WIDTH.findall(compiled.asm["ttgir"]))),
         "parameters": [compiled_bytes(compiled.asm["ptx"]), launched_bytes(spec, capability)],
         "unwaited": unwaited(listed) if spec.is_programmatic else [],
+        "taken_late": taken_late(listed),
         "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),
     }  # fmt: skip
 

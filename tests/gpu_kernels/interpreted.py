@@ -230,7 +230,10 @@ def _described(view: MatrixView, kind: str, number: int) -> TensorDescriptor:
     block = [int(size) for size in kind.partition("[")[2].rstrip("]>").split(",")]
     shape = [view.num_rows, view.num_columns]
     return TensorDescriptor(
-        _Array(tagged(view.address, number), _ElementType("bf16")), shape, [view.num_columns, 1], block
+        _Array(tagged(view.address, number), _ElementType("bf16")),
+        shape,
+        [view.num_columns, 1],
+        block,
     )
 
 

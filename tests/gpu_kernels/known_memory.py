@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 
-
 _GIVEN_BACK = "memory that was given back"
 
 
@@ -112,7 +111,7 @@ class KnownMemory:
             return self._around(address)
 
     def require(self, address: int, num_bytes: int, what: str) -> None:
-        """Raise `AssertionError` unless bytes that are copied lie in the allocation around the first."""
+        """Raise `AssertionError` unless bytes lie in the allocation around the first one."""
         whole = self.whole_at(address)
         if whole is not None and num_bytes:
             is_inside = address + num_bytes <= whole.end and whole.name != _GIVEN_BACK

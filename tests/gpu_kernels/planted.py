@@ -14,9 +14,7 @@ import pytest
 from triton.runtime.interpreter import InterpretedFunction
 
 
-def plant(
-    patch: pytest.MonkeyPatch, folder: Path, module: ModuleType, old: str, new: str
-) -> None:
+def plant(patch: pytest.MonkeyPatch, folder: Path, module: ModuleType, old: str, new: str) -> None:
     """Let all that launches or calls the module's kernels have those with `new` instead of `old`,
     which stands there once. The text is written into `folder`."""
     assert module.__file__ is not None

@@ -132,7 +132,8 @@ FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = 
     # A mask that is dropped.
     (computes_a_chunk, products,
      "_results((rows < num_rows)[:, None], outputs, N, BN)\n    result = tl.trans(total)",
-     "_results((rows >= 0)[:, None], outputs, N, BN)\n    result = tl.trans(total)", "product, program .*: stores bytes .* of y"),
+     "_results((rows >= 0)[:, None], outputs, N, BN)\n    result = tl.trans(total)",
+     "product, program .*: stores bytes .* of y"),
     (computes_a_chunk, products, "y + place, result, mask=is_result",
      "y + place, result, mask=(rows < num_rows)[:, None] & (outputs >= 0)[None, :]",
      "product, program .*: stores bytes .* of y"),
@@ -184,6 +185,12 @@ FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = 
 ]  # fmt: skip
 
 
+def run_twice(run: Callable[[TinyDecoder], None], tiny: TinyDecoder) -> None:
+    """What a kernel stores to is known from its first launch."""
+    for _ in range(2):
+        run(tiny)
+
+
 @pytest.mark.parametrize(
     ("run", "module", "old", "new", "fault"), FAULTS,
     ids=[f"{one[1].__name__.rpartition('.')[2]} {place}" for place, one in enumerate(FAULTS)],
@@ -194,8 +201,7 @@ def test_a_fault_is_found(
 ) -> None:  # fmt: skip
     plant(monkeypatch, tmp_path, module, old, new)
     with pytest.raises((InterpreterError, MemoryFault), match=fault):
-        for _ in range(2):  # what a kernel stores to is known from the first launch
-            run(tiny)
+        run_twice(run, tiny)
 
 
 def test_a_program_that_never_waits_is_found(
@@ -254,13 +260,13 @@ def test_what_is_asked_for_ahead_is_of_the_weights(tiny: TinyDecoder, form: str)
     launch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "sources_of", _unbounded)
-        with pytest.raises(InterpreterError, match="prefetches bytes|loads bytes"):
+        with pytest.raises(InterpreterError, match=r"prefetches bytes|loads bytes"):
             launch()
 
 
 @triton.jit
-def _unbounded(outputs, N: tl.constexpr, BN: tl.constexpr):
-    return outputs + N
+def _unbounded(outputs, num_outputs: tl.constexpr, width: tl.constexpr):
+    return outputs + num_outputs
 
 
 def test_what_is_copied_lies_in_one_allocation(tiny: TinyDecoder) -> None:
@@ -272,7 +278,7 @@ def test_what_is_copied_lies_in_one_allocation(tiny: TinyDecoder) -> None:
     with pytest.raises(AssertionError, match="the source of a copy"):
         device.copy(ours.address, theirs.address + 1, 64, 0)
     theirs.close()
-    with pytest.raises(AssertionError, match="a fill: 1 bytes at 0 of .*was given back"):
+    with pytest.raises(AssertionError, match=r"a fill: 1 bytes at 0 of .*was given back"):
         device.fill(theirs.address, 0, 1, 0)
 
 

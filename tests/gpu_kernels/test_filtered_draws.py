@@ -104,7 +104,9 @@ def test_neither_the_order_of_programs_nor_what_memory_held_decides(
 ) -> None:
     """A row's slices list their tokens in any order."""
     rng = np.random.default_rng(8)
-    params = [way(temperature=0.8, **one) for one in ({"top_p": 0.9}, {"top_k": 900}, {}, {"min_p": 0.1})]
+    params = [
+        way(temperature=0.8, **one) for one in ({"top_p": 0.9}, {"top_k": 900}, {}, {"min_p": 0.1})
+    ]
     inputs = inputs_of(rng, params)
     logits = logits_of(rng, "peaked", len(inputs))
     expected = drawn(card, logits, inputs)

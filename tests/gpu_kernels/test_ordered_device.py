@@ -1,4 +1,4 @@
-"""What touches the same bytes is ordered, or it is found: by hand, and where an order is left out."""
+"""What touches the same bytes is ordered; where an order is left out, it is found."""
 
 from __future__ import annotations
 
