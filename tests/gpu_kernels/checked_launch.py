@@ -76,7 +76,8 @@ def extents(addresses: Mapping[str, int], given: Mapping[str, Any]) -> dict[str,
     if addresses.keys() >= {"keys", "key_scales"}:
         size = addresses["values"] - addresses["keys"]
         for name in ("keys", "key_scales", "values", "value_scales"):
-            found[name] = Range(addresses[name], addresses[name] + size, f"a layer's {name}")
+            own, part = addresses[name], found[name]
+            found[name] = Range(own, min(part.end, own + size), f"a layer's {name}")
     for name, number in _LAYERS.items():
         if name in found and number in given and "WORDS" in given:
             size = 2 * int(given[number]) * int(given["WORDS"]) * _WORD_BYTES
@@ -110,7 +111,7 @@ class Touched:
 
 
 class CheckedLaunch:
-    """One launch. `note`, if given, is told of each kind of access and its addresses."""
+    """One launch and the bytes that each argument may touch. `touched` gets what it does touch."""
 
     def __init__(
         self, kernel: str, grid: Sequence[int], arguments: Mapping[str, Range], *,

@@ -164,7 +164,7 @@ _running = threading.Lock()
 class InterpretedKernel:
     """A kernel that runs in the interpreter when it is launched."""
 
-    only_compiled = _ONLY_COMPILED
+    only_compiled: tuple[str, ...] = _ONLY_COMPILED
 
     def __init__(self, spec: KernelSpec) -> None:
         self._spec = spec

@@ -16,20 +16,20 @@ from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  
 
 import numpy as np
 import pytest
-import triton
-import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 from engine.runner.gpu.kernels import attention, edits, filters, gathering, ordering, products, rows
 from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Matrix
 from tests.gpu.decoding import Decoding
+from tests.gpu.kernels import behind_the_last, store_lanes, store_nothing
 from tests.gpu_kernels.checked_launch import MemoryFault, programs_in
-from tests.gpu_kernels.known_memory import KnownMemory
+from tests.gpu_kernels.known_memory import KnownMemory, known
 from tests.gpu_kernels.planted import plant
-from tests.gpu_kernels.tiny_decoder import SPEC, TinyDecoder
+from tests.gpu_kernels.tiny_decoder import NUM_BLOCKS, SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
 
 TILE = Tile(16, 32, 64, 4, 3)
@@ -40,7 +40,7 @@ BLOCKS = [9, 3, 17]
 class AskingAhead(InterpretedKernel):
     """A kernel that asks for weights ahead, as on a card."""
 
-    only_compiled = ("HAS_PTX",)
+    only_compiled: tuple[str, ...] = ("HAS_PTX",)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,10 @@ def tiny() -> TinyDecoder:
     return TinyDecoder(spec=replace(SPEC, num_layers=1))
 
 
-def computes_a_chunk(tiny: TinyDecoder) -> None:
+def computes_a_chunk(tiny: TinyDecoder, make: Launches | None = None) -> None:
     """Run a chunk of 19 rows, in buffers of as many."""
-    step = ChunkStep(tiny.device, tiny.launches(TILE), 0, 19, 1, 64)  # type: ignore[arg-type]
+    make = make or tiny.launches(TILE)
+    step = ChunkStep(tiny.device, make, 0, 19, 1, 64)  # type: ignore[arg-type]
     step.run([ChunkRow(TOKENS, 0, BLOCKS)])
 
 
@@ -76,8 +77,12 @@ def lists_tokens(tiny: TinyDecoder) -> None:
     constants = {"VOCABULARY": 130, "SLICE": size, "PARTS": 4, "IS_PROGRAMMATIC": False}
     logits = np.linspace(0, 1, 130, dtype=np.float32)
     best = np.array([logits[part * size : (part + 1) * size].max() for part in range(slices)])
-    given = [logits, np.ones(1, np.float32), best.astype(np.float64)]
-    rest = [np.full(1, 254, np.int32), np.zeros(1, np.int32), np.zeros(filters.LIST.value)]
+    given: list[np.ndarray] = [logits, np.ones(1, np.float32), best.astype(np.float64)]
+    rest: list[np.ndarray] = [
+        np.full(1, 254, np.int32),
+        np.zeros(1, np.int32),
+        np.zeros(filters.LIST.value),
+    ]
     kernel = InterpretedKernel(KernelSpec(filters.list_kept, types, constants))
     kernel.bind(
         (1, slices), *(upload(device, one) for one in given), slices,
@@ -105,7 +110,7 @@ def adds_listed(tiny: TinyDecoder) -> None:
     device = tiny.device
     types = {"logits": "*fp32", "starts": "*i32", "tokens": "*i32", "values": "*fp32"}
     constants = {"VOCABULARY": 50, "TILE": 16, "IS_PROGRAMMATIC": False}
-    given = [
+    given: list[np.ndarray] = [
         np.zeros((2, 50), np.float32), np.array([0, 3, 5], np.int32),
         np.array([7, 7, 9, 3, 4], np.int32),
         np.array([-np.inf, -np.inf, -np.inf, 1, 2], np.float32),
@@ -215,25 +220,14 @@ def test_a_program_that_never_waits_is_found(
         launch_nothing(tiny.device)
 
 
-@triton.jit
-def _nothing(out):
-    tl.program_id(0)
-
-
 def launch_nothing(device: InterpretedDevice) -> None:
-    spec = KernelSpec(_nothing, {"out": "*i32"}, {}, is_programmatic=True)
+    spec = KernelSpec(store_nothing, {"out": "*i32"}, {}, is_programmatic=True)
     InterpretedKernel(spec).bind((1,), upload(device, np.zeros(4, np.int32)))(0)
-
-
-@triton.jit
-def _store_lanes(out, count):
-    lane = tl.arange(0, 16)
-    tl.store(out + lane, tl.load(out + lane, mask=lane < count), mask=lane < 8)
 
 
 def test_a_lane_that_is_off_has_no_number(tiny: TinyDecoder) -> None:
     """What is loaded there is undefined, unless it is said."""
-    kernel = InterpretedKernel(KernelSpec(_store_lanes, {"out": "*i32", "count": "i32"}, {}))
+    kernel = InterpretedKernel(KernelSpec(store_lanes, {"out": "*i32", "count": "i32"}, {}))
     out = upload(tiny.device, np.zeros(8, np.int32))
     kernel.bind((1,), out, 6)(0)
     assert np.frombuffer(tiny.device.download(out, 32), np.int32).tolist() == [0] * 6 + [-1] * 2
@@ -259,14 +253,18 @@ def test_what_is_asked_for_ahead_is_of_the_weights(tiny: TinyDecoder, form: str)
 
     launch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "sources_of", _unbounded)
+        patch.setattr(products, "sources_of", behind_the_last)
         with pytest.raises(InterpreterError, match=r"prefetches bytes|loads bytes"):
             launch()
 
 
-@triton.jit
-def _unbounded(outputs, num_outputs: tl.constexpr, width: tl.constexpr):
-    return outputs + num_outputs
+def test_blocks_that_were_given_back_are_not_touched(tiny: TinyDecoder) -> None:
+    make = tiny.launches(TILE)
+    known.give_back(make.pool.address, 2 * NUM_BLOCKS * tiny.piece_bytes)
+    with pytest.raises(
+        InterpreterError, match=r"rotate_and_store, program .*: stores bytes .* keys"
+    ):
+        computes_a_chunk(tiny, make)
 
 
 def test_what_is_copied_lies_in_one_allocation(tiny: TinyDecoder) -> None:

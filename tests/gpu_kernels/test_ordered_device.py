@@ -123,7 +123,8 @@ def blocks_leave(device: OrderedDevice, cache: GpuCache, *, is_told: bool) -> No
     step(device, cache, is_told=is_told)
     pool = cache.card_pool
     for layer in range(LAYOUT.num_layers):
-        moved = [pool.begin_sums(layer, BLOCKS), pool.begin_out(layer, BLOCKS, SLOTS)]
+        moved: list[Any] = [pool.begin_sums(layer, BLOCKS)]
+        moved.append(pool.begin_out(layer, BLOCKS, SLOTS))
         for one in moved:
             one.wait()
 
