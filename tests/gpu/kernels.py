@@ -1,5 +1,4 @@
-"""Kernels for tests: a pure read, products with K divided among programs, a function, and those that
-a memory checker is tried with."""
+"""Kernels for tests: a pure read, products whose K is divided, a function, and what is checked."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = 
      r"norm, program 18: loads bytes .* of hidden, which has 4864 \(hidden\)"),
     (decodes, attention, "block = tl.load(piece_blocks + piece * PARTS + part)",
      "block = tl.load(piece_blocks + piece * PARTS + part) + 40",
-     r"attend_pieces, program .*: loads bytes .* of keys, which has .* a layer.*s keys"),
+     r"attend_pieces, program .*: loads bytes .* of keys, which has .*a layer.*s keys"),
     (copies_blocks, gathering, "there = pool + (kind * num_blocks + block) * WORDS + word",
      "there = pool + (kind * num_blocks + block + 1) * WORDS + word",
      "copy_blocks, program 3: loads bytes 768 to 896 of pool, which has 768"),
