@@ -1,4 +1,4 @@
-"""Kernels for tests: a pure read, products whose K is divided among programs, and a function."""
+"""Kernels for tests: a pure read, products whose K is divided, a function, and what is checked."""
 
 from __future__ import annotations
 
@@ -42,3 +42,21 @@ def split_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr, BM:
 def exponentials_of(x, out, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)
     tl.store(out + place, exponential(tl.load(x + place)))
+
+
+@triton.jit
+def store_nothing(out):
+    tl.program_id(0)
+
+
+@triton.jit
+def store_lanes(out, count):
+    """Store what 16 lanes have loaded, of which those from `count` on are off: the first 8."""
+    lane = tl.arange(0, 16)
+    tl.store(out + lane, tl.load(out + lane, mask=lane < count), mask=lane < 8)
+
+
+@triton.jit
+def behind_the_last(outputs, N: tl.constexpr, BN: tl.constexpr):
+    """Take the place of `products.sources_of`, with rows that are not there."""
+    return outputs + N

@@ -39,6 +39,10 @@ from tests.gpu.stages.steps import prefill, step
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _OPERATION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
 _K_WIDTH = re.compile(r"dot_op<\{.*?kWidth = (\d+)")
+_WAIT, _MAY_START = "ACQBULK", "PREEXIT"
+"""The wait for the kernel before, and from where on the next one may start, in machine code."""
+_TAKES_COLUMNS = "UTCATOMSWS.FIND_AND_SET"
+_GLOBAL = re.compile(r"(LDG|STG|LD|ST|LDGSTS|ATOMG?|REDG?|UTMA\w+|UBLK\w+)(\.|$)")
 _MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
 
 
@@ -154,6 +158,24 @@ def _disassembled(cubin: bytes, option: str) -> str:
         ).stdout
 
 
+def unwaited(operations: Sequence[str]) -> list[str]:
+    """Return what of a programmatic kernel touches global memory before its wait, or all of it that
+    does where there is none."""
+    before = list(operations)
+    if _WAIT in before:
+        before = before[: before.index(_WAIT)]
+    return [name for name in before if _GLOBAL.match(name)]
+
+
+def taken_late(operations: Sequence[str]) -> list[str]:
+    """Return what takes memory of matrix instructions when the next kernel may have started.
+
+    Programs of that one could have taken it, and they wait for this kernel's end.
+    """
+    first = operations.index(_MAY_START) if _MAY_START in operations else len(operations)
+    return [name for name in operations[first:] if name.startswith(_TAKES_COLUMNS)]
+
+
 _tasks: list[tuple[int, KernelSpec]] = []
 """What is compiled; processes that are forked inherit it."""
 
@@ -164,7 +186,8 @@ def describe(place: int) -> dict[str, Any]:
     compiled = spec.compile(capability)
     cubin = compiled.asm["cubin"]
     usage = re.search(r"REG:(\d+)", _disassembled(cubin, "--dump-resource-usage"))
-    operations = Counter(_OPERATION.findall(_disassembled(cubin, "--dump-sass")))
+    listed = _OPERATION.findall(_disassembled(cubin, "--dump-sass"))
+    operations = Counter(listed)
 
     def count(prefix: str) -> int:
         return sum(number for name, number in operations.items() if name.startswith(prefix))
@@ -184,6 +207,8 @@ def describe(place: int) -> dict[str, Any]:
         "matrix": sorted(set(_MATRIX.findall(compiled.asm["ptx"]))),
         "k_widths": sorted(set(_K_WIDTH.findall(compiled.asm["ttgir"]))),
         "parameters": [compiled_bytes(compiled.asm["ptx"]), launched_bytes(spec, capability)],
+        "unwaited": unwaited(listed) if spec.is_programmatic else [],
+        "taken_late": taken_late(listed),
         "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),
     }  # fmt: skip
 

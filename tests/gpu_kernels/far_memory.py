@@ -19,6 +19,7 @@ import numpy as np
 from triton.runtime import interpreter
 
 from engine.runner.gpu.tensor_map import MatrixView
+from tests.gpu_kernels.known_memory import known
 
 BEFORE = 17 << 30
 """Where a place would be sought that has become negative, in words of 8 bytes."""
@@ -31,9 +32,12 @@ def sparse(num_bytes: int) -> Iterator[int]:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     with mmap.mmap(-1, BEFORE + num_bytes, flags=flags) as memory:
         first = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(first) + BEFORE
+        known.add(address, num_bytes)
         try:
-            yield ctypes.addressof(first) + BEFORE
+            yield address
         finally:
+            known.remove(address, num_bytes)
             del first
 
 

@@ -5,6 +5,8 @@ and a sum are fused, needs numpy before 2.4 for loops, and copies torch tensors:
 are for these. The dot adds k after k, as the
 matrix unit's chain along K does, so that an order that depends on a tile shows in the bits.
 
+Every launch is checked as a card's memory checker would (`checked_launch.py`).
+
 TRITON_INTERPRET is read when a kernel is decorated: import this before any kernel.
 """
 
@@ -14,8 +16,10 @@ import ctypes
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -28,6 +32,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.runner.gpu.cuda_driver import DeviceProperties, GpuError, Memory
 from engine.runner.gpu.launcher import KernelSpec, checked_address
 from engine.runner.gpu.tensor_map import MatrixView
+from tests.gpu_kernels.checked_launch import (
+    CheckedLaunch,
+    Touched,
+    check_launches,
+    checking,
+    extents,
+    tagged,
+)
+from tests.gpu_kernels.known_memory import known
 from tests.gpu_kernels.less_computed import compute_less
 from tests.gpu_kernels.played_sharing import PlayedSharing
 
@@ -127,6 +140,7 @@ class _Array:
 
 
 compute_less()
+check_launches()
 interpreter._patch_lang_tensor = _patch_index
 interpreter._patch_lang = _patch_once
 interpreter._convert_float = _convert
@@ -137,7 +151,7 @@ interpreter.GridExecutor._init_args_hst = lambda self, args, kwargs: (args, kwar
 interpreter.GridExecutor._restore_args_dev = lambda self, *_: None
 
 
-_ONLY_COMPILED = ("IS_PROGRAMMATIC", "PREFETCH", "HAS_PTX")
+_ONLY_COMPILED = ("PREFETCH", "HAS_PTX")
 """Constants of a kernel's parts that are PTX, which the interpreter does not know."""
 
 
@@ -150,11 +164,14 @@ _running = threading.Lock()
 class InterpretedKernel:
     """A kernel that runs in the interpreter when it is launched."""
 
+    only_compiled: tuple[str, ...] = _ONLY_COMPILED
+
     def __init__(self, spec: KernelSpec) -> None:
         self._spec = spec
         self._constants = dict(spec.constants) | (
-            {name: 0 for name in _ONLY_COMPILED if name in spec.constants}
+            {name: 0 for name in self.only_compiled if name in spec.constants}
         )
+        self._is_programmatic = spec.is_programmatic
 
     def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Callable[[int], None]:
         """Return a launch; `GpuError` for a grid that a driver refuses.
@@ -164,21 +181,36 @@ class InterpretedKernel:
         if not all(0 < size <= most for size, most in zip(grid, _LARGEST_GRID, strict=False)):
             raise GpuError(f"a grid of {grid}: invalid argument (1)")
         given: dict[str, Any] = {}
+        addresses: dict[str, int] = {}
         for name, kind, value in self._with_types(arguments):
             if isinstance(value, MatrixView):
-                given[name] = _described(value, kind)
+                addresses[name] = value.address
+                given[name] = _described(value, kind, len(addresses))
             elif kind.startswith("*"):
-                given[name] = _Array(checked_address(name, int(value)), kind[1:])
+                addresses[name] = checked_address(name, int(value))
+                given[name] = _Array(tagged(addresses[name], len(addresses)), kind[1:])
             else:
                 given[name] = value
+        given |= self._constants
 
-        def run(_: int) -> None:
-            # Rows of padding and slots that nobody reads are NaN.
-            with _running, np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                self._spec.function[grid](**given, **self._constants)
+        def run(stream: int) -> None:
+            self._run(stream, grid, addresses, given)
 
         return run
+
+    def _run(
+        self, stream: int, grid: tuple[int, ...], addresses: dict[str, int], given: dict[str, Any],
+        touched: Touched | None = None,
+    ) -> None:  # fmt: skip
+        """Run all programs, and note in `touched` what they touch."""
+        launch = CheckedLaunch(
+            self._spec.function.__name__, grid, extents(addresses, given),
+            is_programmatic=self._is_programmatic, touched=touched,
+        )  # fmt: skip
+        # Rows of padding and slots that nobody reads are NaN.
+        with _running, np.errstate(all="ignore"), warnings.catch_warnings(), checking(launch):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            self._spec.function[grid](**given)
 
     def addresses(self, *arguments: float | MatrixView) -> tuple[int, ...]:
         """Return where in memory a launch with these arguments reads and writes."""
@@ -194,11 +226,14 @@ class InterpretedKernel:
             yield name, kind, value
 
 
-def _described(view: MatrixView, kind: str) -> TensorDescriptor:
+def _described(view: MatrixView, kind: str, number: int) -> TensorDescriptor:
     block = [int(size) for size in kind.partition("[")[2].rstrip("]>").split(",")]
     shape = [view.num_rows, view.num_columns]
     return TensorDescriptor(
-        _Array(view.address, _ElementType("bf16")), shape, [view.num_columns, 1], block
+        _Array(tagged(view.address, number), _ElementType("bf16")),
+        shape,
+        [view.num_columns, 1],
+        block,
     )
 
 
@@ -241,19 +276,29 @@ class InterpretedDevice:
 
     allocated_bytes = most_allocated_bytes = 0
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int = 0, *, garbage: int = 0xFF) -> None:
+        """Take the byte that is in memory which nobody has written: NaN in every type."""
         self._arrays: list[np.ndarray] = []
+        self._garbage = garbage
+        self._taken: list[tuple[int, int]] = []
+        weakref.finalize(self, known.forget, self._taken)
         self.pinned: list[Memory] = []
         """Memory of the host."""
         self.call = PlayedSharing()
         self.ordinal = ordinal
 
     def allocate(self, num_bytes: int) -> Memory:
-        array = np.full(num_bytes + 256, 0xFF, np.uint8)  # NaN in every type
+        array = np.full(num_bytes + 256, self._garbage, np.uint8)
         address = -(-array.ctypes.data // 256) * 256
         self._arrays.append(array)
         self.allocated_bytes += num_bytes
-        return Memory(address, num_bytes, lambda: None)
+        return self._known(address, num_bytes)
+
+    def _known(self, address: int, num_bytes: int, host: int = 0) -> Memory:
+        """Return memory that kernels may touch until it is closed."""
+        known.add(address, num_bytes)
+        self._taken.append((address, num_bytes))
+        return Memory(address, num_bytes, partial(known.give_back, address, num_bytes), host)
 
     def use(self) -> None:
         pass
@@ -269,19 +314,24 @@ class InterpretedDevice:
         return memory
 
     def upload(self, to: int, data: bytes) -> None:
+        known.require(to, len(data), "the target of an upload")
         ctypes.memmove(to, data, len(data))
 
     def upload_array(self, to: int, values: np.ndarray) -> None:
+        known.require(to, values.nbytes, "the target of an upload")
         ctypes.memmove(to, values.ctypes.data, values.nbytes)
 
     def copy(self, to: int, source: int, num_bytes: int, stream: int) -> None:
+        known.require(to, num_bytes, "the target of a copy")
+        known.require(source, num_bytes, "the source of a copy")
         ctypes.memmove(to, source, num_bytes)
 
     def fill(self, address: int, value: int, num_bytes: int, stream: int) -> None:
+        known.require(address, num_bytes, "a fill")
         ctypes.memset(address, value, num_bytes)
 
     def register(self, address: int, num_bytes: int) -> Memory:
-        return Memory(address, num_bytes, lambda: None, address)
+        return self._known(address, num_bytes, address)
 
     def stream(self, *, is_urgent: bool = False) -> int:
         return 1
@@ -293,6 +343,7 @@ class InterpretedDevice:
         return InterpretedGraph(work)
 
     def download(self, source: int, num_bytes: int) -> bytearray:
+        known.require(source, num_bytes, "the source of a download")
         return bytearray(ctypes.string_at(source, num_bytes))
 
     def synchronize(self, stream: int) -> None:

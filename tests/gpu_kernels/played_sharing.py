@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.runner.gpu.cuda_driver import GpuError
+from tests.gpu_kernels.known_memory import known
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -71,10 +72,12 @@ class PlayedSharing:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         _LIBC.mmap(address.value, size.value, _READ_WRITE, flags, handle.value, 0)
         self.live["mappings"] += 1
+        known.add(address.value, size.value)
         self.on_mapped(address.value, size.value)
 
     def cu_mem_unmap(self, address: Any, size: Any) -> None:
         self.on_unmapped(address.value, size.value)
+        known.remove(address.value, size.value)
         _LIBC.mmap(address.value, size.value, 0, _NO_MEMORY | _MAP_FIXED, -1, 0)
         self.live["mappings"] -= 1
 

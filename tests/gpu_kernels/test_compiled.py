@@ -21,6 +21,7 @@ from tests.gpu_kernels import interpreted  # noqa: F401 # isort: skip
 
 from tests.gpu.measuring import SHARED_BYTES, SpecRecorder
 from tests.gpu.stages.model import Model
+from tests.gpu_kernels.compiled import taken_late, unwaited
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE, LARGEST = (80, 90, 100), (120,)
@@ -75,6 +76,9 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
     assert max(row["tensor_columns"] for row in kernels) <= TENSOR_COLUMNS
     assert not any(row["scratch_bytes"] for row in kernels), "a launch gives none"
 
+    assert not any(row["unwaited"] for row in kernels), "before the wait for the kernel before"
+    assert not any(row["taken_late"] for row in kernels), "when the next kernel may have started"
+
     for row in kernels:
         compiled, launched = row["parameters"]
         assert compiled == launched, row
@@ -89,6 +93,21 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
         is_large = is_product and row["kernel"] != "ranges_together"
         if is_large and constants["BN"] >= 64:
             assert row["matrix"] == [WIDE.get(capability, "mma.sync")], row
+
+
+def test_what_stands_before_a_wait_and_behind_a_start_is_found() -> None:
+    operations = [
+        "LDC",
+        "CCTL.E.PF2",
+        "UTCATOMSWS.FIND_AND_SET.ALIGN",
+        "PREEXIT",
+        "ACQBULK",
+        "LDG.E",
+    ]
+    assert unwaited(operations) == taken_late(operations) == []
+    assert unwaited(["LDG.E.128", *operations]) == ["LDG.E.128"]
+    assert unwaited(["LDC", "LDS", "UTMALDG.2D", "STG.E"]) == ["UTMALDG.2D", "STG.E"]
+    assert taken_late([*operations, operations[2]]) == [operations[2]]
 
 
 @pytest.mark.parametrize(

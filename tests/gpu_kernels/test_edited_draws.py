@@ -30,15 +30,17 @@ from tests.gpu.edited_rows import (
     rows_behind,
     way,
 )
+from tests.gpu_kernels.checked_launch import programs_in
 from tests.gpu_kernels.tiny_decoder import SPEC
 from tests.support.models.draws import rows_of
 
 MOST_ROWS = 16
 
 
-def new_pair() -> Pair:
+def new_pair(garbage: int = 0xFF) -> Pair:
+    """Memory has this byte where nobody has written."""
     spec = replace(SPEC, vocab_size=VOCABULARY)
-    return Pair(InterpretedDevice(), InterpretedKernel, spec, MOST_ROWS, 1)
+    return Pair(InterpretedDevice(garbage=garbage), InterpretedKernel, spec, MOST_ROWS, 1)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,19 @@ def test_draws_are_those_of_the_host(pair: Pair, digits: int) -> None:
     assert all(draws.is_drawn)
     asked = [row for row, one in enumerate(MIXED) if one.logprobs is not None]
     assert list(draws.logprobs) == asked
+
+
+def test_neither_the_order_of_programs_nor_what_memory_held_decides(pair: Pair) -> None:
+    rng = np.random.default_rng(4)
+    rows = rows_behind(mixed(rng))
+    logits = logits_for(rng, rows)
+    expected = pair.on_card(logits, rows)
+    with programs_in(1):
+        found = new_pair(garbage=0x7F).on_card(logits, rows)
+    count = len(expected.token_ids)
+    assert [of_row(found, row) for row in range(count)] == [
+        of_row(expected, row) for row in range(count)
+    ]
 
 
 def test_edited_logits_are_those_of_the_host_to_the_bit(pair: Pair) -> None:

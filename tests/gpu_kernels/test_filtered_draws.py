@@ -21,6 +21,7 @@ from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.kernels.sampling.top_p_weights import write_weights
 from tests.gpu.drawn_rows import WAY, DrawnRows, exponentials, plain_draw
 from tests.gpu.kernels import exponentials_of
+from tests.gpu_kernels.checked_launch import programs_in
 from tests.gpu_kernels.tiny_decoder import SPEC
 from tests.support.models.draws import draw_all, rows_of
 
@@ -33,10 +34,15 @@ MIN_PS = (0.0, 0.05, 1.0)
 TEMPERATURES = (0.01, 0.5, 1.0, 5.0)
 
 
+def new_card(garbage: int = 0xFF) -> DrawnRows:
+    """Memory has this byte where nobody has written."""
+    spec = replace(SPEC, vocab_size=VOCABULARY)
+    return DrawnRows(InterpretedDevice(garbage=garbage), InterpretedKernel, spec, MOST_ROWS, 0)
+
+
 @pytest.fixture(scope="module")
 def card() -> DrawnRows:
-    spec = replace(SPEC, vocab_size=VOCABULARY)
-    return DrawnRows(InterpretedDevice(), InterpretedKernel, spec, MOST_ROWS, 0)
+    return new_card()
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,22 @@ def require_hosts(
     for row, token in enumerate(found):
         assert token in (expected[row], LEFT_TO_HOST), (row, inputs[row].params, token)
     return left
+
+
+@pytest.mark.parametrize("order", ["reversed", 1])
+def test_neither_the_order_of_programs_nor_what_memory_held_decides(
+    card: DrawnRows, order: str | int
+) -> None:
+    """A row's slices list their tokens in any order."""
+    rng = np.random.default_rng(8)
+    params = [
+        way(temperature=0.8, **one) for one in ({"top_p": 0.9}, {"top_k": 900}, {}, {"min_p": 0.1})
+    ]
+    inputs = inputs_of(rng, params)
+    logits = logits_of(rng, "peaked", len(inputs))
+    expected = drawn(card, logits, inputs)
+    with programs_in(order):
+        assert drawn(new_card(garbage=0x7F), logits, inputs) == expected
 
 
 @pytest.mark.parametrize("kind", ["peaked", "ties", "flat", "withheld"])

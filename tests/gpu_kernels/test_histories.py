@@ -1,4 +1,5 @@
-"""Random histories of a node on a card that answers late, and in any order that events allow."""
+"""Random histories of a node on a card that answers late, in any order that events allow, and with
+all that touches the same bytes compared with what events order."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card, put_interpreter_in_place  # isort: skip
 from tests.gpu_kernels.late_device import LateCard, LateDevice  # isort: skip
+from tests.gpu_kernels.ordered_device import OrderedCard, OrderedDevice, watch_the_host  # isort: skip
 
 import pytest
 
@@ -21,6 +23,11 @@ from tests.gpu_kernels.known_answers import MOST_DRAWN, Kind, answered
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
 NUM_STEPS = 10
+MOVES = (
+    "chunks", "gone on", "drafts", "handed off", "sent", "from ring", "from peer", "swap_out",
+    "swap_in",
+)  # fmt: skip
+"""What is to happen where only the order of accesses is compared."""
 WAYS: list[tuple[int, dict[str, Any]]] = [
     (33, {"temperature": 0.0}),
     (21, {"temperature": 1.0, "frequency_penalty": 0.5, "logprobs": 2}),
@@ -77,11 +84,22 @@ def test_whatever_happens_answers_and_blocks_are_those_of_the_programs_order(
     assert [one for one in (*HAPPENS, "left to the host") if not counts[one]] == []
 
 
-def _played(folder: Path, kinds: list[Kind], seed: int, device: LateDevice) -> Counter[str]:
+@pytest.mark.timeout(600)
+def test_what_touches_the_same_bytes_is_ordered(folder: Path, kinds: list[Kind]) -> None:
+    """By a stream, by events, or by a wait of the host: whenever the card comes to it."""
+    counts = Counter[str]()
+    for seed in (8, 10):
+        counts += _played(folder, kinds, seed, OrderedDevice())
+    assert [one for one in MOVES if not counts[one]] == []
+
+
+def _played(folder: Path, kinds: list[Kind], seed: int, device: Any) -> Counter[str]:
     """Play a history on this card, and return what has happened in it."""
     thread = PlayedThread()
     with pytest.MonkeyPatch.context() as patch:
-        put_interpreter_in_place(patch, lambda: device, LateCard)
+        is_late = isinstance(device, LateDevice)
+        put_interpreter_in_place(patch, lambda: device, LateCard if is_late else OrderedCard)
+        watch_the_host(patch)
         patch.setattr(device_copies, "copying_thread", lambda: thread.submit)
         runner = on_card(folder, num_drafts=3, host_space=1 << 18)
         history = History(runner, kinds, seed, thread)
