@@ -81,7 +81,8 @@ class Copies:
         """Have a process of the copy in `folder` call its kernel with 1; it runs `before` first."""
         folder.mkdir(exist_ok=True)
         (folder / "kernels.py").write_text(_KERNELS.format(step=step, fact=fact))
-        print(json.dumps([str(folder), str(self.cache), before]), file=self._calls.stdin, flush=True)
+        call = json.dumps([str(folder), str(self.cache), before])
+        print(call, file=self._calls.stdin, flush=True)
         assert self._calls.stdout is not None
         return [int(word) for word in self._calls.stdout.readline().split()]
 
