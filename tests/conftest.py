@@ -144,6 +144,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Collect garbage once at the end, which pytest does five times, and Python again.
+
+    Each time they would look at whatever tests have kept: the trees of all sources, for example.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
     """Collect garbage where tests have taken much memory of this process since the last time."""

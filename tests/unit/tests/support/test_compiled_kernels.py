@@ -12,7 +12,6 @@ import engine.runner.kernels  # noqa: F401 - it names the folder
 from tests.support import compiled_kernels
 
 
-
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """How often all was compiled; it takes no time."""

@@ -17,7 +17,7 @@ OWN_RUNS = ("tests/clients/", "tests/compose/", "tests/gpu/", "tests/rdma/")
 
 
 def starts() -> Iterator[tuple[str, ast.Call, str]]:
-    """Yield each start of a process: its file, its call and the source of the function around it."""
+    """Yield each start of a process: its file, its call and the function around it."""
     for path in python_files():
         name = name_of(path)
         if not name.startswith("tests/") or name.startswith(OWN_RUNS):
