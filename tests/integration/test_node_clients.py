@@ -61,12 +61,16 @@ class Asker:
             self.outcome.set_exception(error)
 
 
+def ask(client: NodeClient, request: GenerationRequest = REQUEST) -> asyncio.Future[Any]:
+    caller = (asker := Asker()).caller
+    client.calls.reserve_nowait(request, caller, must_prefill_locally=False, may_wait=False)
+    return asker.outcome
+
+
 async def reserve(
     client: NodeClient, request: GenerationRequest = REQUEST
 ) -> DecodeGrant | PdserveError:
-    asker = Asker()
-    client.calls.reserve_nowait(request, asker.caller, must_prefill_locally=False, may_wait=False)
-    reply: DecodeGrant | PdserveError = await asker.outcome
+    reply: DecodeGrant | PdserveError = await ask(client, request)
     return reply
 
 
@@ -467,14 +471,10 @@ async def test_what_is_asked_together_travels_together_and_aborts_behind_it() ->
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         attempts = [AttemptId(f"req-{index}", 1) for index in range(1200)]
-        askers = [Asker() for _ in range(600)]
-        for asker in askers:
-            client.calls.reserve_nowait(
-                REQUEST, asker.caller, must_prefill_locally=False, may_wait=False
-            )
+        outcomes = [ask(client) for _ in range(600)]
         for attempt in (*attempts, *attempts):
             client.calls.abort_nowait(attempt)
-        await asyncio.gather(*(asker.outcome for asker in askers))
+        await asyncio.gather(*outcomes)
         await client.calls.wait_sent()
         await wait_until(lambda: len(node.aborted) == 1200)
         assert sorted(node.aborted) == sorted(attempts)
@@ -486,18 +486,10 @@ async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.Mon
     monkeypatch.setattr(stream_calls, "BYTES_PER_MESSAGE", 250)
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
-        askers = [Asker() for _ in range(6)]
-        for asker in askers:  # 100 bytes of tokens, and some more
-            request = replace(REQUEST, prompt_token_ids=(1,) * 100)
-            client.calls.reserve_nowait(
-                request, asker.caller, must_prefill_locally=False, may_wait=False
-            )
-        long = replace(REQUEST, prompt_token_ids=(1,) * 1000)
-        askers.append(Asker())
-        client.calls.reserve_nowait(
-            long, askers[-1].caller, must_prefill_locally=False, may_wait=False
-        )
-        await asyncio.gather(*(asker.outcome for asker in askers))
+        short = replace(REQUEST, prompt_token_ids=(1,) * 100)  # 100 bytes of tokens, and some more
+        outcomes = [ask(client, short) for _ in range(6)]
+        outcomes.append(ask(client, replace(REQUEST, prompt_token_ids=(1,) * 1000)))
+        await asyncio.gather(*outcomes)
         assert len(node.asked) == 7
         assert node.num_messages == 4, "two calls in each of three, and the long one"
 
