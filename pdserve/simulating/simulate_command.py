@@ -6,7 +6,6 @@ What a file is replayed as, a history or a recording, says the file.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, TextIO
 from common.errors import ConfigError
 from common.observing.clock import Clock, MonotonicClock
 from common.recording.file import is_recording
+from engine.runner.control_group import num_cores
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.configuration.option_values import count_from_text
 from pdserve.simulating.processes import wrong_histories_in_processes
@@ -60,8 +60,7 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
     seed = _number(flags, "seed", 0, (0, 1 << 62), problems)
     num_histories = _number(flags, "histories", 100, (1, MOST_HISTORIES), problems)
     num_requests = _number(flags, "requests", 20, (1, MOST_REQUESTS), problems)
-    num_cores = len(os.sched_getaffinity(0))
-    num_processes = _number(flags, "processes", num_cores, (1, MOST_PROCESSES), problems)
+    num_processes = _number(flags, "processes", num_cores(), (1, MOST_PROCESSES), problems)
     kinds = _kinds(str(flags.get("faults", _ALL)), problems)
     nodes = _nodes(flags.get("nodes"), problems)
     replayed = flags.get("replay")
