@@ -55,6 +55,7 @@ SAMPLES: list[tuple[str, ThinkingFormat, str, Parsed]] = [
     ("hermes", NONE, "I look it up.\n" + hermes(), ("", "I look it up.", ONE)),
     ("hermes", NONE, hermes(arguments=TRICKY), ("", "", [("get_weather", TRICKY)])),
     ("hermes", NONE, hermes() + " So.\n", ("", " So.", ONE)),
+    ("hermes", NONE, "\n\n" + hermes() + "So.", ("", "So.", ONE)),
     ("hermes", NONE, "Only text, a < b <tool", ("", "Only text, a < b <tool", [])),
     ("hermes", NONE, " spaces \n\n", ("", " spaces \n\n", [])),
     ("hermes", NONE, "", ("", "", [])),

@@ -47,6 +47,7 @@ def found(pieces: Sequence[str], syntax: AnswerSyntax) -> Scoped:
         ("fenced", NONE, "", "```python\n```\n", FENCED_CALL),
         ("llama3_json", NONE, "", "", "\n " + LLAMA_CALL),
         ("llama3_json", NONE, "", "Hi " + LLAMA_CALL, ""),
+        ("llama3_json", NONE, "", "\n ", ""),
         ("llama3_json", BEGUN, LLAMA_CALL + "</think>\n\n", "", LLAMA_CALL),
         ("llama3_json", THINKS, "", "", LLAMA_CALL),
     ],
