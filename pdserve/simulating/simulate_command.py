@@ -18,7 +18,7 @@ from common.recording.file import is_recording
 from engine.runner.control_group import num_cores
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.configuration.option_values import count_from_text
-from pdserve.simulating.processes import wrong_histories_in_processes
+from pdserve.simulating.on_all_cores import wrong_histories_in_processes
 from pdserve.simulating.replay_command import run_replay
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes

@@ -67,7 +67,7 @@ class Answered(ServedRequest):
     ended_at_s: float = -1.0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    """Those that came with token 0."""
+    """The log probabilities of the prompt's tokens, which come with token 0."""
     counts: RequestCounts | None = None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from common.child_process import module_command, module_environment
 from common.errors import ConfigError
-from pdserve.simulating.processes import wrong_histories_in_processes
+from pdserve.simulating.on_all_cores import wrong_histories_in_processes
 from pdserve.simulating.simulate_command import (
     HISTORIES_PER_PROCESS,
     run_simulation,
