@@ -29,7 +29,7 @@ def test_a_stop_signal_is_counted(number: signal.Signals) -> None:
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_who_was_started_by_nohup_outlives_the_terminal() -> None:
+def test_a_process_that_nohup_started_outlives_its_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)

@@ -45,7 +45,7 @@ async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) 
     assert (shutdown.drain.is_set(), shutdown.now.is_set()) == (drains, ends)
 
 
-async def test_who_was_started_by_nohup_outlives_the_terminal() -> None:
+async def test_a_process_that_nohup_started_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     shutdown = Shutdown()
     shutdown.watch_signals()
