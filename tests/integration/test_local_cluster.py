@@ -68,7 +68,7 @@ def started_up(arguments: list[str], environ: dict[str, str]) -> subprocess.Pope
     if "PYTHONIOENCODING" not in environ:
         return FakeUp(arguments, environ)
     return subprocess.Popen(
-        ending_with_parent([sys.executable, FAKE_CLUSTER, *arguments]),
+        ending_with_parent([sys.executable, str(FAKE_CLUSTER), *arguments]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**environ, "PYTHONPATH": str(SOURCES)},
