@@ -201,7 +201,9 @@ def test_its_processes_cannot_be_looked_into(up: Up) -> None:
     results = attack("try_process", *({"pid": pid} for pid in children.values()))
     for name, outcomes in zip(children, results, strict=True):
         assert set(outcomes.values()) <= {"PermissionError", "FileNotFoundError"}, name
-        assert outcomes["fds"] == outcomes["environ"] == outcomes["signal"] == "PermissionError"
+        # Where /proc hides what others run (hidepid), nothing is there. The process is.
+        assert outcomes["fds"] == outcomes["environ"]
+        assert outcomes["signal"] == "PermissionError"
 
 
 def test_no_command_line_shows_a_secret(up: Up) -> None:
