@@ -23,7 +23,9 @@ async def test_a_proxy_that_the_environment_names_is_not_asked_for_nodes(
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_loopback_port()}")
-    async with open_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS, None) as channel:
-        async with asyncio.timeout(60):
-            await channel.channel_ready()
-    await server.stop(None)
+    try:
+        async with open_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS, None) as channel:
+            async with asyncio.timeout(60):
+                await channel.channel_ready()
+    finally:
+        await server.stop(None)
