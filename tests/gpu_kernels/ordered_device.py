@@ -83,16 +83,16 @@ class OrderedEvent:
 class _PinnedArray(np.ndarray):
     """The host's view of pinned memory: what the host stores there and takes from it is noted."""
 
-    device: OrderedDevice | None = None
+    owner: OrderedDevice | None = None
 
     def __array_finalize__(self, other: Any) -> None:
-        self.device = getattr(other, "device", None)
+        self.owner = getattr(other, "owner", None)
 
     def _note(self, array: np.ndarray, *, is_read: bool) -> None:
-        if self.device is not None and array.size:
+        if self.owner is not None and array.size:
             first, end = np.lib.array_utils.byte_bounds(array)
             ranges = [(first, end - first)]
-            self.device.note("an access", HOST, *((ranges, []) if is_read else ([], ranges)))
+            self.owner.note("an access", HOST, *((ranges, []) if is_read else ([], ranges)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         target = super().__getitem__(key)
@@ -126,7 +126,7 @@ class _PinnedMemory(Memory):
 
     def host_bytes(self) -> np.ndarray:
         found = super().host_bytes().view(_PinnedArray)
-        found.device = self._watching
+        found.owner = self._watching
         return found
 
 
