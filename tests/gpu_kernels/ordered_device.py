@@ -6,14 +6,14 @@ host's clock is that of all that it queues. What a launch has really touched, an
 filled, is compared with what touched the same bytes before, by cells of 16 bytes. If nothing orders
 the two, no run has to show it: the card may do them at once.
 
-All threads of the host count as one. Of the host's own accesses those are known that this package
-makes of pinned memory (`watch_the_host`).
+All threads of the host count as one. What the host stores into pinned memory and takes from it is
+compared too, but not what it does with a ring, which is pinned where it lies.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,16 +22,9 @@ from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  
 from tests.gpu_kernels.interpreted_runner import InterpretedCard  # isort: skip
 
 import numpy as np
-import pytest
 
-from engine.runner.gpu.cache.card_pool import GpuCardPool
-from engine.runner.gpu.cache.pinned import PinnedBuffers
-from engine.runner.gpu.drawing.card_draw import CardDraw
-from engine.runner.gpu.drawing.card_logprobs import CardLogprobs
-from engine.runner.gpu.drawing.left_rows import LeftRows
+from engine.runner.gpu.cuda_driver import Memory
 from engine.runner.gpu.launcher import KernelSpec
-from engine.runner.gpu.steps.decode_step import DecodeSteps
-from engine.runner.gpu.steps.staging import Staging
 from tests.gpu_kernels.checked_launch import MemoryFault, Touched
 from tests.gpu_kernels.known_memory import Range, known
 
@@ -85,6 +78,56 @@ class OrderedEvent:
 
     def close(self) -> None:
         pass
+
+
+class _PinnedArray(np.ndarray):
+    """The host's view of pinned memory: what the host stores there and takes from it is noted."""
+
+    owner: OrderedDevice | None = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.owner = getattr(other, "owner", None)
+
+    def _note(self, array: np.ndarray, *, is_read: bool) -> None:
+        if self.owner is not None and array.size:
+            first, end = np.lib.array_utils.byte_bounds(array)
+            ranges = [(first, end - first)]
+            self.owner.note("an access", HOST, *((ranges, []) if is_read else ([], ranges)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        target = super().__getitem__(key)
+        self._note(target if isinstance(target, np.ndarray) else self, is_read=False)
+        super().__setitem__(key, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, int):
+            self._note(super().__getitem__(slice(key, key + 1)), is_read=True)
+        return found
+
+    def copy(self, order: Any = "C") -> Any:
+        self._note(self, is_read=True)
+        return np.array(self.view(np.ndarray), order=order)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
+        for one in inputs:
+            if isinstance(one, _PinnedArray):
+                one._note(one, is_read=True)
+        plain = [one.view(np.ndarray) if isinstance(one, _PinnedArray) else one for one in inputs]
+        return getattr(ufunc, method)(*plain, **named)
+
+
+class _PinnedMemory(Memory):
+    """Pinned memory whose view of the host is watched."""
+
+    def __init__(self, device: OrderedDevice, plain: Memory) -> None:
+        super().__init__(plain.address, plain.num_bytes, plain.close, plain.host)
+        self._watching = device
+
+    def host_bytes(self) -> np.ndarray:
+        found = super().host_bytes().view(_PinnedArray)
+        found.owner = self._watching
+        return found
 
 
 class OrderedDevice(InterpretedDevice):
@@ -198,6 +241,9 @@ class OrderedDevice(InterpretedDevice):
         self.note("a fill", stream, [], [(address, num_bytes)])
         super().fill(address, value, num_bytes, stream)
 
+    def allocate_pinned(self, num_bytes: int) -> Memory:
+        return _PinnedMemory(self, super().allocate_pinned(num_bytes))
+
     def upload(self, to: int, data: bytes) -> None:
         self.note("an upload", HOST, [], [(to, len(data))])
         super().upload(to, data)
@@ -250,79 +296,3 @@ class OrderedCard(InterpretedCard):
         super().kernel(spec)  # notes those that were not compiled
         device: Any = self.device
         return OrderedKernel(device, spec)
-
-
-def watch_the_host(patch: pytest.MonkeyPatch) -> None:
-    """Let the host's accesses of pinned memory be noted, where its device is an ordered one."""
-
-    def after(owner: type, name: str, touched: Callable[..., Ranges], *, is_read: bool) -> None:
-        plain = getattr(owner, name)
-
-        def call(self: Any, *given: Any, **named: Any) -> Any:
-            result = plain(self, *given, **named)
-            if isinstance(self._device, OrderedDevice):
-                ranges = list(touched(self, result, *given))
-                parts = (ranges, []) if is_read else ([], ranges)
-                self._device.note(f"{owner.__name__}.{name}", HOST, *parts)
-            return result
-
-        patch.setattr(owner, name, call)
-
-    def put(staging: Any, _: Any, name: str, first: int, end: int) -> Ranges:
-        stride = staging._side.arrays[name].strides[0]
-        start = staging._side.pinned.address + staging._offsets[name]
-        return [(start + stride * first, stride * (end - first))]
-
-    def record(of: Any, _: Any, row: int, num_top: int) -> Ranges:
-        return [(of._pinned.address + of._read.strides[0] * row, of._read.strides[0])]
-
-    def buffer(_: Any, taken: Any, *given: Any) -> Ranges:
-        memory = (taken or given[0]).memory
-        return [(memory.address, memory.num_bytes)]
-
-    after(Staging, "_include", put, is_read=False)
-    after(DecodeSteps, "tokens", lambda own, found: [(own._pinned.address, found.nbytes)],
-          is_read=True)  # fmt: skip
-    after(CardDraw, "_read_tokens", lambda own, found, _: [(own._read.address, found.nbytes)],
-          is_read=True)  # fmt: skip
-    after(LeftRows, "logits", lambda own, found, _: [(own._pinned.address, found.nbytes)],
-          is_read=True)  # fmt: skip
-    after(CardLogprobs, "of_row", record, is_read=True)
-    # Who takes a buffer writes it, and who gives it back has read it.
-    after(PinnedBuffers, "take", buffer, is_read=False)
-    after(PinnedBuffers, "give_back", buffer, is_read=False)
-    _watch_the_ring(patch)
-
-
-def _watch_the_ring(patch: pytest.MonkeyPatch) -> None:
-    """Note that the slots of a ring are the host's before blocks come in, and after any copy."""
-
-    def use(pool: Any, slots: np.ndarray) -> None:
-        ring = pool._ring
-        if isinstance(pool._device, OrderedDevice) and pool._pinned_ring is not None:
-            pieces = [
-                (pool._pinned_ring.address + kind * ring.strides[0] + int(slot) * ring.strides[1],
-                 ring.strides[1])
-                for kind in range(2) for slot in slots
-            ]  # fmt: skip
-            pool._device.note("the ring's reader or writer", HOST, [], pieces)
-
-    class Waited:
-        def __init__(self, moved: Any, pool: Any, slots: np.ndarray) -> None:
-            self._moved, self._pool, self._slots = moved, pool, slots
-
-        def wait(self) -> None:
-            self._moved.wait()
-            use(self._pool, self._slots)
-
-    begin_out, begin_in = GpuCardPool.begin_out, GpuCardPool.begin_in
-
-    def out(self: Any, layer: int, blocks: np.ndarray, slots: np.ndarray) -> Any:
-        return Waited(begin_out(self, layer, blocks, slots), self, slots)
-
-    def into(self: Any, layer: int, slots: np.ndarray, blocks: np.ndarray) -> Any:
-        use(self, slots)
-        return Waited(begin_in(self, layer, slots, blocks), self, slots)
-
-    patch.setattr(GpuCardPool, "begin_out", out)
-    patch.setattr(GpuCardPool, "begin_in", into)

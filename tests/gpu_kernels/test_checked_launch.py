@@ -29,7 +29,7 @@ from tests.gpu.kernels import behind_the_last, store_lanes, store_nothing
 from tests.gpu_kernels.checked_launch import MemoryFault, programs_in
 from tests.gpu_kernels.known_memory import KnownMemory, known
 from tests.gpu_kernels.planted import plant
-from tests.gpu_kernels.tiny_decoder import NUM_BLOCKS, SPEC, TinyDecoder
+from tests.gpu_kernels.tiny_decoder import NUM_BLOCKS, SHAPE, SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
 
 TILE = Tile(16, 32, 64, 4, 3)
@@ -237,15 +237,14 @@ def test_a_lane_that_is_off_has_no_number(tiny: TinyDecoder) -> None:
 def test_what_is_asked_for_ahead_is_of_the_weights(tiny: TinyDecoder, form: str) -> None:
     """Outputs that no tile divides, and a tile that asks for rows behind the last one."""
     device, rows_asked = tiny.device, 3
-    make = tiny.launches(TILE)
-    make._make_kernel = AskingAhead
     count = 2 * 72 if "gate_up" in form else 72
     weights = Matrix(upload(device, np.zeros((count, 128), np.uint16)), count, 128)
     tile = replace(TILE, prefetch=128, is_described="described" in form)
     x, y = (upload(device, np.zeros((rows_asked, size), np.uint16)) for size in (128, 72))
 
     def launch() -> None:
-        make._kernels.clear()
+        pool = tiny.launches(TILE).pool
+        make = Launches(AskingAhead, device.properties, SPEC, tiny.weights, pool, SHAPE)
         if "gate_up" in form:
             make.gate_up(x, weights, y, rows_asked, tile)(0)
         else:

@@ -11,7 +11,7 @@ from typing import Any
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card, put_interpreter_in_place  # isort: skip
 from tests.gpu_kernels.late_device import LateCard, LateDevice  # isort: skip
-from tests.gpu_kernels.ordered_device import OrderedCard, OrderedDevice, watch_the_host  # isort: skip
+from tests.gpu_kernels.ordered_device import OrderedCard, OrderedDevice  # isort: skip
 
 import pytest
 
@@ -99,7 +99,6 @@ def _played(folder: Path, kinds: list[Kind], seed: int, device: Any) -> Counter[
     with pytest.MonkeyPatch.context() as patch:
         is_late = isinstance(device, LateDevice)
         put_interpreter_in_place(patch, lambda: device, LateCard if is_late else OrderedCard)
-        watch_the_host(patch)
         patch.setattr(device_copies, "copying_thread", lambda: thread.submit)
         runner = on_card(folder, num_drafts=3, host_space=1 << 18)
         history = History(runner, kinds, seed, thread)

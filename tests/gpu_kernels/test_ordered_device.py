@@ -14,7 +14,6 @@ from tests.gpu_kernels.ordered_device import (  # isort: skip
     OrderedDevice,
     OrderedEvent,
     OrderedKernel,
-    watch_the_host,
 )
 
 import numpy as np
@@ -98,6 +97,25 @@ def test_reads_need_no_order_and_a_write_behind_them_does(
         device.fill(memory.address, 1, 1, HERE)
 
 
+def test_the_host_uses_pinned_memory_when_the_card_does_not(
+    device: OrderedDevice, memory: Memory
+) -> None:
+    pinned = device.allocate_pinned(64)
+    view = pinned.host_bytes().view(np.int32)
+    view[:4] = 1
+    device.copy(memory.address, pinned.address, 32, HERE)
+    view[8:] = 2
+    with pytest.raises(MemoryFault, match="the host writes bytes of a copy on stream 5"):
+        view[7] = 2
+    device.synchronize(HERE)
+    view[7] = 2
+    device.copy(pinned.address, memory.address, 32, HERE)
+    for look in (lambda: view[:8].copy(), lambda: view[4:].sum(), lambda: view[0]):
+        with pytest.raises(MemoryFault, match="the host reads bytes of a copy on stream 5"):
+            look()
+    assert view[8:].sum() == 16
+
+
 def step(device: OrderedDevice, cache: GpuCache, *, is_told: bool) -> None:
     """Queue a step that writes the blocks in all layers."""
     on_layer: Callable[[int], None] = lambda _: None  # noqa: E731
@@ -166,10 +184,7 @@ def moves(device: OrderedDevice) -> None:
     cache.close()
 
 
-def test_blocks_move_beside_steps_in_an_order(
-    device: OrderedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch_the_host(monkeypatch)
+def test_blocks_move_beside_steps_in_an_order(device: OrderedDevice) -> None:
     moves(device)
     assert device.faults == []
 
@@ -182,7 +197,6 @@ def test_blocks_move_beside_steps_in_an_order(
 def test_an_order_of_moves_that_is_left_out_is_found(
     device: OrderedDevice, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch_the_host(monkeypatch)
     monkeypatch.setattr(owner, name, lambda self, *_: None)
     with pytest.raises(MemoryFault):
         moves(device)
@@ -191,7 +205,6 @@ def test_an_order_of_moves_that_is_left_out_is_found(
 def steps(folder: Path, device: OrderedDevice, patch: pytest.MonkeyPatch) -> None:
     """Let a node go on with rows of many kinds, and bring logits to the host."""
     put_interpreter_in_place(patch, lambda: device, OrderedCard)
-    watch_the_host(patch)
     runner = on_card(folder)
     node = Node(runner, goes_on=True)
     node.add(5, 5, 1, **GREEDY)

@@ -177,9 +177,6 @@ FAULTS = [
     (attention, "is_slot = is_block & (position <= last)", "is_slot = is_block & (position >= 0)"),
     # Entries of a table behind a sequence's last block.
     (attention, "is_block = place * BLOCK <= last_own", "is_block = place >= 0"),
-    # What padding wrote, or left, in the memory of the pieces.
-    (attention, "for piece in range(own // PIECE + 1):\n            item",
-     "for piece in range(own // PIECE + 2):\n            item"),
     # Columns behind a row's last one.
     (rows, "values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)",
      "values = tl.load(hidden + row * N + columns, mask=inside).to(tl.float32)"),
