@@ -87,7 +87,7 @@ TOLD = [
         "        logprobs = drawn.logprobs[-len(kept) :]\n",
     ),
     Bug(
-        "a prompt whose log probabilities are wanted is taken out of the cache",
+        "a prompt whose log probabilities are asked for is taken out of the cache",
         "engine.core.sequences.sequence",
         "        return asked and not self.has_remote_kv and self",
         "        return asked and self.has_remote_kv and self",
