@@ -34,8 +34,11 @@ share clusters of up to five processes. Those of the second need the kernels of 
 each compile it, two minutes of CPU time each. Those of the third share runners of the demo model,
 and those of the last, which look at all sources, what these were parsed to
 (`tests.unit.tree.parsed`)."""
-LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
-"""Folders whose files take longest."""
+LONGEST = (
+    "tests/integration/", "tests/contract/", "tests/simulation/",
+    "tests/unit/tools/test_train_mtp.py",
+)  # fmt: skip
+"""Folders whose files take longest, and a file that takes as long as they and would begin last."""
 _CHOICES = ("keyword", "markexpr", "lf", "failedfirst", "newfirst", "stepwise", "collectonly")
 """Options of pytest that choose among tests, or order them."""
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from common.child_process import end_with_parent
 from kv_transfer.contract import Ticket
-from pdserve.local_cluster.child_process import ending_with_parent
 from tests.support.kv.kv_cluster import Cluster, cluster_of
 
 
@@ -27,7 +27,7 @@ def killed_sender(
 
     `options` are those of `Cluster.node`.
     """
-    command = ending_with_parent([sys.executable, "-m", __name__])
+    command = [sys.executable, "-m", __name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
         try:
             assert sender.stdin is not None
@@ -43,6 +43,7 @@ def killed_sender(
 
 
 def main() -> None:
+    end_with_parent()  # its input ends before it does
     lane, options, ticket, source_blocks, layers = pickle.load(sys.stdin.buffer)
     node = cluster_of(lane).node("p", **options)
     node.connector.open(ticket, deadline_s=60)
