@@ -178,14 +178,15 @@ class TokenLedger:
     def continued(self) -> TokenLedger:
         """Return the ledger of another attempt, which begins after what was emitted here.
 
-        Draft counts go on: those of this attempt were verified, and became output where anything
-        was emitted.
+        Draft counts go on: those of this attempt were verified, and became output where it has
+        emitted anything.
         """
         after = TokenLedger(self._sampling, self._num_prompt_tokens)
         after.emitted = list(self.emitted)
         after.num_emitted = after.num_before = self.num_emitted
         before, counts = self._counts_before, self._counts
-        num_accepted = before.num_accepted + counts.num_accepted if self.num_emitted else 0
+        has_drawn = self.num_emitted > self.num_before
+        num_accepted = before.num_accepted + (counts.num_accepted if has_drawn else 0)
         after._counts_before = RequestCounts(
             0, before.num_drafted + counts.num_drafted, num_accepted
         )

@@ -170,3 +170,13 @@ def test_a_new_attempt_goes_on_behind_what_was_emitted() -> None:
     assert chunk is not None
     assert (chunk.first_index, chunk.token_ids) == (2, (3, 4))
     assert chunk.counts == RequestCounts(0, 5, 1)
+
+
+def test_drafts_are_not_accepted_by_an_attempt_whose_tokens_were_lost() -> None:
+    ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
+    ledger.push(node_output(ID, 0, (1, 2), num_drafted=3, num_accepted=1), 0)
+    ledger = ledger.continued()
+    assert ledger.push(node_output(ID, 3, (4,), num_drafted=2, num_accepted=2), 0) is None
+    chunk = ledger.continued().push(node_output(ID, 2, (3,)), 0)
+    assert chunk is not None
+    assert chunk.counts == RequestCounts(0, 5, 1)
