@@ -2,5 +2,6 @@
 
 simulate_command  from flags to histories, and a wrong one to a file
 on_all_cores      histories in several processes
+history_runner    one of these processes
 replay_command    the decisions of a recording, made again
 """

@@ -1,88 +1,94 @@
-"""Histories in several processes, each of which runs those of the next few seeds."""
+"""Histories in several processes (`history_runner`), each of which runs some and then some more."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
+from itertools import cycle, islice
+from typing import NamedTuple, TextIO
 
-from common.child_process import begin_helper
+from common.child_process import module_command, start_helper
 from common.errors import ConfigError
+from pdserve.simulating.history_runner import wishes_json
 from simulator.faults.drawing import Wishes
-from simulator.faults.history import History
-from simulator.faults.search import WrongHistory, quiet, wrong_histories
+from simulator.faults.search import WrongHistory, history_of
 
-SEEDS_AT_ONCE = 4
-"""Seeds that a process is given at once: half a second of work, which a stop waits for."""
-_Found = list[WrongHistory | None]
-_for_good = ExitStack()
+HISTORIES_AT_ONCE = 4
+"""What a process is asked for at once: half a second of work."""
+_AHEAD = 2
+"""How many times a process is asked before its first answer is awaited, so that it never waits."""
+
+
+class _Runner(NamedTuple):
+    """The lines that a process reads, and those that it writes."""
+
+    asked: TextIO
+    answers: TextIO
 
 
 def wrong_histories_in_processes(
-    seeds: Sequence[int], wishes: Wishes, run: Callable[[History], str], num_processes: int
+    seeds: range, wishes: Wishes, num_processes: int, *, command: Sequence[str] = ()
 ) -> Iterator[WrongHistory | None]:
     """Run the history of each seed in `num_processes` processes, as `wrong_histories` does in one.
 
     Results come in the order of the seeds, so which one is wrong first does not depend on the
-    number of processes. `run` is a function of a module, which the processes import. Raises
-    `ConfigError` where one of them ended.
+    number of processes. `command` is what starts a process, if not `history_runner`. Raises
+    `ConfigError` where one of them cannot be started, or ends.
     """
-    parts = (seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE))
-    executor = ProcessPoolExecutor(
-        num_processes,
-        mp_context=get_context("spawn"),
-        initializer=_begin,
-        initargs=(os.getpid(),),
-    )
-    running: deque[Future[_Found]] = deque()
+    command = command or module_command("pdserve.simulating.history_runner", wishes_json(wishes))
     try:
-        for part in parts:
-            with _held_interrupts():
-                running.append(executor.submit(_run_part, part, wishes, run))
-            if len(running) > num_processes:
-                yield from running.popleft().result()
-        while running:
-            yield from running.popleft().result()
-    except BrokenProcessPool as error:
+        with ExitStack() as started:
+            runners = [started.enter_context(_runner(command)) for _ in range(num_processes)]
+            yield from _found(seeds, wishes, runners)
+    except (OSError, EOFError) as error:
         raise ConfigError(
-            "a process that ran histories ended, perhaps for want of memory: "
-            "wanted fewer --processes"
+            "a process that ran histories has ended, or cannot be started; is there too little "
+            "memory? wanted fewer --processes"
         ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
-def _begin(owner: int) -> None:
-    begin_helper()
-    if os.getppid() != owner:  # it died before its end would have ended this process
-        os._exit(1)
-    _for_good.enter_context(quiet())
+def _found(
+    seeds: range, wishes: Wishes, runners: Sequence[_Runner]
+) -> Iterator[WrongHistory | None]:
+    """Ask the processes by turns, and yield their answers in the same order."""
+    parts, asked = _parts(seeds), cycle(runners)
+    for part in islice(parts, _AHEAD * len(runners)):
+        _ask(next(asked), part)
+    for part, runner in zip(_parts(seeds), cycle(runners), strict=False):
+        texts = _answer(runner)
+        following = next(parts, None)
+        if following is not None:
+            _ask(next(asked), following)
+        for seed, wrong in zip(part, texts, strict=True):
+            yield WrongHistory(history_of(seed, wishes), wrong) if wrong else None
 
 
-def _run_part(seeds: Sequence[int], wishes: Wishes, run: Callable[[History], str]) -> _Found:
-    return list(wrong_histories(seeds, wishes, run))
+def _parts(seeds: range) -> Iterator[range]:
+    for begin in range(0, len(seeds), HISTORIES_AT_ONCE):
+        yield seeds[begin : begin + HISTORIES_AT_ONCE]
+
+
+def _ask(runner: _Runner, seeds: range) -> None:
+    print(json.dumps((seeds.start, len(seeds))), file=runner.asked, flush=True)
+
+
+def _answer(runner: _Runner) -> list[str]:
+    """Return what is wrong in the histories that were asked for. Raises `EOFError`."""
+    line = runner.answers.readline()
+    if not line:
+        raise EOFError
+    texts: list[str] = json.loads(line)
+    return texts
 
 
 @contextmanager
-def _held_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back, which a terminal sends to all processes: no process begins by halves here,
-    and one that begins is interrupted by its owner alone.
-
-    That inherits the mask of this thread. Other threads of this process get the signal all the
-    same, and Python handles it in this one.
-    """
-    held: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _runner(command: Sequence[str]) -> Iterator[_Runner]:
+    """Start a process, which has ended afterwards."""
+    process, ours = start_helper(command)
     try:
-        yield
+        with ours, ours.makefile("w", encoding="utf-8") as asked, ours.makefile("r") as answers:
+            yield _Runner(asked, answers)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-    if held:
-        raise KeyboardInterrupt
+        process.kill()
+        process.wait()

@@ -154,7 +154,7 @@ def _found(wanted: Simulation, run: Callable[[History], str]) -> Iterator[WrongH
     num_processes = min(wanted.num_processes, len(seeds) // HISTORIES_PER_PROCESS)
     if num_processes < 2:
         return wrong_histories(seeds, wanted.wishes, run)
-    return wrong_histories_in_processes(seeds, wanted.wishes, run, num_processes)
+    return wrong_histories_in_processes(seeds, wanted.wishes, num_processes)
 
 
 def _say(

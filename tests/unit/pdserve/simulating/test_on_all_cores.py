@@ -3,55 +3,69 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from common.child_process import module_command, module_environment
 from common.errors import ConfigError
-from pdserve.simulating.on_all_cores import wrong_histories_in_processes
-from pdserve.simulating.simulate_command import (
-    HISTORIES_PER_PROCESS,
-    run_simulation,
-    simulation_of,
-)
+from pdserve.simulating.history_runner import serve, wishes_json, wishes_of
+from pdserve.simulating.on_all_cores import HISTORIES_AT_ONCE, wrong_histories_in_processes
+from simulator.faults.drawing import Wishes
 from simulator.faults.history import History
-from simulator.faults.search import ALL
+from simulator.faults.kinds import FaultKind
+from simulator.faults.search import ALL, wrong_histories
 
-NUM_SEEDS = 2 * HISTORIES_PER_PROCESS
-
-
-def wrong_from_13(history: History) -> str:
-    """Play a cluster in which the seeds from 13 on are wrong."""
-    return f"Violation: seed {history.seed}" if history.seed >= 13 else ""
-
-
-def ending(history: History) -> str:
-    """Play a process that the kernel ends."""
-    if history.seed == 12:
-        os._exit(9)
-    return ""
+SEEDS = range(7, 8 + 9 * HISTORIES_AT_ONCE)
+PLAYED = f"""
+import json, sys
+for line in sys.stdin:
+    first, number = json.loads(line)
+    if "ends" in sys.argv and first > {SEEDS[20]}:
+        sys.exit()
+    seeds = range(first, first + number)
+    print(json.dumps(["late" if seed > 23 else "" for seed in seeds]), flush=True)
+"""
 
 
-def test_the_first_wrong_history_is_the_same_as_in_one_process(tmp_path: Path) -> None:
-    texts = []
-    for processes in ("1", "2"):
-        path, out = tmp_path / processes, io.StringIO()
-        wanted = simulation_of(
-            {"histories": str(NUM_SEEDS), "processes": processes, "output": str(path)}
-        )
-        assert not run_simulation(wanted, out, run=wrong_from_13)
-        assert "seed 13, " in out.getvalue()
-        texts.append(path.read_text())
-    assert texts[0] == texts[1]
+def late(history: History) -> str:
+    return "late" if history.seed > 23 else ""
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 20])
+def test_results_come_in_the_order_of_the_seeds(num_processes: int) -> None:
+    command = [sys.executable, "-c", PLAYED]
+    found = wrong_histories_in_processes(SEEDS, ALL, num_processes, command=command)
+    assert list(found) == list(wrong_histories(SEEDS, ALL, late))
 
 
 def test_a_process_that_ends_is_told_in_one_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"a process that ran histories ended.*--processes"):
-        list(wrong_histories_in_processes(range(NUM_SEEDS), ALL, ending, 1))
+    found = wrong_histories_in_processes(
+        SEEDS, ALL, 2, command=[sys.executable, "-c", PLAYED, "ends"]
+    )
+    with pytest.raises(ConfigError, match=r"a process that ran histories has ended.*--processes"):
+        list(found)
+    with pytest.raises(ConfigError, match="cannot be started"):
+        list(wrong_histories_in_processes(SEEDS, ALL, 2, command=["/no/such/program"]))
+
+
+def test_a_process_runs_what_it_is_asked_for() -> None:
+    replies = io.StringIO()
+    serve(["[22, 4]\n", "[3, 1]\n"], replies, ALL, late)
+    assert [json.loads(line) for line in replies.getvalue().splitlines()] == [
+        ["", "", "late", "late"],
+        [""],
+    ]
+
+
+def test_a_process_has_the_same_wishes() -> None:
+    wishes = Wishes(kinds=(FaultKind.CRASH, FaultKind.STORE), num_requests=3, num_decode=2)
+    assert wishes_of(wishes_json(wishes)) == wishes
 
 
 def _children_of(pid: int) -> set[int]:
@@ -62,23 +76,19 @@ def _children_of(pid: int) -> set[int]:
     ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_nothing_is_left_of_a_run_that_is_ended(sent: signal.Signals, code: int) -> None:
-    """Ctrl-C reaches the whole group, a kill the first process alone."""
     command = module_command("pdserve", "simulate", "--histories", "100000", "--processes", "2")
     with subprocess.Popen(
         command,
         env=module_environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
-        while len(_children_of(process.pid)) < 3:  # one is of multiprocessing
+        while len(_children_of(process.pid)) < 2:
             assert process.poll() is None
-        if sent is signal.SIGINT:
-            os.killpg(process.pid, sent)
-        else:
-            process.send_signal(sent)
+        os.killpg(process.pid, sent)
         # The output ends when the last of them has.
         said, _ = process.communicate()
         assert process.returncode == code
-    if sent is signal.SIGINT:
-        assert b"Traceback" not in said, said.decode()
+    assert b"Traceback" not in said, said.decode()
