@@ -58,7 +58,9 @@ class Candidates:
         self._num_emitted = 0
         self._num_waits = 0
         self._is_too_long = False
-        self._retry_after_s: float | None = None
+        self._retry_after_s: dict[Incarnation, float] = {}
+        """The nodes that had no room and have not said since that they leave, and when to come
+        again."""
         self._is_shed = False
         self._last_refusal = ""
 
@@ -99,8 +101,11 @@ class Candidates:
         else:
             self._refused.add(node)
         self._last_refusal = f"{node} said last: {error}"
-        if isinstance(error, Overloaded):
-            self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
+        if isinstance(error, Draining):
+            self._retry_after_s.pop(node, None)
+        elif isinstance(error, Overloaded):
+            known_s = self._retry_after_s.get(node, math.inf)
+            self._retry_after_s[node] = min(error.retry_after_s, known_s)
             if can_queue and not is_shed:
                 self._full.add(node)
 
@@ -176,13 +181,13 @@ class Candidates:
 
         A continued answer, and a request whose node was lost, do so until their deadline, and for
         `WAITS_FOR_LONGER` waits where all nodes are too short. A new request waits for
-        `WAITS_OF_NEW` waits, and not at all where nodes have refused it for want of room.
+        `WAITS_OF_NEW` waits, and not at all where nodes that stay have no room for it.
         """
         if self.has_lost_too_many:
             return self._num_waits < WAITS_AFTER_DEATHS
         if num_emitted or isinstance(self.failure, NodeLost):
             return not self._is_too_long or self._num_waits < WAITS_FOR_LONGER
-        is_new = self.failure is None and self._retry_after_s is None
+        is_new = self.failure is None and not self._retry_after_s
         return is_new and self._num_waits < WAITS_OF_NEW
 
     def why_none(self, error: PdserveError) -> PdserveError:
@@ -199,8 +204,7 @@ class Candidates:
 
     def overloaded(self, message: str, retry_after_s: float) -> Overloaded:
         """Return the error of a request that no node took, with what the last one said."""
-        if self._retry_after_s is not None:
-            retry_after_s = self._retry_after_s
+        retry_after_s = min(self._retry_after_s.values(), default=retry_after_s)
         if self._last_refusal:
             message = f"{message}; {self._last_refusal}"
         kind = DeadlineUnreachable if self._is_shed else Overloaded

@@ -6,7 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from common.errors import DeadlineUnreachable, InternalError, Overloaded, PdserveError
+from common.errors import (
+    DeadlineUnreachable,
+    Draining,
+    InternalError,
+    Overloaded,
+    PdserveError,
+)
 from common.ids import Incarnation
 
 
@@ -18,7 +24,12 @@ class _Asked:
     """Whether a node was to queue the request when it was asked last."""
     refused: dict[Incarnation, PdserveError] = field(default_factory=dict)
     """The last error of each node that refused to decode it."""
-    retry_after_s: set[float] = field(default_factory=set)
+    retry_after_s: dict[Incarnation, float] = field(default_factory=dict)
+    """The shortest time that each node without room said, until it said that it leaves."""
+
+    def come_again(self, node: Incarnation, after_s: float) -> None:
+        """Record the time after which a node says to come again."""
+        self.retry_after_s[node] = min(after_s, self.retry_after_s.get(node, after_s))
 
 
 class Refusals:
@@ -42,15 +53,17 @@ class Refusals:
         refused to decode it.
         """
         asked = self._asked[choice_id]
-        if isinstance(error, Overloaded):
-            asked.retry_after_s.add(error.retry_after_s)
+        if isinstance(error, Draining):
+            asked.retry_after_s.pop(node, None)
+        elif isinstance(error, Overloaded):
+            asked.come_again(node, error.retry_after_s)
         if not is_prompt:
             asked.refused[node] = error
 
     def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
         """Record that a node which had accepted a request has no room for it."""
         asked = self._asked[choice_id]
-        asked.retry_after_s.add(1.0)
+        asked.come_again(node, 1.0)
         asked.refused[node] = PdserveError("too late to queue it")
 
     def on_end(
@@ -71,7 +84,7 @@ class Refusals:
         refused = set(asked.refused)
         if not isinstance(error, Overloaded):
             return refused
-        soonest_s = min(asked.retry_after_s, default=1.0)
+        soonest_s = min(asked.retry_after_s.values(), default=1.0)
         if error.retry_after_s != soonest_s:
             says = f"to come again in {error.retry_after_s} s, and a node said {soonest_s} s"
             raise InternalError(f"the client of {choice_id} is told {says}")

@@ -129,6 +129,36 @@ def test_a_node_that_is_heard_again_is_a_candidate_while_another_one_runs() -> N
     )
 
 
+def full_node_that_leaves(*others: Incarnation) -> RequestFlow:
+    """A new request that waits in the queue of a full node, as all are full, until that drains."""
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, FULL, 0.0)
+    for other in others:
+        flow.on_choice(other, None, "why", 0.0)
+        flow.on_reserve_reply(other, FIRST, Overloaded("no room", retry_after_s=1.0), 0.0)
+    assert flow.on_no_choice(NONE_LEFT) == ANYBODY
+    for other in others:
+        flow.on_choice(other, None, "to wait", 0.0)
+        flow.on_reserve_reply(other, FIRST, Overloaded("too many wait", retry_after_s=5.0), 0.0)
+    flow.on_choice(D0, None, "to wait", 0.0)
+    assert isinstance(flow.on_reserve_reply(D0, FIRST, Draining("it leaves"), 0.0)[-1], Choose)
+    return flow
+
+
+def test_a_new_request_waits_where_the_only_full_node_leaves() -> None:
+    flow = full_node_that_leaves()
+    for _ in range(WAITS_OF_NEW):
+        assert flow.on_no_choice(NOBODY) == WAITING
+        assert flow.on_waited() == ANYBODY
+    assert isinstance(failure(flow.on_no_choice(NOBODY)), Overloaded)
+
+
+def test_a_new_request_does_not_wait_where_a_full_node_stays() -> None:
+    error = failure(full_node_that_leaves(D1).on_no_choice(NONE_LEFT))
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == 1.0, "the shortest time of a node that stays"
+
+
 def test_a_request_without_tokens_whose_node_was_lost_waits_too() -> None:
     flow = reserving()
     flow.on_call_failed(D0, FIRST, NodeLost("d0 is gone"))
