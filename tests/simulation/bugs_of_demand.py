@@ -14,8 +14,8 @@ LOAD = [
     Bug(
         "the client is told the longest of the times after which to come again",
         "router.core.candidates",
-        "min(self._retry_after_s.values(), default=retry_after_s)",
-        "max(self._retry_after_s.values(), default=retry_after_s)",
+        "min(error.retry_after_s, known_s)",
+        "max(error.retry_after_s, self._retry_after_s.get(node, 0.0))",
     ),
     Bug(
         "requests that wait for a pull do not count as waiting",
