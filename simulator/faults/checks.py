@@ -19,7 +19,7 @@ from simulator.faults.contents import (
     states_of,
     values_of,
 )
-from simulator.faults.demand.grammars import is_refused
+from simulator.faults.demand.grammars import is_refused, may_lack_room
 from simulator.faults.history import AskedRequest
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.router import Answered, FaultyRouter
@@ -114,7 +114,9 @@ def check_end(
     Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome
-    if answered.failure and not (has_faults or has_drains):
+    # Of a prefill node without room for the grammar, the decode node may tell first, as a failure.
+    may_fail = has_faults or has_drains or may_lack_room(asked.grammar)
+    if answered.failure and not may_fail:
         raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
     if tokens and is_refused(asked.grammar):
         raise Violation(f"{asked.name} was answered {tokens} under a grammar that is refused")
