@@ -114,8 +114,10 @@ def check_end(
     Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome
-    # Of a prefill node without room for the grammar, the decode node may tell first, as a failure.
-    may_fail = has_faults or has_drains or may_lack_room(asked.grammar)
+    # A prefill node gives up a transfer where it has no room for the grammar, or the answer ends
+    # with its first token. The decode node may tell that first, as a failure.
+    is_given_up = may_lack_room(asked.grammar) or len(right) == 1
+    may_fail = has_faults or has_drains or is_given_up
     if answered.failure and not may_fail:
         raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
     if tokens and is_refused(asked.grammar):
