@@ -178,10 +178,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
-        self.waiting.join(sequence, self.num_cached_tokens(sequence))
+        position = self.waiting.join(sequence, self.num_cached_tokens(sequence))
         self._tried.on_queued(sequence)
         if self._ahead is not None:
-            self._ahead.on_arrival(len(self.waiting) - 1)
+            self._ahead.on_arrival(position, is_last=position == len(self.waiting) - 1)
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""

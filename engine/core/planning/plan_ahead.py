@@ -50,9 +50,12 @@ class PlanAhead:
         """Note that the results of `step` are recorded, which may be a part of the step."""
         self._has_results = step is self._step
 
-    def on_arrival(self, position: int) -> None:
-        """Note that a sequence waits, the last of the queue, behind `position` others."""
-        self._has_new_work |= position < self._reach
+    def on_arrival(self, position: int, *, is_last: bool) -> None:
+        """Note that a sequence waits behind `position` others, and that it is the last or not.
+
+        One that waits before others may have to be admitted before them.
+        """
+        self._has_new_work |= position < self._reach or not is_last
 
     def on_landing(self) -> None:
         """Note that a sequence runs which did not when the plan was made."""

@@ -65,11 +65,15 @@ class WaitingQueue(Collection[Sequence]):
             return self.num_tokens
         return sum(s.num_known for s in self._sequences if s.queue_key[0] <= -priority)
 
-    def join(self, sequence: Sequence, num_found_tokens: int = 0) -> None:
-        """Insert a new sequence by its arrival; so many of its tokens are cached now."""
+    def join(self, sequence: Sequence, num_found_tokens: int = 0) -> int:
+        """Insert a new sequence by its arrival, and return how many it waits behind.
+
+        So many of its tokens are cached now. One that was held for its grammar or for a prefix has
+        arrived before some that wait already.
+        """
         self._latest_arrival = max(self._latest_arrival, sequence.arrival)
         sequence.num_found_tokens = num_found_tokens
-        self._insert(sequence, sequence.arrival, 0)
+        return self._insert(sequence, sequence.arrival, 0)
 
     def rejoin(self, sequence: Sequence) -> None:
         """Insert a preempted sequence, for which room is made: what it had is not counted on."""
@@ -123,14 +127,16 @@ class WaitingQueue(Collection[Sequence]):
             highest = max(highest, sequence.num_bypassed)
         return highest
 
-    def _insert(self, sequence: Sequence, arrival: int, num_requeued: int) -> None:
+    def _insert(self, sequence: Sequence, arrival: int, num_requeued: int) -> int:
         priority = sequence.priority if self._has_priorities else 0
         sequence.queue_key = (-priority, arrival, num_requeued)
-        insort(self._sequences, sequence, key=_queue_key)
+        position = bisect_left(self._sequences, sequence.queue_key, key=_queue_key)
+        self._sequences.insert(position, sequence)
         self.num_tokens += sequence.num_known
         self.num_found_tokens += sequence.num_found_tokens
         if self._has_priorities:
             insort(self._by_arrival, sequence, key=_arrival_key)
+        return position
 
     def _discount(self, sequence: Sequence) -> None:
         self.num_tokens -= sequence.num_known

@@ -291,9 +291,13 @@ class Engine:
 
     def add(self, request: GenerationRequest, **kind: bool) -> Sequence:
         """Queue a new sequence for `request`."""
-        sequence = Sequence(next(self._ids), request, **kind)
+        sequence = self.make(request, **kind)
         self.scheduler.add(sequence)
         return sequence
+
+    def make(self, request: GenerationRequest, **kind: bool) -> Sequence:
+        """Return a new sequence for `request`, which arrives now and is queued later."""
+        return Sequence(next(self._ids), request, **kind)
 
     def draft_with(self, speculation: Any) -> None:
         """Let a fake of `Speculation` draft from now on."""

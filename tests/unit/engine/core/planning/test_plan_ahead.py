@@ -386,6 +386,29 @@ def test_a_request_behind_a_head_that_nobody_may_pass_prevents_nothing() -> None
     check_answers(engine, *load)
 
 
+@pytest.mark.parametrize("num_held_back", [0, 1])
+def test_one_that_comes_to_the_front_of_the_queue_is_not_passed_by_a_plan_without_it(
+    num_held_back: int,
+) -> None:
+    """It arrived before those that wait, and was held for its grammar or a prefix until now.
+
+    The plan ends for want of a seat, at the last of the queue or before it.
+    """
+    engine = Engine(num_blocks=40, seats=2, is_ahead=True)
+    first, other = add(engine, 5, 4, 1), add(engine, 6, 12, 2)
+    held = engine.make(make_request(6, seed=3, max_tokens=3, ignore_eos=True))
+    behind = [add(engine, 7, 3, 4 + number) for number in range(1 + num_held_back)]
+    engine.run_until(lambda: status_of(first) is SequenceStatus.FINISHED)
+    engine.scheduler.add(held)
+    step = engine.plan()
+    assert step.sequences == [other, held]
+    assert engine.plans_ahead["new_work"] == 1
+    assert [one.num_bypassed for one in behind] == [0] * len(behind)
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, first, other, held, *behind)
+
+
 @pytest.mark.covers("S60")
 def test_a_landed_sequence_decodes_at_once() -> None:
     engine = Engine(num_blocks=40, is_ahead=True)

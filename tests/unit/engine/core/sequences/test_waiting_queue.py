@@ -51,6 +51,11 @@ def test_those_of_the_same_priority_wait_before_a_new_one() -> None:
     assert queue_of(*waiting).tokens_ahead(8) == 17
 
 
+def test_a_new_one_is_told_how_many_wait_before_it() -> None:
+    queue = queue_of(new(2), new(4, priority=1), priorities=True)
+    assert [queue.join(new(5)), queue.join(new(3)), queue.join(new(6, priority=1))] == [2, 2, 1]
+
+
 @pytest.mark.covers("S41")
 def test_a_victim_keeps_its_place_by_arrival() -> None:
     queue = queue_of(new(2), new(4))
