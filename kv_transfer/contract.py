@@ -83,7 +83,14 @@ class Commit:
 
 
 class GivenUp(HandoffFailed):
-    """The sender aborted the transfer: it can be reached, and does not send this."""
+    """The sender aborted the transfer: it can be reached, and does not send this.
+
+    For the sender the transfer has ended too, by its own node or with `TransferEnded`.
+    """
+
+
+class Revoked(HandoffFailed):
+    """The receiving node ended the landing by itself: it can be reached, and wants no more KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,8 @@ class Released:
 class TransferEnded:
     """The sender's side of a transfer is over and its source blocks may be reused.
 
-    `error` is None when the receiver acknowledged the commit; `timing` is then set if the connector
+    `error` is None when the receiver acknowledged the commit, and `Revoked` when its node ended the
+    landing; `timing` is then set if the connector
     measures times, on its own clock.
     """
 

@@ -25,6 +25,7 @@ from kv_transfer.contract import (
     LandingFailed,
     OnEvent,
     Released,
+    Revoked,
     Ticket,
     TransferEnded,
 )
@@ -95,7 +96,7 @@ class ModelledNetwork:
         if self._ports[node].landings.pop(token, None) is None:
             return
         self._ports[node].on_event(Released(token))
-        self._end(token, HandoffFailed(f"{node} revoked the lease"))
+        self._end(token, Revoked(f"{node} revoked the lease"))
 
     # Called for a sending node.
 

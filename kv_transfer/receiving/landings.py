@@ -12,7 +12,7 @@ from collections.abc import Iterable, Set
 from common.errors import HandoffFailed
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from kv_transfer.contract import Landed, LandingFailed, Released, Ticket
+from kv_transfer.contract import Landed, LandingFailed, Released, Revoked, Ticket
 from kv_transfer.receiving.effects import ReceiverEffect, SendBack, Write
 from kv_transfer.receiving.landing import Landing
 from kv_transfer.receiving.quarantine import Quarantine
@@ -254,7 +254,8 @@ class Landings:
 
 def failed_frame(landing: Landing, error: HandoffFailed) -> frames.Failed:
     """Return the frame for the sender of a landing that ended with `error`."""
-    return frames.Failed(landing.token, landing.ticket.generation, error.code, str(error))
+    code = frames.LEASE_REVOKED if isinstance(error, Revoked) else error.code
+    return frames.Failed(landing.token, landing.ticket.generation, code, str(error))
 
 
 def _lease(landing: Landing) -> Lease:

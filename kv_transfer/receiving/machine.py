@@ -18,7 +18,7 @@ from dataclasses import replace
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from kv_transfer.contract import GivenUp, Released, Ticket
+from kv_transfer.contract import GivenUp, Released, Revoked, Ticket
 from kv_transfer.receiving.connections import Connections
 from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
 from kv_transfer.receiving.landing import Landing
@@ -106,7 +106,7 @@ class Receiver:
         landing = self.landings.get(token)
         if landing is None:
             return []
-        error = HandoffFailed(f"{self._me} revoked the lease")
+        error = Revoked(f"{self._me} revoked the lease")
         return self.landings.close(landing, HandoffStep.REVOKE, error)
 
     def on_close(self) -> Effects:

@@ -6,6 +6,8 @@ To other nodes all of them are `HandoffFailed`, with its code: earlier releases 
 from __future__ import annotations
 
 from common.errors import HandoffFailed, PdserveError, error_from_code
+from kv_transfer.contract import Revoked
+from kv_transfer.wire.frames import LEASE_REVOKED
 
 
 class PeerUnreachable(HandoffFailed):
@@ -22,5 +24,7 @@ class TransferAborted(HandoffFailed):
 
 def error_of_peer(code: str, message: str) -> HandoffFailed:
     """Return the error that a decode node reported."""
+    if code == LEASE_REVOKED:
+        return Revoked(message)
     error: PdserveError = error_from_code(code, message)
     return error if isinstance(error, HandoffFailed) else HandoffFailed(f"{code}: {message}")

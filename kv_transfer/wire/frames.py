@@ -71,6 +71,9 @@ from kv_transfer.wire.layout_field import layout, layout_to_wire
 SUM_BYTES = 8
 NO_SESSION = "no_session"
 """The code of a REFUSED that asks for a new HELLO."""
+LEASE_REVOKED = "lease_revoked"
+"""The code of a FAILED whose landing was ended by its own node. Earlier releases know it not, and
+read it as any other failure."""
 
 
 class UnknownVersion(PeerProtocolError):

@@ -6,6 +6,9 @@ Reserve ──► refused
                             └──────────┴──► failed, expired, aborted: the seat is free at once; the
                                             blocks are quarantined until nobody can write them
 
+A failure is reported to the router, unless the prefill node has given the transfer up: that node
+reports why.
+
 What another node has cached of a prompt that is computed here can be pulled from there while the
 prompt waits; see `prefix_pulls`.
 
@@ -19,13 +22,14 @@ from functools import partial
 
 from common.errors import HandoffFailed, InternalError, Overloaded
 from common.kv.blocks import blocks_for
-from common.request import OutputDetails, RequestOutput
+from common.request import FinishReason, OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import PlannedStep
 from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import (
     Commit,
+    GivenUp,
     KVEvent,
     Landed,
     LandingFailed,
@@ -153,6 +157,11 @@ class Reservations:
             case Landed() if attempt is not None:
                 attempt.landed_at_s = now_s
                 return self._on_landed(attempt, event)
+            case LandingFailed(_, GivenUp()) if attempt is not None:
+                # The prefill node ended the attempt, and tells its router why: by the first token,
+                # by an error, or it was asked to. A second word here could be heard before that.
+                attempt.outcome = FinishReason.ABORT.value
+                return self.release(attempt)
             case LandingFailed(_, error) if attempt is not None:
                 return self._fail(attempt, error)
             case Landed(lease_token) | Released(lease_token):

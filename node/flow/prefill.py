@@ -16,6 +16,9 @@ The blocks that a step completes are known before it runs, so they are sent laye
 runs. Blocks that were pushed are not changed or freed until the connector reports the end of the
 transfer: a prompt is never preempted, and a step that fails ends its transfers.
 
+A failure is reported to the router, unless the decode node has revoked the lease: that node reports
+why.
+
 Where transfers read other memory than steps compute in (Paddle on a GPU), cached blocks go there
 beside the steps. They are pushed when their copy has ended, and the commit follows the last push. A
 transfer that ends earlier keeps its blocks until its copies have ended.
@@ -28,12 +31,13 @@ from functools import partial
 
 from common.errors import InternalError, InvalidRequest, LayoutMismatch, PeerProtocolError
 from common.kv.blocks import blocks_for
+from common.request import FinishReason
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.core.step.step_results import StepOutput
-from kv_transfer.contract import Commit, Ticket, TransferEnded
+from kv_transfer.contract import Commit, Revoked, Ticket, TransferEnded
 from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt, emit_tokens, refused
 from node.flow.landing_place import LandingPlace
 from node.flow.layers_to_push import LayersToPush
@@ -247,6 +251,11 @@ class SentPrompts:
         error = event.error
         if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
             error = PeerProtocolError("the transfer was acknowledged before it was committed")
+        if isinstance(error, Revoked) and not attempt.is_over:
+            # The decode node ended the attempt, and tells its router why, or was asked to. A second
+            # word here could be heard before that.
+            attempt.outcome = FinishReason.ABORT.value
+            return self.release(attempt)
         if error is not None and not attempt.is_over:
             return self._fail(attempt, error)
         if attempt.sequence.status is SequenceStatus.EXPORTING:

@@ -19,7 +19,7 @@ from simulator.faults.contents import (
     states_of,
     values_of,
 )
-from simulator.faults.demand.grammars import is_refused, may_lack_room
+from simulator.faults.demand.grammars import is_refused
 from simulator.faults.history import AskedRequest
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.router import Answered, FaultyRouter
@@ -114,11 +114,7 @@ def check_end(
     Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome
-    # A prefill node gives up a transfer where it has no room for the grammar, or the answer ends
-    # with its first token. The decode node may tell that first, as a failure.
-    is_given_up = may_lack_room(asked.grammar) or len(right) == 1
-    may_fail = has_faults or has_drains or is_given_up
-    if answered.failure and not may_fail:
+    if answered.failure and not (has_faults or has_drains):
         raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
     if tokens and is_refused(asked.grammar):
         raise Violation(f"{asked.name} was answered {tokens} under a grammar that is refused")
@@ -163,12 +159,6 @@ def check_time(asked: AskedRequest, answered: Answered, slack_s: float) -> None:
     late_s = answered.ended_at_s - asked.at_s - asked.deadline_s
     if late_s > LATE_S + slack_s:
         raise Violation(f"{asked.name} ended {late_s:.3f} s after its deadline")
-
-
-def check_left(node: FaultyNode) -> None:
-    """Check that a node which says that it has drained holds nothing. Raises `Violation`."""
-    if not node.is_empty() or not node.kv.is_idle:
-        raise Violation(f"{node.me} has drained, and holds something")
 
 
 def why_busy(nodes: Iterable[FaultyNode], routers: Iterable[FaultyRouter]) -> str:

@@ -241,8 +241,6 @@ class FaultyCluster:
         node = self.lives[me]
         if not is_empty and self.timeline.now_s() < self._first_broken_s:
             raise Violation(f"{me} drains, is not empty in time, and nothing is in its way")
-        if is_empty:
-            checks.check_left(node)
         name = self._name_of(node)
         self.stop_node(name, is_known=True, reason=ENDED_BY_NODE)
         if node.restarts_in_s:

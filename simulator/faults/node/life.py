@@ -54,6 +54,9 @@ class LivingNode(Protocol):
     def put(self, message: Message) -> None:
         """Take a message."""
 
+    def is_empty(self) -> bool:
+        """Return whether the node holds no attempt, no block, no seat and no message."""
+
 
 class NodeLife:
     """The event loop of a node; the real `NodeRole` decides about roles."""
@@ -107,7 +110,13 @@ class NodeLife:
         clock.after(drain_s + LAST_GRACE_S, lambda: self._leave(is_empty=False))
 
     def on_drained(self) -> None:
-        """Leave the cluster after the turn in which the last resource was released."""
+        """Leave the cluster after the turn in which the last resource was released.
+
+        The rest of that turn may begin to copy a prefix to host memory. Raises `InternalError` if
+        the node holds something now.
+        """
+        if not (self._node.is_empty() and self._node.kv.is_idle):
+            raise InternalError(f"{self._node.me} has drained, and holds something")
         self._node.clock.after(0.0, lambda: self._leave(is_empty=True))
 
     def check_output(self, output: RequestOutput) -> None:
