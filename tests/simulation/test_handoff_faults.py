@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from common.ids import Incarnation
 from engine.core.sequences.status import SequenceStatus
-from node.flow.messages import AbortAttempt
+from node.flow.messages import AbortAttempt, Drain
 from tests.simulation.scripted_node import NodeSize
 from tests.simulation.world import (
     DECODE,
@@ -90,13 +91,34 @@ def test_prefill_that_hears_of_a_failure_after_decode_has_started_is_not_asked()
 def test_a_transfer_that_fails_after_token_0_is_a_typed_end() -> None:
     world = World()
     asked = ask_until_committed(world)
-    world.d.connector.revoke(101)
+    world.p.connector.on_peer_lost(DECODE)
     world.network.deliver_all()
     world.p.turn()
     world.messages_arrive()
     assert asked.outcomes == ["failed: handoff_failed"]
     assert asked.answer() == right_answer(asked.request)[:1]
     world.settle()
+    world.check_closed()
+
+
+@pytest.mark.parametrize("leaving", [PREFILL, DECODE], ids=str)
+def test_who_ends_a_handoff_tells_the_router_and_the_other_end_does_not(
+    leaving: Incarnation,
+) -> None:
+    world = World(prefill=NodeSize(budget=4))
+    asked = world.ask(12)
+    world.step_until(lambda: world.p.num_steps == 1)
+    world.to_the_node(leaving, Drain(0.0))
+    held = []
+    for _ in range(20):
+        held += [said for said in world.to_router if said.node == leaving]
+        world.to_router = [said for said in world.to_router if said.node != leaving]
+        world.step()
+    assert [len(node.flow.attempts) for node in world.nodes.values()] == [0, 0]
+    assert asked.outcomes == [], "the other end was heard first"
+    world.to_router += held
+    world.settle()
+    assert asked.outcomes == ["failed: draining"]
     world.check_closed()
 
 
