@@ -185,15 +185,15 @@ class StepPlan:
     """The decision of one step. Preemptions are applied first, then chunks, then admissions.
 
     `chunks` are by sequence id: decodes first, then prefill chunks. `starved` sequences can never
-    get the block they need and must be finished. `bypassed` are blocked sequences and how many were
-    admitted before them. `stopped_by` is the rule that ended the admissions.
+    get the block they need and must be finished. `bypassed` are blocked sequences, each with those
+    that are admitted before it. `stopped_by` is the rule that ended the admissions.
     """
 
     preempted: list[Preemption] = field(default_factory=list)
     chunks: dict[int, Chunk] = field(default_factory=dict)
     admissions: list[Admission] = field(default_factory=list)
     starved: list[int] = field(default_factory=list)
-    bypassed: dict[int, int] = field(default_factory=dict)
+    bypassed: dict[int, list[int]] = field(default_factory=dict)
     stopped_by: StopRule = StopRule.NOTHING_WAITS
     num_decode_tokens: int = 0
     num_draft_tokens: int = 0
@@ -209,7 +209,7 @@ class StepPlan:
     def without(self, sequence_ids: Set[int]) -> StepPlan:
         """Return the plan without the chunks and admissions of these sequences.
 
-        What they would have taken is not given to others.
+        What they would have taken is not given to others, and nobody counts as passed by them.
         """
         num_decodes = self.num_decode_tokens
         kept = {i: chunk for i, chunk in self.chunks.items() if i not in sequence_ids}
@@ -220,6 +220,10 @@ class StepPlan:
             self,
             chunks=kept,
             admissions=admissions,
+            bypassed={
+                blocked: [one for one in admitted if one not in sequence_ids]
+                for blocked, admitted in self.bypassed.items()
+            },
             num_decode_tokens=num_decodes - sum(n < num_decodes for n in lost),
             num_draft_tokens=sum(chunk.num_drafts for chunk in kept.values()),
             num_chunk_tokens=self.num_chunk_tokens

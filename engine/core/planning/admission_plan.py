@@ -152,7 +152,7 @@ class _Admissions:
             stop = self._try_to_seat(sequence, is_head=not blocked)
             if stop is None:
                 for one in blocked:
-                    plan.bypassed[one.sequence_id] = plan.bypassed.get(one.sequence_id, 0) + 1
+                    plan.bypassed.setdefault(one.sequence_id, []).append(sequence.sequence_id)
             elif stop in (StopRule.NO_SEAT, StopRule.NO_BUDGET, StopRule.COPYING):
                 rule = rule if blocked else stop
                 break
@@ -186,8 +186,9 @@ class _Admissions:
         """
         if sequence.status is SequenceStatus.PREEMPTED:
             return True
-        bypassed = sequence.num_bypassed + self.budget.plan.bypassed.get(sequence.sequence_id, 0)
-        return bypassed >= self.budget.policy.config.skip_ahead_limit
+        passing = self.budget.plan.bypassed.get(sequence.sequence_id, ())
+        limit = self.budget.policy.config.skip_ahead_limit
+        return sequence.num_bypassed + len(passing) >= limit
 
     def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
         """Plan an admission; return the rule that prevents it, or None."""

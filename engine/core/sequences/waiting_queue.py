@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set, Sized
 from itertools import islice
 
 from engine.core.sequences.sequence import Sequence
@@ -116,14 +116,14 @@ class WaitingQueue(Collection[Sequence]):
             self._count_passes(taken.values())
         return taken
 
-    def count_bypasses(self, bypassed: Mapping[int, int], num_looked_at: int) -> int:
+    def count_bypasses(self, bypassed: Mapping[int, Sized], num_looked_at: int) -> int:
         """Count admissions that passed one of the first sequences, by id; return the most of one.
 
         A plan looks at `num_looked_at` sequences that it does not admit.
         """
         highest = 0
         for sequence in islice(self._sequences, num_looked_at):
-            sequence.num_bypassed += bypassed.get(sequence.sequence_id, 0)
+            sequence.num_bypassed += len(bypassed.get(sequence.sequence_id, ()))
             highest = max(highest, sequence.num_bypassed)
         return highest
 

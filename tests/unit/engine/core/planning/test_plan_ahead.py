@@ -502,6 +502,7 @@ def test_a_plan_without_some_sequences_counts_what_is_left() -> None:
     plan = StepPlan(
         chunks={1: Chunk(1), 2: Chunk(1, 1, num_drafts=3), 3: Chunk(7), 4: Chunk(5)},
         admissions=[Admission(5, (), 2, 6), Admission(6, (), 2, 4)],
+        bypassed={7: [5, 6], 8: [6]},
         stopped_by=StopRule.NO_SEAT,
         num_decode_tokens=2,
         num_draft_tokens=3,
@@ -514,6 +515,7 @@ def test_a_plan_without_some_sequences_counts_what_is_left() -> None:
     counts = (left.num_decode_tokens, left.num_draft_tokens, left.num_chunk_tokens)
     assert counts == (1, 0, 11)
     assert left.num_tokens == 12
+    assert left.bypassed == {7: [5], 8: []}
     assert left.stopped_by is StopRule.NO_SEAT
     assert plan.num_tokens == 27
 
