@@ -26,6 +26,7 @@ from common.errors import (
     PoolExhausted,
 )
 from common.ids import Incarnation
+from router.core.policies.query import NoneStays
 
 MAX_DEATHS = 3
 MAX_FAILURES = 6
@@ -59,8 +60,7 @@ class Candidates:
         self._num_waits = 0
         self._is_too_long = False
         self._retry_after_s: dict[Incarnation, float] = {}
-        """The nodes that had no room and have not said since that they leave, and when to come
-        again."""
+        """The nodes that had no room and are not known to leave, and when to come again."""
         self._is_shed = False
         self._last_refusal = ""
 
@@ -163,6 +163,8 @@ class Candidates:
         was_too_long, self._is_too_long = self._is_too_long, isinstance(error, InvalidRequest)
         if self._is_too_long and not was_too_long:
             self._num_waits = 0
+        if isinstance(error, NoneStays):
+            self._retry_after_s.clear()  # those that had no room leave too, or are gone
 
     # Questions, when no node is left.
 

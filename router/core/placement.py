@@ -38,7 +38,7 @@ from router.core.known.roster import Roster
 from router.core.known.sessions import KnownSessions, Placed, SessionNodes
 from router.core.membership import Membership
 from router.core.policies import NARROWINGS, POLICIES
-from router.core.policies.query import PolicyState, Query, TooLong
+from router.core.policies.query import NoneStays, PolicyState, Query, TooLong
 from router.core.policies.session_nodes import session_node
 from router.core.prefix_sources import prefix_source
 from router.core.shortlist import AbleNodes, Shortlist
@@ -405,7 +405,7 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     staying = [node for node in heard if not node.load.is_draining]
     if not staying:
         state = "is draining" if heard else "is heard"
-        raise Overloaded(f"{'every' if heard else 'no'} decode or mixed node {state}")
+        raise NoneStays(f"{'every' if heard else 'no'} decode or mixed node {state}")
     staying = [node for node in staying if query.is_followed_by(node.record)]
     if not staying:
         raise Overloaded(f"no decode or mixed node {_wanted(query)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, Overloaded
 from common.kv.blocks import BlockKey, block_keys, root_hash
 from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeRecord
@@ -25,6 +25,10 @@ class TooLong(InvalidRequest):
     def __init__(self, message: str, *, longest: int) -> None:
         super().__init__(message, param="max_tokens")
         self.longest = longest
+
+
+class NoneStays(Overloaded):
+    """No node that stays can decode: each of them drains, or none is heard."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,14 @@ from router.core.known.roster import Roster
 from router.core.membership import Membership
 from router.core.placement import Chooser, ChosenNodes, Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import MAX_HASHED_BLOCKS, PolicyState, Query, TooLong, query_of
+from router.core.policies.query import (
+    MAX_HASHED_BLOCKS,
+    NoneStays,
+    PolicyState,
+    Query,
+    TooLong,
+    query_of,
+)
 from tests.support.nodes.node_views import names, node, prefill, query, record
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -221,7 +228,7 @@ def test_nodes_that_were_tried_are_not_chosen() -> None:
     ],
 )
 def test_a_missing_role_is_named(nodes: list[NodeView], text: str) -> None:
-    with pytest.raises(Overloaded, match=text):
+    with pytest.raises(NoneStays, match=text):
         choose(nodes)
 
 

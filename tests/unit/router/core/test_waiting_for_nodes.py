@@ -40,7 +40,7 @@ from router.core.effects import (
     SendReserve,
     Wait,
 )
-from router.core.policies.query import TooLong
+from router.core.policies.query import NoneStays, TooLong
 from router.core.request_flow import RequestFlow
 from tests.unit.router.core.flow_events import (
     D0,
@@ -64,6 +64,7 @@ NOBODY = Overloaded("no decode or mixed node is there", retry_after_s=3.0)
 WAITING = [Wait(WAIT_S)]
 FULL = Overloaded("no room", retry_after_s=2.0)
 NONE_LEFT = Overloaded("every decode node was tried", retry_after_s=1.0)
+NONE_STAYS = NoneStays("every decode or mixed node is draining", retry_after_s=3.0)
 ANYBODY = [Choose(None, frozenset())]
 
 
@@ -151,6 +152,24 @@ def test_a_new_request_waits_where_the_only_full_node_leaves() -> None:
         assert flow.on_no_choice(NOBODY) == WAITING
         assert flow.on_waited() == ANYBODY
     assert isinstance(failure(flow.on_no_choice(NOBODY)), Overloaded)
+
+
+@pytest.mark.parametrize("num_asked", [1, 2], ids=["full", "with a full queue"])
+def test_a_new_request_waits_where_all_full_nodes_leave_without_a_word_to_it(
+    num_asked: int,
+) -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, FULL, 0.0)
+    assert flow.on_no_choice(NONE_STAYS if num_asked == 1 else NONE_LEFT) == ANYBODY
+    if num_asked == 2:
+        flow.on_choice(D0, None, "to wait", 0.0)
+        flow.on_reserve_reply(D0, FIRST, Overloaded("too many wait", retry_after_s=5.0), 0.0)
+    for _ in range(WAITS_OF_NEW):
+        assert flow.on_no_choice(NONE_STAYS) == WAITING
+        assert flow.on_waited() == ANYBODY
+    error = failure(flow.on_no_choice(NONE_STAYS))
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == NONE_STAYS.retry_after_s
 
 
 def test_a_new_request_does_not_wait_where_a_full_node_stays() -> None:
