@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from common.errors import HandoffFailed
 from common.observing.histogram import Histogram, HistogramView
+from kv_transfer.contract import Revoked
 from kv_transfer.sending.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import RDMA_LANES
@@ -305,7 +306,7 @@ def _outcome_of(error: HandoffFailed | None) -> str:
     match error:
         case None:
             return "committed"
-        case TransferAborted():
+        case TransferAborted() | Revoked():
             return "aborted"
         case PeerUnreachable():
             return "unreachable"

@@ -58,9 +58,9 @@ class KvCollector(Collector):
             yield histograms(name, text, "transport", views)
         yield counters_by(
             "kv_transfers",
-            "Transfers that ended on their sender: committed, aborted (by this node, as when token "
-            "0 ends the answer), unreachable, slow or failed; transport none: before anything was "
-            "sent",
+            "Transfers that ended on their sender: committed, aborted (by one of its two nodes, as "
+            "when token 0 ends the answer), unreachable, slow or failed; transport none: before "
+            "anything was sent",
             ("transport", "outcome"),
             measured.ended.items(),
         )

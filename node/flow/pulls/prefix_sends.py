@@ -19,7 +19,7 @@ from common.ids import Incarnation
 from common.kv.blocks import BlockHash
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
-from kv_transfer.contract import Commit, Ticket, TransferEnded
+from kv_transfer.contract import Commit, Revoked, Ticket, TransferEnded
 from kv_transfer.sending.transfer_errors import TransferAborted
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.disk.prefix_disk import PrefixDisk
@@ -123,8 +123,8 @@ class PrefixSends:
             # Not by this flow, which has pushed all: it was read in vain.
             self._pauses.on_failed(send.ticket.decode_node, now_s)
         self._release(token, send)
-        # An abort is told by the transfer itself: the other node knows why nothing comes.
-        if event.error is None or isinstance(event.error, TransferAborted):
+        # An abort is told by the transfer itself, and what the other node has ended it knows.
+        if event.error is None or isinstance(event.error, (TransferAborted, Revoked)):
             return []
         return [RefusePull(send.router, send.ticket.decode_node, token)]
 

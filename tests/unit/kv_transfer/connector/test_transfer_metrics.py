@@ -8,6 +8,7 @@ from common.errors import HandoffFailed
 from common.ids import Incarnation
 from common.observing.histogram import Histogram, HistogramView
 from kv_transfer.connector.transfer_metrics import MAX_REMEMBERED_PEERS, TransferMetrics
+from kv_transfer.contract import Revoked
 from kv_transfer.sending.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.shared.effects import Peer
 
@@ -55,6 +56,7 @@ def test_a_transfer_with_most_of_it_hidden() -> None:
         (None, "committed"),
         # Also where token 0 ended the answer, so that nothing is to be decoded.
         (TransferAborted("given up"), "aborted"),
+        (Revoked("the client has left"), "aborted"),
         (PeerUnreachable("silent"), "unreachable"),
         (TransferSlow("slow"), "slow"),
         (HandoffFailed("no"), "failed"),
