@@ -103,7 +103,8 @@ class AttemptTable:
         self._by_sequence: dict[int, NodeAttempt] = {}
         self._by_lease: dict[int, NodeAttempt] = {}
         self._by_router: dict[Incarnation, dict[AttemptId, NodeAttempt]] = {}
-        self._deadlines: list[tuple[float, AttemptId]] = []
+        self._deadlines: list[tuple[float, int]] = []
+        """With the ids of sequences: those of attempts come again after a refusal."""
         self._closed: OrderedDict[AttemptId, None] = OrderedDict()
         self._ended: deque[NodeAttempt] | None = None
 
@@ -132,7 +133,7 @@ class AttemptTable:
         self._attempts[attempt.id] = attempt
         self._by_sequence[attempt.sequence.sequence_id] = attempt
         self._by_router.setdefault(attempt.router, {})[attempt.id] = attempt
-        heapq.heappush(self._deadlines, (attempt.deadline_at_s, attempt.id))
+        heapq.heappush(self._deadlines, (attempt.deadline_at_s, attempt.sequence.sequence_id))
         if attempt.lease_token is not None:
             self._by_lease[attempt.lease_token] = attempt
 
@@ -160,7 +161,7 @@ class AttemptTable:
         if self._ended is not None:
             self._ended.append(attempt)
         if len(self._deadlines) > 2 * len(self._attempts) + MAX_DEAD_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._attempts]
+            self._deadlines = [one for one in self._deadlines if one[1] in self._by_sequence]
             heapq.heapify(self._deadlines)
 
     def close(self, attempt_id: AttemptId) -> None:
@@ -217,14 +218,14 @@ class AttemptTable:
         """Return the attempts whose deadline has passed; each is returned once."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            attempt = self._attempts.get(heapq.heappop(self._deadlines)[1])
-            if attempt is not None and attempt.deadline_at_s <= now_s:
+            attempt = self._by_sequence.get(heapq.heappop(self._deadlines)[1])
+            if attempt is not None:
                 expired.append(attempt)
         return expired
 
     def next_deadline_s(self) -> float | None:
         """Return the earliest deadline in the table; None: it is empty."""
-        while self._deadlines and self._deadlines[0][1] not in self._attempts:
+        while self._deadlines and self._deadlines[0][1] not in self._by_sequence:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 

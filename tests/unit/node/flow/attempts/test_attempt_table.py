@@ -107,6 +107,21 @@ def test_what_was_removed_has_no_deadline_any_more() -> None:
     assert table.expired(4.0) == []
 
 
+@pytest.mark.parametrize("first_until_s", [2.0, 3.0, 4.0])
+def test_one_that_was_refused_and_asked_again_expires_once(first_until_s: float) -> None:
+    table = AttemptTable()
+    refused = make_attempt("a", until_s=first_until_s)
+    table.add(refused)
+    table.remove(refused)
+    table.reopen(refused.id)
+    again = make_attempt("a", until_s=3.0, number=2)
+    table.add(again)
+    assert table.next_deadline_s() == 3.0
+    assert table.expired(2.0) == []
+    assert table.expired(3.0) == [again]
+    assert table.expired(4.0) == []
+
+
 @pytest.mark.covers("F59")
 def test_closed_attempts_are_remembered_up_to_a_bound_oldest_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
