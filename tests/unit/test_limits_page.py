@@ -46,6 +46,7 @@ from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
 from router.api.planning.choices import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.api.sessions import MAX_SESSION_BYTES
+from router.cluster import admin_calls
 from router.core.known import block_index
 from router.core.known.sessions import MAX_SESSIONS
 from router.core.membership import MAX_NODES
@@ -118,6 +119,7 @@ ROUTER = {
     ),
     "time to plan such a body": f"{process.MAX_PLAN_S:g} s",
     "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
+    "body of `/v1/cluster/drain` and `/v1/cluster/role`": size(admin_calls.MAX_BODY_BYTES),
     "`chat_template_kwargs`": str(chat_messages.MAX_VARIABLES),
     "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
     "`tools`": str(tool_fields.MAX_TOOLS),

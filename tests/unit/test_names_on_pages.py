@@ -1,0 +1,125 @@
+"""What the documents name is there: flags, settings, metrics, endpoints, commands, extras."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pdserve.configuration.options import all_options
+from router.http.routes import Access
+from tests.support.http.http_edge import declared_routes, make_edge
+from tests.unit.tree import ROOT, python_files
+from tools.generate_metrics_table import described_metrics
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+# Flags of other programs: pytest, docker, pip, configure, kubectl, and a script of another server.
+OTHER_FLAGS = {
+    *("--lf", "--scale", "--cpus", "--extra-index-url", "--enable-optimizations", "--from-file"),
+    *("--selector", "--previous", "--weights"),
+}
+# Read by the command line alone, or made by Kubernetes.
+OTHER_VARIABLES = {"PDSERVE_CACHE", "PDSERVE_ROUTER_SERVICE_HOST"}
+ACCESS = {
+    Access.ANYBODY: "none",
+    Access.PAGE: "none",
+    Access.KEY: "any",
+    Access.LIMITED: "any, within its limits",
+    Access.METRICS: "any, or the metrics token",
+    Access.ADMIN: "an administrator's",
+}
+
+
+@cache
+def flags_in_sources() -> frozenset[str]:
+    """The flags that commands, benchmarks, tests and tools declare."""
+    sources = (path.read_text(encoding="utf-8") for path in python_files())
+    return frozenset(flag for text in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', text))
+
+
+def flags_of_settings() -> set[str]:
+    return {option.flag for option in all_options().values()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_flag_on_a_page_exists(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text(encoding="utf-8")))
+    assert named - flags_of_settings() - flags_in_sources() - OTHER_FLAGS == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_variable_on_a_page_exists(page: Path) -> None:
+    named = set(re.findall(r"\bPDSERVE_[A-Z_]+\b(?!…)", page.read_text(encoding="utf-8")))
+    known = {option.variable for option in all_options().values()}
+    assert named - known - OTHER_VARIABLES == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_metric_on_a_page_exists(page: Path) -> None:
+    named = re.findall(
+        r"`[^`]*?\b(pdserve_[a-z_]+[a-z])\b(?!…|\.proto)", page.read_text(encoding="utf-8")
+    )
+    known = {metric.name for table in described_metrics().values() for metric in table}
+    assert {re.sub("_(sum|count|bucket)$", "", name) for name in named} - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_and_target_that_is_run_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    modules = re.findall(r"python3? -m ((?:bench|tests|tools|router|grammars)[\w.]*)", text)
+    files = [ROOT / name.replace(".", "/") for name in modules]
+    assert [one for one in files if not one.with_suffix(".py").exists() and not one.is_dir()] == []
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(
+        re.findall(r"(?:^[ $]*|`)make ([a-z-]+)(?=[` ]*(?:$|`|#| ARGS| MODEL))", text, re.MULTILINE)
+    )
+    assert named - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_extra_on_a_page_exists(page: Path) -> None:
+    groups = re.findall(r"(?:\.|pdserve)\[([a-z,-]+)\]", page.read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra for group in groups for extra in group.split(",")}
+    assert named - set(project["optional-dependencies"]) == set()
+
+
+def endpoints() -> dict[str, str]:
+    """The key that each endpoint of a router needs, by what the pages call it."""
+    found = {}
+    for route, access in declared_routes(make_edge()):
+        (method,) = route.methods or set()
+        path = re.sub(r"\{(\w+)(?::path)?\}", lambda match: match[1].upper(), route.path)
+        found[f"{method} {path}"] = ACCESS[access]
+    return found
+
+
+def test_the_first_page_has_every_endpoint() -> None:
+    table = (ROOT / "README.md").read_text().partition("\n## The API\n")[2].partition("\n- ")[0]
+    beside = {"GET /docs/NAME", "GET /v1/models/NAME"}
+    assert named_endpoints(table) == endpoints().keys() - beside
+
+
+def test_the_api_page_says_which_key_each_endpoint_needs() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    table = text.partition("\n## Endpoints\n")[2].partition("| key |")[2].partition("\n\n")[0]
+    keys: dict[str, str] = {}
+    for names, key in re.findall(r"^\| (`.+?) \|.*\| ([^|]+) \|$", table, re.MULTILINE):
+        keys |= dict.fromkeys(named_endpoints(names), key)
+    assert keys == endpoints()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_endpoint_on_a_page_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w/.-])(/(?:v1|tokenize|detokenize)(?:/[a-z_]+)*)\b", text)
+    of_other_servers = {"/v1/embeddings"}
+    paths = {name.partition(" ")[2] for name in endpoints()} | of_other_servers
+    assert {one for one in named if one not in paths and one != "/v1"} == set()
+
+
+def named_endpoints(text: str) -> set[str]:
+    return set(re.findall(r"`((?:GET|POST) /[\w/.]*)`", text))
