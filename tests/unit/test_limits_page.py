@@ -34,7 +34,6 @@ from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
 from node.control import block_reports, control_port, output_streams, router_calls
 from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from node.watch import metrics_server
-from pdserve.configuration.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
@@ -285,13 +284,6 @@ def test_the_tables_say_what_the_code_does() -> None:
         ROUTER, KEYS, CONTROL, DISK, connection_limits(metrics_server.LIMITS), KV, STORE
     ]  # fmt: skip
     assert tables() == wanted
-
-
-def test_every_flag_on_the_page_exists() -> None:
-    flags = {option.flag for option in all_options().values()}
-    of_keys = {"--requests-per-minute", "--max-concurrent"}
-    words = PAGE.read_text().replace("`", " ").replace(")", " ").replace(",", " ").split()
-    assert {word for word in words if word.startswith("--")} <= flags | of_keys
 
 
 def test_the_paths_that_a_keys_limits_count() -> None:
