@@ -1,4 +1,7 @@
-"""What the documents name is there: flags, settings, metrics, endpoints, commands, extras."""
+"""What the documents name is there: flags, variables, metrics, endpoints, commands, extras.
+
+Where a page gives the default of a setting, it is the one of the code.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,11 @@ OTHER_FLAGS = {
     *("--selector", "--previous", "--weights"),
 }
 OF_KUBERNETES = {"PDSERVE_ROUTER_SERVICE_HOST"}
+# `drain_timeout_s` (default 30 s), `skip_ahead_window` (4), | `--target-ttft-s` | 2 s |
+DEFAULT = re.compile(
+    r"`(?:--)?([a-z][a-z_-]+)`(?: bytes)? (?:\((?:default )?|\| )(\d+(?:\.\d+)?)( s| MiB|)(?=[),]| \|)"
+)
+UNITS = {"": 1, " s": 1, " MiB": 1 << 20}
 ACCESS = {
     Access.ANYBODY: "none",
     Access.PAGE: "none",
@@ -48,6 +56,19 @@ def flags_of_settings() -> set[str]:
 def test_every_flag_on_a_page_exists(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text(encoding="utf-8")))
     assert named - flags_of_settings() - flags_in_sources() - OTHER_FLAGS == set()
+
+
+def test_defaults_on_pages_are_those_of_the_code() -> None:
+    options = {option.key: option.default for option in all_options().values()}
+    found = []
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        for name, number, unit in DEFAULT.findall(text):
+            key = name.replace("-", "_")
+            if key in options:
+                found.append((page.name, key, float(number) * UNITS[unit]))
+    assert len(found) > 12
+    assert [one for one in found if one[2] != options[one[1]]] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
