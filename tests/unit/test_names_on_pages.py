@@ -28,7 +28,8 @@ OTHER_FLAGS = {
 OF_KUBERNETES = {"PDSERVE_ROUTER_SERVICE_HOST"}
 # `drain_timeout_s` (default 30 s), `skip_ahead_window` (4), | `--target-ttft-s` | 2 s |
 DEFAULT = re.compile(
-    r"`(?:--)?([a-z][a-z_-]+)`(?: bytes)? (?:\((?:default )?|\| )(\d+(?:\.\d+)?)( s| MiB|)(?=[),]| \|)"
+    r"`(?:--)?([a-z][a-z_-]+)`(?: bytes)? (?:\((?:default )?|\| )"
+    r"(\d+(?:\.\d+)?)( s| MiB|)(?=[),]| \|)"
 )
 UNITS = {"": 1, " s": 1, " MiB": 1 << 20}
 ACCESS = {
