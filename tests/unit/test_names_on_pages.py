@@ -20,10 +20,11 @@ from tests.unit.tree import ROOT, python_files
 from tools.generate_metrics_table import described_metrics
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-# Flags of other programs: pytest, docker, pip, configure, kubectl, and a script of another server.
+# Flags of other programs (pytest, docker, pip, configure, kubectl, Redis), and one that a benchmark
+# makes of a table.
 OTHER_FLAGS = {
     *("--lf", "--scale", "--cpus", "--extra-index-url", "--enable-optimizations", "--from-file"),
-    *("--selector", "--previous", "--weights"),
+    *("--selector", "--previous", "--weights", "--protected-mode"),
 }
 OF_KUBERNETES = {"PDSERVE_ROUTER_SERVICE_HOST"}
 # `drain_timeout_s` (default 30 s), `skip_ahead_window` (4), | `--target-ttft-s` | 2 s |
