@@ -16,7 +16,7 @@ from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.options import all_options
 from router.http.routes import Access
 from tests.support.http.http_edge import declared_routes, make_edge
-from tests.unit.tree import ROOT, python_files
+from tests.unit.tree import ROOT, all_files, python_files
 from tools.generate_metrics_table import described_metrics
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -26,6 +26,9 @@ OTHER_FLAGS = {
     *("--lf", "--scale", "--cpus", "--extra-index-url", "--enable-optimizations", "--from-file"),
     *("--selector", "--previous", "--weights", "--protected-mode"),
 }
+# An example of a name, and a setting of nginx.
+OTHER_WORDS = {"num_x", "proxy_buffering"}
+OF_PROJECT = {".py", ".toml", ".yaml", ".js", ".proto", ".conf", ".cfg", ".json", ".tpl", ".acl"}
 OF_KUBERNETES = {"PDSERVE_ROUTER_SERVICE_HOST"}
 # `drain_timeout_s` (default 30 s), `skip_ahead_window` (4), | `--target-ttft-s` | 2 s |
 DEFAULT = re.compile(
@@ -85,8 +88,30 @@ def test_every_metric_on_a_page_exists(page: Path) -> None:
     named = re.findall(
         r"`[^`]*?\b(pdserve_[a-z_]+[a-z])\b(?!…|\.proto)", page.read_text(encoding="utf-8")
     )
-    known = {metric.name for table in described_metrics().values() for metric in table}
-    assert {re.sub("_(sum|count|bucket)$", "", name) for name in named} - known == set()
+    assert {re.sub("_(sum|count|bucket)$", "", name) for name in named} - metric_names() == set()
+
+
+def metric_names() -> set[str]:
+    return {metric.name for table in described_metrics().values() for metric in table}
+
+
+@cache
+def words_of_the_project() -> frozenset[str]:
+    """The words of all sources and settings of the project, its metrics, and names of files."""
+    here = Path(__file__)
+    files = [path for path in all_files() if path.suffix in OF_PROJECT and path != here]
+    words = {path.stem for path in files}
+    for path in files:
+        words.update(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8")))
+    return frozenset(words | metric_names())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_in_the_code_on_a_page_exists(page: Path) -> None:
+    """What a page writes as code with an underscore: functions, fields, settings, error codes."""
+    code = "\n".join(re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")))
+    named = set(re.findall(r"(?<![\w…-])_?[a-z]\w*_\w*[a-z0-9](?![\w…-])", code))
+    assert named - words_of_the_project() - OTHER_WORDS == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
