@@ -24,7 +24,8 @@ MOST_BYTES = 1 << 30
 """The size of one file; what comes then is not recorded."""
 MOST_LINE_BYTES = 64 << 20
 FLUSH_S = 1.0
-"""A process that is killed loses as much, or one buffer."""
+"""A line is in the file at once when the last flush is so long ago. A process that is killed loses
+what came since: one buffer at most."""
 _BUFFER_BYTES = 1 << 18
 _MOST_FILES = 1000
 _RECORDING = "recording"
@@ -40,7 +41,8 @@ class RecordingFile:
         """Begin a file of this process in a folder. Raises `ConfigError` where that fails."""
         self.path, self._file = _new_file(folder, name)
         self._num_left = most_bytes
-        self._began_s = self._flushed_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._flushed_s = self._began_s - FLUSH_S  # The header is in the file at once.
         self.write({_RECORDING: FORMAT, "version": VERSION, **header})
         log.info("recording to %s", self.path)
 

@@ -113,7 +113,7 @@ class ServerConfig(Section):
         0, "HTTP port of a node's Prometheus metrics", note="0: any free port", between=_PORTS
     )
     node_id: str = setting(
-        "", "stable name of this node", note="default: role, host and port", form=NODE_ID
+        "", "stable name of this node", note="default: role, machine name and port", form=NODE_ID
     )
     log_level: str = setting(
         "info", "least severe level that is logged", one_of=("debug", "info", "warning", "error")

@@ -31,6 +31,8 @@ class ClusterStatus:
 
     url: str
     router_id: str
+    not_ready: str
+    """Why requests have nowhere to run; '' where they have, or the router does not say."""
     is_store_away: bool
     warnings: tuple[str, ...]
     nodes: tuple[Facts, ...]
@@ -46,13 +48,14 @@ def fetch_cluster(url: str, *, api_key: str = "") -> ClusterStatus:
     reply = fetch_json(url, PATH, api_key=api_key, timeout_s=TIMEOUT_S)
     if not isinstance(reply, dict) or not isinstance(reply.get("nodes"), list):
         raise RouterUnreachable(f"{url}{PATH}: the answer lists no nodes: no pdserve router?")
-    router = reply.get("router")
-    router_id = router.get("router_id") if isinstance(router, dict) else None
+    told = reply.get("router")
+    router = told if isinstance(told, dict) else {}
     nodes = [_facts(url, node) for node in reply["nodes"]]
     warnings = reply.get("warnings")
     return ClusterStatus(
         url=url,
-        router_id=str(router_id or ""),
+        router_id=str(router.get("router_id") or ""),
+        not_ready=str(router.get("not_ready") or ""),
         is_store_away=reply.get("placement_store") == "away",
         warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
         scaling=_scaling(reply.get("scaling")),

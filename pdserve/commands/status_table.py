@@ -68,7 +68,7 @@ def status_table(cluster: ClusterStatus, *, is_wide: bool) -> str:
     """
     title = _title(cluster)
     if not cluster.nodes:
-        return f"{title}\nRequests have nowhere to run.\n"
+        return f"{title}\n" + ("" if cluster.not_ready else "Requests have nowhere to run.\n")
     pairs = _pairs(cluster.nodes)
     if not is_wide:
         nodes = _fitted([_SHORT, *(_short_row(node) for node in cluster.nodes)])
@@ -87,6 +87,8 @@ def _title(cluster: ClusterStatus) -> str:
     lines += [_router(cluster)] if cluster.router_id or cluster.serving else []
     lines += [cluster.scaling] if cluster.scaling else []
     lines += _devices(cluster.nodes)
+    if cluster.not_ready:
+        lines.append(f"The router is not ready: {cluster.not_ready}.")
     if cluster.is_store_away:
         lines.append("The placement store is away: no node can join until it is back.")
     lines += [f"Warning: {warning}." for warning in cluster.warnings]

@@ -37,6 +37,7 @@ class RouterFacts(TypedDict):
     protocol: Count
     num_running: Count
     is_draining: bool
+    not_ready: Annotated[str, Field(description="The reason of `/ready`; empty when it is 200.")]
 
 
 class NodeFacts(TypedDict):

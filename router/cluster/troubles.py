@@ -30,6 +30,9 @@ def what_is_missing(
     elif membership.num_listed:
         nodes = _counted(membership.num_listed, "node", "nodes")
         facts.append(f"the placement store lists {nodes} of this model")
+    elif membership.num_other_versions:
+        nodes = _counted(membership.num_other_versions, "node", "nodes")
+        facts.append(f"the placement store lists {nodes} of another protocol version")
     elif not others:
         facts.append("the placement store lists none")
     if others:

@@ -106,6 +106,7 @@ class DispatcherView:
                 "protocol": PROTOCOL_VERSION,
                 "num_running": dispatcher.num_running,
                 "is_draining": self.is_draining(),
+                "not_ready": self.why_not_ready(),
             },
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),

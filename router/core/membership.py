@@ -87,6 +87,11 @@ class Membership:
         return sorted({one.model for one in self._left_out.values() if one.model != self._model})
 
     @property
+    def num_other_versions(self) -> int:
+        """The nodes of this model that are left out, because of the protocol that they speak."""
+        return sum(one.model == self._model for one in self._left_out.values())
+
+    @property
     def is_store_away(self) -> bool:
         return self._is_store_away
 

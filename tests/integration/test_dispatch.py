@@ -168,7 +168,7 @@ async def test_nobody_is_there(cluster: Cluster) -> None:
     view = DispatcherView(router, scaling)
     assert not view.is_ready()
     missing = "no decode or mixed node is heard, the placement store lists none"
-    assert view.why_not_ready() == missing
+    assert view.why_not_ready() == view.describe()["router"]["not_ready"] == missing
 
 
 @pytest.mark.covers("F84")

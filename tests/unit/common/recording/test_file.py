@@ -33,6 +33,14 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert is_recording(file.path)
 
 
+def test_the_file_of_a_process_that_was_killed_at_once_is_a_recording(tmp_path: Path) -> None:
+    file = begun(tmp_path)
+    assert is_recording(file.path)
+    header, lines = read_recording(file.path)
+    assert (header["of"], list(lines)) == ("steps", [])
+    file.close()
+
+
 def test_a_folder_that_is_a_file_is_named_as_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()

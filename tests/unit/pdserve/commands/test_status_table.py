@@ -279,6 +279,18 @@ def test_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_why_the_router_is_not_ready_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = {"router_id": "r", "not_ready": "no decode or mixed node is heard"}
+    why = "The router is not ready: no decode or mixed node is heard.\n"
+    assert fetched({"nodes": [], "router": router}, monkeypatch) == (
+        f"http://h:8000: 0 nodes\nRouter r\n{why}"
+    )
+    prefill = {**NODE, "node_id": "n", "role": "prefill"}
+    assert why in fetched({"nodes": [prefill], "router": router}, monkeypatch)
+    ready = {"nodes": [{**NODE, "node_id": "n"}], "router": {**router, "not_ready": ""}}
+    assert "not ready" not in fetched(ready, monkeypatch)
+
+
 def test_a_store_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for state, is_told in (("away", True), ("ok", False)):
         reply = {"nodes": [{**NODE, "node_id": "n"}], "placement_store": state}

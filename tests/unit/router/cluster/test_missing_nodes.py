@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.version import PROTOCOL_VERSION
 from placement.store import LiveNode
 from router.cluster.troubles import MAX_NAMED, unlisted_nodes, what_is_missing
 from router.core.membership import Membership
@@ -14,7 +15,9 @@ from router.core.membership import Membership
 LEASE_S = 5.0
 
 
-def live(name: str, role: Role, *, is_draining: bool = False) -> LiveNode:
+def live(
+    name: str, role: Role, *, is_draining: bool = False, protocol: int = PROTOCOL_VERSION
+) -> LiveNode:
     record = NodeRecord(
         node_id=name,
         epoch=1,
@@ -26,6 +29,7 @@ def live(name: str, role: Role, *, is_draining: bool = False) -> LiveNode:
         num_blocks=100,
         max_num_seqs=10,
         max_model_len=1000,
+        protocol=protocol,
     )
     load = NodeLoad(
         free_blocks=1,
@@ -74,6 +78,16 @@ def membership(heard: Sequence[LiveNode], listed: Sequence[LiveNode]) -> Members
             [],
             ["llama"],
             "no decode or mixed node is heard, nodes serve llama, this router m",
+        ),
+        (
+            [],
+            [
+                live("d0", Role.DECODE, protocol=PROTOCOL_VERSION + 2),
+                live("p0", Role.PREFILL, protocol=1),
+            ],
+            [],
+            "no decode or mixed node is heard, "
+            "the placement store lists 2 nodes of another protocol version",
         ),
         (
             [live("d0", Role.DECODE, is_draining=True)],
