@@ -104,7 +104,7 @@ class AttemptTable:
         self._by_lease: dict[int, NodeAttempt] = {}
         self._by_router: dict[Incarnation, dict[AttemptId, NodeAttempt]] = {}
         self._deadlines: list[tuple[float, int]] = []
-        """With the ids of sequences: those of attempts come again after a refusal."""
+        """Deadlines and sequence ids; the id of an attempt comes again after a refusal."""
         self._closed: OrderedDict[AttemptId, None] = OrderedDict()
         self._ended: deque[NodeAttempt] | None = None
 
