@@ -298,11 +298,14 @@ class SimulatedRouter:
             choice.query.max_tokens = flow.max_tokens
             chosen, _ = self._chooser.choose(nodes, choice.query, effect, now_s)
         except PdserveError as none_left:
-            return flow.on_no_choice(none_left)
+            return self._on_none_left(choice, none_left)
         self._on_chosen(choice, effect, chosen)
         return flow.on_choice(
             chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source, chosen.layout
         )
+
+    def _on_none_left(self, choice: _Choice, error: PdserveError) -> list[Effect]:
+        return choice.flow.on_no_choice(error)
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:
         prefill = chosen.prefill or "none"

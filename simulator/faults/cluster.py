@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from common.errors import InvalidRequest, Overloaded
+from common.errors import InvalidRequest, NodeLost, Overloaded
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import BlockHash
 from common.nodes import Role
@@ -316,8 +316,8 @@ class FaultyCluster:
             may_refuse = refusals
             if may_be_too_long(shape, asked, is_still=knows_all):
                 may_refuse |= {InvalidRequest.code}
-                if not knows_all:  # the node that holds it has refused it, and left
-                    may_refuse |= {Overloaded.code}
+                if not knows_all:  # the node that holds it has refused it or begun it, and left
+                    may_refuse |= {Overloaded.code, NodeLost.code}
             may_refuse |= refusals_of_grammar(asked.grammar)
             checks.check_end(
                 *(asked, answered, request.right),

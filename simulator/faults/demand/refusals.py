@@ -25,7 +25,7 @@ class _Asked:
     refused: dict[Incarnation, PdserveError] = field(default_factory=dict)
     """The last error of each node that refused to decode it."""
     retry_after_s: dict[Incarnation, float] = field(default_factory=dict)
-    """The shortest time that each node without room said, until it said that it leaves."""
+    """The shortest time that each node without room said, until it is known to leave."""
 
     def come_again(self, node: Incarnation, after_s: float) -> None:
         """Record the time after which a node says to come again."""
@@ -59,6 +59,10 @@ class Refusals:
             asked.come_again(node, error.retry_after_s)
         if not is_prompt:
             asked.refused[node] = error
+
+    def on_none_stays(self, choice_id: str) -> None:
+        """Record that every node that decodes leaves, or is gone."""
+        self._asked[choice_id].retry_after_s.clear()
 
     def on_late_refusal(self, choice_id: str, node: Incarnation) -> None:
         """Record that a node which had accepted a request has no room for it."""

@@ -18,7 +18,8 @@ from common.nodes import Role
 from common.request import RequestOutput
 from node.flow.messages import Answer, CallRefused
 from router.core.candidates import MAX_FAILURES
-from router.core.effects import SendReserve
+from router.core.effects import Effect, SendReserve
+from router.core.policies.query import NoneStays
 from simulator.faults.demand.lengths import check_too_long
 from simulator.faults.demand.refusals import Refusals
 from simulator.router import SimulatedRouter, _Choice
@@ -53,6 +54,15 @@ class WatchedRouter(SimulatedRouter):
         name = effect.request.id.choice_id
         self._refusals.on_reserve(name, effect.node, may_wait=effect.may_wait)
         super()._reserve(choice, effect)
+
+    def _on_none_left(self, choice: _Choice, error: PdserveError) -> list[Effect]:
+        if isinstance(error, NoneStays):
+            self._refusals.on_none_stays(choice.flow.attempt.choice_id)
+            nodes = [one for one in self._membership.nodes() if not one.load.is_draining]
+            staying = [one.incarnation for one in nodes if one.record.role is not Role.PREFILL]
+            if staying:
+                raise InternalError(f"{staying} decode, and are taken for nodes that leave")
+        return super()._on_none_left(choice, error)
 
     def _fail(self, choice: _Choice, error: PdserveError) -> None:
         candidates, name = choice.flow._candidates, choice.flow.attempt.choice_id
