@@ -1,12 +1,13 @@
-"""Histories that a test writes itself, and drawn ones without what came to them later."""
+"""Histories that a test writes itself, and drawn ones without what came to them later; run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BREAKING, OF_STEPS
-from simulator.faults.search import ALL, history_of
+from simulator.faults.search import ALL, history_of, quiet
 from simulator.faults.shape import MOST_QUEUED, ROUTER, Shape
 
 WITHOUT_DEMANDS = replace(ALL, has_demands=False)
@@ -90,3 +91,15 @@ def an_asked_request(
 
 def a_history(shape: Shape, asked: list[AskedRequest], *faults: Fault) -> History:
     return History(seed=1, shape=shape, requests=tuple(asked), faults=faults)
+
+
+def run(history: History) -> FaultyCluster:
+    """Run a history without a violation; return its cluster as it is at the end."""
+    with quiet():
+        cluster = FaultyCluster(history)
+        cluster.run()
+    return cluster
+
+
+def outcomes(cluster: FaultyCluster) -> set[str]:
+    return {outcome for _, outcome, _ in cluster.outcomes()}

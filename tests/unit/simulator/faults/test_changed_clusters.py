@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.nodes import Role
-from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import Fault, History
+from simulator.faults.history import Fault
 from simulator.faults.kinds import FaultKind
 from simulator.faults.node.faulty_node import layout_of
-from simulator.faults.search import quiet
 from simulator.faults.shape import ROUTER
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    outcomes,
+    run,
+)
 
 MANY = [an_asked_request(0.3 + 0.01 * number, f"r{number}") for number in range(20)]
-
-
-def run(history: History) -> FaultyCluster:
-    with quiet():
-        cluster = FaultyCluster(history)
-        cluster.run()
-    return cluster
 
 
 def a_role(at_s: float, target: str, role: Role) -> Fault:
@@ -34,10 +31,6 @@ def a_drain(at_s: float, target: str, span_s: float = 0.0) -> Fault:
 def an_upgrade(at_s: float, target: str, how: str) -> Fault:
     kind = FaultKind.UPGRADE
     return Fault(at_s=at_s, kind=kind, target=target, other=ROUTER, span_s=0.1, how=how)
-
-
-def outcomes(cluster: FaultyCluster) -> set[str]:
-    return {outcome for _, outcome, _ in cluster.outcomes()}
 
 
 def test_a_node_takes_another_role_and_no_request_notices() -> None:
