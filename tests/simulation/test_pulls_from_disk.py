@@ -114,15 +114,6 @@ class Stored(World):
         self.advance(by_s)
         self.settle()
 
-    def sent(self) -> dict[str, int]:
-        """The blocks that `p` has sent, by tier."""
-        return self.p.scheduler.statistics().counters.prefix_blocks_sent
-
-    def pulls(self) -> dict[str, int]:
-        """What became of the pulls of `q`; what did not happen is left out."""
-        counted = self.q.scheduler.statistics().counters.pulls
-        return {outcome: count for outcome, count in counted.items() if count}
-
     def events(self) -> dict[str, int]:
         """What the disk of `p` has done."""
         return self.p.scheduler.statistics().counters.disk
@@ -138,9 +129,9 @@ def test_blocks_that_are_on_disk_alone_are_read_and_sent(
     world = Stored(tmp_path)
     num_evictions = world.p.scheduler.pool.num_evicted
     assert_finished(world, world.ask_q(**way))
-    assert world.pulls() == {"landed": 1}
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
-    assert world.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == 1
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
     assert (world.in_pool(), world.in_host()) == (0, NUM_SHARED)
     assert world.p.scheduler.pool.num_evicted == num_evictions, "the pool takes no part"
     assert world.p.scheduler.host_pool.num_read == 0
@@ -151,8 +142,8 @@ def test_one_transfer_has_blocks_of_all_tiers(num_in_pool: int, tmp_path: Path) 
     world = Stored(tmp_path)
     world.have_in_pool(num_in_pool)
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"landed": 1}
-    assert world.sent() == {"pool": num_in_pool, "host": 0, "disk": NUM_SHARED - num_in_pool}
+    assert world.q.pulls() == {"landed": 1}
+    assert world.p.sent() == {"pool": num_in_pool, "host": 0, "disk": NUM_SHARED - num_in_pool}
 
 
 def test_what_is_in_memory_is_kept_while_the_rest_is_read(tmp_path: Path) -> None:
@@ -166,7 +157,7 @@ def test_what_is_in_memory_is_kept_while_the_rest_is_read(tmp_path: Path) -> Non
     assert world.in_pool() == 2
     world.go_on()
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert host_pool.num_read == 0
 
 
@@ -181,7 +172,7 @@ def test_two_pulls_of_the_same_blocks_wait_for_one_read(tmp_path: Path) -> None:
     world.go_on()
     assert_finished(world, first, second)
     assert world.num_reads() == num_reads + 1
-    assert world.sent()["disk"] == 2 * NUM_SHARED
+    assert world.p.sent()["disk"] == 2 * NUM_SHARED
     assert third.scheduler.statistics().counters.pulls["landed"] == 1
 
 
@@ -195,7 +186,7 @@ def test_a_pull_and_a_prompt_of_the_source_wait_for_one_read(tmp_path: Path) -> 
     world.go_on()
     assert_finished(world, first, second)
     assert world.num_reads() == num_reads + 1
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     found = world.p.scheduler.statistics().counters.prefix_blocks_found
     assert found["disk"] == NUM_SHARED
 
@@ -211,7 +202,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_computing_takes(tmp_path
     world.advance(0.5)
     world.settle()
     assert asked.outcomes == ["finished"]
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     assert world.events()["late"] == NUM_SHARED
     assert not world.p.flow.sends
     assert world.p.scheduler.host_pool.num_read == 0
@@ -240,9 +231,9 @@ def test_a_file_that_is_not_what_was_written_costs_its_block_and_those_behind(
     }
     path.unlink() if how == "gone" else path.write_bytes(changed[how])
     assert_finished(world, world.ask_q())
-    assert world.pulls() == ({"landed": 1, "missed": 1} if which else {"missed": 1})
+    assert world.q.pulls() == ({"landed": 1, "missed": 1} if which else {"missed": 1})
     assert world.events()["vanished" if how == "gone" else "corrupt"] == 1
-    assert world.sent() == {"pool": 0, "host": 0, "disk": which}
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": which}
     assert world.in_host() == which, "what was read before it is there"
 
 
@@ -253,11 +244,11 @@ def test_a_disk_that_gives_errors_costs_one_pull_and_is_left_alone(
     world = Stored(tmp_path)
     world.p.calls.fault = lambda called: errno.EIO if called == name else None
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     num_calls = world.p.calls.num_calls
     other = (*make_prompt(len(SHARED), 1), 9)
     assert_finished(world, world.ask(other, max_tokens=3, may_wait=True))
-    assert world.pulls() == {"missed": 2}
+    assert world.q.pulls() == {"missed": 2}
     assert world.p.calls.num_calls == num_calls, "tried again at once"
     assert world.events()["declined"] == NUM_SHARED
 
@@ -271,7 +262,7 @@ def test_where_the_source_would_compute_sooner_than_read_it_refuses(tmp_path: Pa
     num_reads = world.num_reads()
     world.token_s = 1e-6
     assert_finished(world, asked)
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     assert world.events()["declined"] == NUM_SHARED
     assert world.num_reads() == num_reads
 
@@ -286,7 +277,7 @@ def test_a_receiver_that_would_compute_sooner_than_the_source_reads_does_not_ask
     world.token_s = 1.5 * cost.expected_s(num) / num
     assert cost.is_worth(num)
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"declined": 1}
+    assert world.q.pulls() == {"declined": 1}
 
 
 def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
@@ -301,7 +292,7 @@ def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
     asked = world.ask_q_of_a_stuck_disk()
     world.go_on(3.0)
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert world.pull_cost.expected_s(num) == right.expected_s(num) != wrong.expected_s(num)
 
 
@@ -314,16 +305,16 @@ def test_nothing_is_read_for_a_node_to_which_host_memory_is_not_sent(tmp_path: P
     world.network.frames = [one for one in world.network.frames if one.kind == "open"]
     world.p.connector.abort(token)
     world.settle()
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     num_reads = world.num_reads()
     other = make_prompt(len(SHARED), 1)
     assert_finished(world, world.ask((*other, 1), max_tokens=3, may_wait=True))
-    assert world.pulls() == {"missed": 2}
+    assert world.q.pulls() == {"missed": 2}
     assert world.num_reads() == num_reads
     world.advance(FIRST_PAUSE_S)
     third = make_prompt(len(SHARED), 2)
     assert_finished(world, world.ask((*third, 1), max_tokens=3, may_wait=True))
-    assert world.pulls() == {"missed": 2, "landed": 1}
+    assert world.q.pulls() == {"missed": 2, "landed": 1}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -333,10 +324,10 @@ def test_what_half_of_host_memory_does_not_hold_is_read_and_sent_in_parts(
     world = Stored(tmp_path, num_host_blocks=7)
     num_reads = world.num_reads()
     assert_finished(world, world.ask_q(**way))
-    assert world.pulls() == {"landed": 2}
+    assert world.q.pulls() == {"landed": 2}
     assert world.num_reads() == num_reads + 2
-    assert world.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
+    assert world.q.num_computed() == 1
     assert world.p.scheduler.host_pool.num_read == 0
 
 
@@ -376,7 +367,7 @@ def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int, tmp_pat
     world.advance(6.0)
     world.q.connector.on_peer_lost(PREFILL)
     assert_finished(world, asked)
-    assert sum(world.pulls().values()) == 1
+    assert sum(world.q.pulls().values()) == 1
 
 
 def test_a_receiver_that_dies_leaves_what_is_read_to_others(tmp_path: Path) -> None:
@@ -390,7 +381,7 @@ def test_a_receiver_that_dies_leaves_what_is_read_to_others(tmp_path: Path) -> N
     assert world.p.scheduler.host_pool.num_read == 0
     world.go_on()
     assert world.in_host() == NUM_SHARED
-    assert world.sent() == {"pool": 0, "host": 0, "disk": 0}
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": 0}
 
 
 @pytest.mark.covers("F124", "F126")
@@ -429,7 +420,7 @@ def test_random_faults_of_disks_and_deaths_change_no_answer(tmp_path: Path) -> N
         # The lease of a handoff has ended: a router would send the request again.
         failed = [one for one in lapsed if one.outcomes == ["failed: handoff_failed"]]
         assert_finished(world, *(one for one in asked if one not in failed))
-        sent += Counter(world.sent())
-        outcomes += Counter(world.pulls())
+        sent += Counter(world.p.sent())
+        outcomes += Counter(world.q.pulls())
     assert sent["disk"] > 0, f"the disk has sent nothing: {sent}"
     assert {"landed", "missed", "failed"} <= set(outcomes), f"an outcome is missing: {outcomes}"
