@@ -20,7 +20,8 @@ from router.core.membership import Membership
 from router.core.placement import Chooser, ChosenNodes, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import MAX_HASHED_BLOCKS, PolicyState, Query, TooLong, query_of
-from tests.support.nodes.node_views import names, node, prefill, query, record
+from tests.support.nodes.node_records import record
+from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
 
