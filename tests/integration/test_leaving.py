@@ -39,6 +39,7 @@ DRAIN_S = 120.0
 SHORT_DRAIN_S = 0.3
 LONG = 1500
 """Tokens: they take more than a minute while nodes are slow."""
+NUM_CLIENTS = 4
 SOON_S = 60.0
 """How soon whoever has nothing to do any more is gone: long before its time to drain is over."""
 
@@ -68,10 +69,10 @@ def spec(tiny_model: Path) -> ClusterSpec:
 class Load:
     """Clients that ask one thing after another until they are told to stop."""
 
-    def __init__(self, api: Api, *, length: int, max_tokens: int, num_clients: int = 4) -> None:
+    def __init__(self, api: Api, *, length: int, max_tokens: int) -> None:
         self._api = api
         self._is_over = threading.Event()
-        self._threads = ThreadPoolExecutor(num_clients)
+        self._threads = ThreadPoolExecutor(NUM_CLIENTS)
         self._fields: list[Fields] = [
             {
                 "prompt": prompt_tokens(length + 7 * i, salt=60 + i),
@@ -79,11 +80,11 @@ class Load:
                 "seed": i,
                 **SAMPLED,
             }
-            for i in range(num_clients)
+            for i in range(NUM_CLIENTS)
         ]
         self.wanted = [api.complete(**fields) for fields in self._fields]
         self.num_asked = 0
-        self._running = [self._threads.submit(self._ask, i) for i in range(num_clients)]
+        self._running = [self._threads.submit(self._ask, i) for i in range(NUM_CLIENTS)]
 
     def _ask(self, i: int) -> list[Answer | ApiFailure]:
         answers: list[Answer | ApiFailure] = []

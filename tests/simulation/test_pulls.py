@@ -23,9 +23,9 @@ def world_that_pulls(**given: object) -> World:
     return world
 
 
-def first_turn(world: World, length: int = 9, max_tokens: int = 16) -> tuple[int, ...]:
+def first_turn(world: World, max_tokens: int = 16) -> tuple[int, ...]:
     """An answered request; returns the prompt of the next turn, which the decode node knows."""
-    asked = world.ask(length, max_tokens=max_tokens, name="first")
+    asked = world.ask(9, max_tokens=max_tokens, name="first")
     assert_finished(world, asked)
     return (*asked.request.prompt_token_ids, *asked.answer(), *make_prompt(3, 5))
 

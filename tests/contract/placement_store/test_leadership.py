@@ -28,8 +28,8 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     redis_world.client.close()
 
 
-async def leader(world: World, router: Incarnation, lease_s: float = 100) -> Incarnation:
-    return (await world.first.lead(router, lease_s=lease_s)).leader
+async def leader(world: World, router: Incarnation) -> Incarnation:
+    return (await world.first.lead(router, lease_s=100)).leader
 
 
 async def test_one_router_leads_until_its_lease_ends(world: World) -> None:

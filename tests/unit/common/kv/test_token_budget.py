@@ -60,11 +60,11 @@ def test_what_decodes_leave(
     assert prefill_budget(cap, num_decodes, method, configured) == expected
 
 
-def largest_step(role: Role, seats: int, method: str, configured: int, cap: int = 8192) -> int:
+def largest_step(role: Role, seats: int, method: str, configured: int) -> int:
     return get_max_chunk_tokens(
         role,
         max_num_seqs=seats,
-        max_num_batched_tokens=cap,
+        max_num_batched_tokens=8192,
         tokens_per_seq=tokens_per_seq(method, configured),
         has_local_prefill=False,
     )

@@ -74,7 +74,6 @@ def an_asked_request(
     num_prompt: int = 30,
     max_tokens: int = 2,
     deadline_s: float = 60.0,
-    router: str = ROUTER,
 ) -> AskedRequest:
     return AskedRequest(
         at_s=at_s,
@@ -85,7 +84,7 @@ def an_asked_request(
         max_tokens=max_tokens,
         seed=1,
         deadline_s=deadline_s,
-        router=router,
+        router=ROUTER,
     )
 
 

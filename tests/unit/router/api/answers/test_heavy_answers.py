@@ -34,11 +34,11 @@ TEXT: dict[str, Any] = {"prompt": "Hi"}
 MODEL = tiny_model()
 
 
-def scored(num_tokens: int | None = None, size: int = 1) -> Script:
+def scored(size: int = 1) -> Script:
     """As many tokens as are allowed, `size` of them at a time, with log probabilities."""
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        num, num_top = num_tokens or call.sampling.max_tokens, call.sampling.logprobs
+        num, num_top = call.sampling.max_tokens, call.sampling.logprobs
         for first in range(0, num, size):
             ids = tuple(5 + i % 200 for i in range(first, min(first + size, num)))
             logprobs: tuple[TokenLogprobs, ...] = ()
