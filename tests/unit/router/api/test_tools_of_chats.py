@@ -10,7 +10,7 @@ import pytest
 
 from common.grammar import GrammarKind
 from common.request import FinishReason
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES, LLAMA_JSON
 from tests.support.http.http_edge import Edge, chunks, events, make_edge, plays, says

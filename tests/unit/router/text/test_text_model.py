@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
-from router.text.chat_template import ChatTemplate
+from router.text.chat.chat_template import ChatTemplate
 from router.text.text_model import TextModel, filters_of_nodes
 from router.text.token_lookup import TokenBytes
 from tests.support.http.http_edge import CONTEXT, write_model_folder

@@ -17,7 +17,7 @@ from router.api.answers.json_parts import LOGPROBS_PER_PART
 from router.api.planning import choices
 from router.api.planning.choices import MAX_ANSWER_LOGPROBS
 from router.core.generation import PromptResult, TokenChunk
-from router.text.logprobs_json import chat_token
+from router.text.output.logprobs_json import chat_token
 from tests.support.http.http_edge import (
     CONTEXT,
     Call,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from tests.support.http.http_edge import BOS, Edge, chunks, make_edge, plays, says
 from tests.support.http.tool_models import HERMES_TEMPLATE, hermes_model, model_with
 

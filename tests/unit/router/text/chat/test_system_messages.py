@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from router.text.chat_template import ChatOptions, ChatTemplate
+from router.text.chat.chat_template import ChatOptions, ChatTemplate
 from tests.support.http.http_edge import CHAT_TEMPLATE, Edge, make_edge, says
 from tests.support.http.tool_models import WEATHER, model_with
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.errors import InternalError
 from common.request import FinishReason, RequestCounts
 from router.core.generation import TokenChunk
-from router.text.choice_text import ChoiceText, Delta, LogprobEntry
+from router.text.output.choice_text import ChoiceText, Delta, LogprobEntry
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import HERMES
 from router.tools.stop_scope import stop_scope

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from router.text.detokenizer import MAX_PENDING, Detokenizer
 from router.text.model_files import read_tokenizer
+from router.text.output.detokenizer import MAX_PENDING, Detokenizer
 from router.text.token_lookup import TokenTextCache
 from tests.support.examples import everyday
 from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
