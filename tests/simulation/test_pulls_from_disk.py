@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
-from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -16,44 +15,36 @@ from typing import Any
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, hash_full_blocks
+from common.kv.blocks import hash_full_blocks
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.disk_jobs import DiskRead
-from node.flow.messages import AbortAttempt, SendBlocks
+from node.flow.messages import SendBlocks
 from node.flow.pause import FIRST_PAUSE_S
 from node.flow.pulls import pull_cost
 from tests.simulation.scripted_node import BLOCK_SIZE, LEASE_S, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
+from tests.simulation.small_source import NUM_SHARED, OTHER, SmallSource
+from tests.simulation.world import PREFILL, assert_finished
 from tests.support.disk.faulty_files import sometimes
 from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
 
-OTHER = Incarnation("q", 1)
-NUM_SHARED = 4
 SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 0)
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
 
 
-class Stored(World):
+class Stored(SmallSource):
     """`p` has the shared prompt in files, and no room for it above them; `q` is asked next."""
 
     def __init__(self, path: Path, *, num_host_blocks: int = 8, **given: Any) -> None:
         path.mkdir(exist_ok=True)
-        small = NodeSize(
-            num_blocks=9,
-            max_model_len=28,
-            num_host_blocks=num_host_blocks,
-            keeps_prefixes=True,
-            disk_path=path / "prefixes",
-        )
-        super().__init__(prefill=small, decode=NodeSize(num_blocks=48, caching=False), **given)
+        size = {"num_host_blocks": num_host_blocks, "disk_path": path / "prefixes"}
+        super().__init__(SHARED, size, **given)
         self.path = path
-        self.q = self.join(OTHER, NodeSize(num_blocks=24, max_model_len=28))
         fingerprint = self.p.runner.layout.fingerprint
-        self.shared: Sequence[BlockHash] = hash_full_blocks(SHARED, BLOCK_SIZE, fingerprint)
+        self.shared = hash_full_blocks(SHARED, BLOCK_SIZE, fingerprint)
         self.settle()
         for family in range(6):
             for last in (1, 2):
@@ -87,17 +78,8 @@ class Stored(World):
             for found in (self.path / "prefixes").glob(f"node-*/*/{one.hex()}.kv")
         ]
 
-    def in_pool(self) -> int:
-        cache = self.p.scheduler.pool.prefix_cache
-        return sum(cache.find(one) is not None for one in self.shared)
-
     def in_host(self) -> int:
         return sum(self.p.scheduler.host_pool.find(one) is not None for one in self.shared)
-
-    def ask_q(self, *, last: int = 9, **given: Any) -> Asked:
-        """`q` is asked for the shared prompt, and told that `p` has it."""
-        given.setdefault("max_tokens", 4)
-        return self.ask((*SHARED, last), name=f"q{last}", may_wait=True, **given)
 
     def ask_q_of_a_stuck_disk(self) -> Asked:
         """`q` is asked, and waits for a source whose disk does nothing."""
@@ -340,34 +322,14 @@ def test_an_abort_at_any_moment_leaves_nothing(
     world.have_in_pool(1)
     world.network.is_one_sided = is_one_sided
     world.disk.num_polls = 2
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step()
-    world.router.abort(asked)
-    world.to_nodes.append((OTHER, AbortAttempt(ROUTER, (asked.request.id,))))
-    world.settle()
-    world.advance(30.0)
-    world.settle()
-    world.check_closed()
-    assert world.p.scheduler.host_pool.num_read == 0
-    assert_finished(world, world.ask_q(last=12))
+    world.check_abort_after(num_steps)
 
 
 @pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int, tmp_path: Path) -> None:
     world = Stored(tmp_path)
     world.disk.num_polls = 2
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step(frames=False)
-    for frame in world.network.frames[: num_steps // 2]:
-        world.network.deliver(frame)
-    world.kill(world.p, is_noticed=False)
-    world.settle()
-    world.advance(6.0)
-    world.q.connector.on_peer_lost(PREFILL)
-    assert_finished(world, asked)
-    assert sum(world.q.pulls().values()) == 1
+    world.check_death_after(num_steps)
 
 
 def test_a_receiver_that_dies_leaves_what_is_read_to_others(tmp_path: Path) -> None:

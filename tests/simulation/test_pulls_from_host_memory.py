@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import ONCE_SHARE
-from node.flow.messages import AbortAttempt, Drain, FetchBlocks, Message, SendBlocks
+from node.flow.messages import Drain, FetchBlocks, Message, SendBlocks
 from node.flow.pulls.hand_over import UNASKED_S
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
-from tests.simulation.scripted_router import Asked
-from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
+from tests.simulation.small_source import NUM_SHARED, OTHER, SmallSource
+from tests.simulation.world import PREFILL, ROUTER, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
 from tests.support.examples import everyday
 
-OTHER = Incarnation("q", 1)
-NUM_SHARED = 4
 SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 1)
 OTHERS = range(2, 6)
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
 
 
-class Kept(World):
+class Kept(SmallSource):
     """`p` has the shared prompt, and its pool no room for it and others; `q` is asked next."""
 
     def __init__(self, *, num_host_blocks: int = 24, **given: Any) -> None:
-        small = NodeSize(
-            num_blocks=9, max_model_len=28, num_host_blocks=num_host_blocks, keeps_prefixes=True
-        )
-        super().__init__(prefill=small, decode=NodeSize(num_blocks=48, caching=False), **given)
-        self.q = self.join(OTHER, NodeSize(num_blocks=24, max_model_len=28))
-        self.shared: Sequence[BlockHash] = ()
+        super().__init__(SHARED, {"num_host_blocks": num_host_blocks}, **given)
 
     def fill(self, *, num_evicted: int = NUM_SHARED) -> None:
         """Have `p` use the shared prompt twice, and evict the last blocks of it."""
@@ -64,16 +55,6 @@ class Kept(World):
     def _ask_p(self, prompt: tuple[int, ...], last: int) -> None:
         self.router.prefill, self.router.source = PREFILL, None
         assert_finished(self, self.ask((*prompt, last), max_tokens=3, ignore_eos=True))
-
-    def in_pool(self) -> int:
-        """How many blocks of the shared prompt the pool of `p` has."""
-        cache = self.p.scheduler.pool.prefix_cache
-        return sum(cache.find(one) is not None for one in self.shared)
-
-    def ask_q(self, *, last: int = 9, **given: Any) -> Asked:
-        """`q` is asked for the shared prompt, and told that `p` has it."""
-        given.setdefault("max_tokens", 4)
-        return self.ask((*SHARED, last), name=f"q{last}", may_wait=True, **given)
 
     def step_until_sent(self) -> None:
         """Go on until `p` has pushed all pieces, none of which was read."""
@@ -226,33 +207,14 @@ def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: boo
     world = Kept()
     world.network.is_one_sided = is_one_sided
     world.fill(num_evicted=2)
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step()
-    world.router.abort(asked)
-    world.to_nodes.append((OTHER, AbortAttempt(ROUTER, (asked.request.id,))))
-    world.settle()
-    world.advance(30.0)
-    world.settle()
-    world.check_closed()
-    assert_finished(world, world.ask_q(last=12))
+    world.check_abort_after(num_steps)
 
 
 @pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int) -> None:
     world = Kept()
     world.fill()
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step(frames=False)
-    for frame in world.network.frames[: num_steps // 2]:
-        world.network.deliver(frame)
-    world.kill(world.p, is_noticed=False)
-    world.settle()
-    world.advance(6.0)
-    world.q.connector.on_peer_lost(PREFILL)
-    assert_finished(world, asked)
-    assert sum(world.q.pulls().values()) == 1
+    world.check_death_after(num_steps)
 
 
 def test_a_receiver_that_dies_leaves_host_memory_to_others() -> None:
