@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grammars.compiler import GrammarCompiler
-from tests.support.http.http_edge import grammars_of, tiny_model
+from tests.support.http.edge_model import grammars_of, tiny_model
 
 
 @pytest.fixture(scope="module")

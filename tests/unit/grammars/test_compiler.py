@@ -20,7 +20,7 @@ from grammars.compiler import GrammarCompiler, is_beyond_limits
 from grammars.parts import GrammarParts, SchemaPart
 from tests.support.engine import hash_grammars
 from tests.support.grammars.hostile_grammars import HOSTILE
-from tests.support.http.http_edge import write_model_folder
+from tests.support.http.edge_model import write_model_folder
 from tests.unit.grammars.matching import follows
 
 

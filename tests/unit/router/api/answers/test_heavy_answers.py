@@ -18,15 +18,9 @@ from router.api.planning import choices
 from router.api.planning.choices import MAX_ANSWER_LOGPROBS
 from router.core.generation import PromptResult, TokenChunk
 from router.text.output.logprobs_json import chat_token
-from tests.support.http.http_edge import (
-    CONTEXT,
-    Call,
-    Script,
-    events,
-    make_edge,
-    prompt_logprobs,
-    tiny_model,
-)
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import events, make_edge
+from tests.support.http.scripted_generator import Call, Script, prompt_logprobs
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -14,7 +14,8 @@ from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import HERMES
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import ThinkingFormat
-from tests.support.http.http_edge import BOS, EOS, chunks, tiny_model
+from tests.support.http.edge_model import BOS, EOS, tiny_model
+from tests.support.http.scripted_generator import chunks
 
 MODEL = tiny_model()
 EOS_ID = next(iter(MODEL.eos_token_ids))
