@@ -59,10 +59,11 @@ class Phases:
         found: dict[str, Any],
         out: Path | None = None,
         summary: Callable[[], Mapping[str, Any]] | None = None,
+        grace_s: float = _GRACE_S,
     ) -> None:
         """`summary` is what the end shows of `found`; None: all."""
         self._ends_at_s = time.monotonic() + total_s
-        self._found, self._out = found, out
+        self._found, self._out, self._grace_s = found, out, grace_s
         self._summary = summary or (lambda: found)
         self._is_interrupted = self._can_be_interrupted = False
         self.passed = 0
@@ -102,7 +103,7 @@ class Phases:
         begun_s = time.monotonic()
         if not is_closing:
             limit_s = min(limit_s, max(0.0, self._ends_at_s - begun_s))
-        watch = threading.Timer(limit_s + _GRACE_S, self._end_stuck, (name, begun_s))
+        watch = threading.Timer(limit_s + self._grace_s, self._end_stuck, (name, begun_s))
         watch.daemon = True
         watch.start()
         found: Mapping[str, Any] | None = None
