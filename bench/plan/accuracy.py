@@ -227,7 +227,7 @@ def measured_profile(path: Path, recordings: Path) -> None:
 
 
 def shown_beside(beside: BesideSteps) -> dict[str, float]:
-    """Return every number of it by its name."""
+    """Return what a profile says of the time beside steps, by name."""
     numbers = asdict(beside) | beside.slowdowns._asdict()
     del numbers["slowdowns"]
     return {name: round(value, 6) for name, value in numbers.items()}

@@ -55,7 +55,7 @@ class Slowness:
         self._done_s = self._until([one.done_s for one in self._steps])
 
     def at(self, since_s: float) -> float:
-        """Return it so many seconds after the begin."""
+        """Return the slowness `since_s` seconds after `began_at_s`."""
         now_s, around_s, most_s = self._began_at_s + since_s, AROUND_S, self._work_s[-1]
         while True:
             span = (now_s - around_s, now_s + around_s)
@@ -65,12 +65,12 @@ class Slowness:
             around_s *= 2
 
     def mean(self) -> float:
-        """Return that of all steps together."""
+        """Return the slowness over all steps together."""
         return float(self._done_s[-1] / self._work_s[-1])
 
     def shown(self) -> dict[str, list[float]]:
-        """Return the least, the mean and the most of all seconds. Of each kind of step its own, how
-        many times that of all steps around them this is, and the seconds that they took."""
+        """Return the least, mean and largest slowness of all seconds, and for each kind of step its
+        slowness, its ratio to that of all steps at the same time, and the seconds they took."""
         last_s = self._at_s[-1] - self._began_at_s
         all_s = [self.at(second) for second in range(1 + int(last_s))]
         kinds = defaultdict[str, list[TimedStep]](list)
@@ -86,8 +86,8 @@ class Slowness:
         return {name: [round(value, 3) for value in values] for name, values in found.items()}
 
     def _until(self, amounts_s: Sequence[float]) -> _Times:
-        """Return how much of these amounts, one of each step, is there until each of the times; an
-        amount grows evenly while its step lasts."""
+        """Return the sum of these amounts, one of each step, up to each of the times; an amount
+        grows evenly while its step lasts."""
         rates: _Times = np.zeros(len(self._at_s))
         for one, amount_s in zip(self._steps, amounts_s, strict=True):
             rate = amount_s / (one.end_s - one.begin_s)
@@ -115,7 +115,7 @@ class SlowedSteps:
 
     @property
     def pairs_per_token(self) -> int:
-        """As of the profile."""
+        """Pairs of a query and a key that cost as much as a token, as the profile says."""
         return self._steps.pairs_per_token
 
     def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:

@@ -31,9 +31,9 @@ from bench.router.wide import record
 from common.ids import Incarnation
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
+from router.dispatch.client.node_clients import NodeClient
 from router.dispatch.liveness.pace import WIDE_NODES
 from router.dispatch.liveness.silence import TICK_S
-from router.dispatch.node_clients import NodeClient
 from router.dispatch.node_pool import tick_all
 
 WARM_UP_S = 10.0

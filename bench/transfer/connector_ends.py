@@ -26,16 +26,17 @@ _PEER_TIMEOUT_S = 10.0  # A machine is busy during measurements.
 class _End:
     """A connector and the events it emitted, each with the time of its arrival."""
 
+    name: str
+
     def __init__(
         self,
-        name: str,
         memory: Memory,
-        lanes: Sequence[Lane],
-        keys: CurveKeys | None,
-        kv_lanes: int,
+        lanes: Sequence[Lane] = (),
+        keys: CurveKeys | None = None,
+        kv_lanes: int = 1,
     ) -> None:
         self._events: queue.SimpleQueue[tuple[ConnectorEvent, float]] = queue.SimpleQueue()
-        self.me = Incarnation(name, 1)
+        self.me = Incarnation(self.name, 1)
         self.workload = memory.workload
         self.connector = ZmqConnector(
             memory.pool,
@@ -61,15 +62,8 @@ class _End:
 class ConnectorReceiver(_End):
     """A decode node's connector."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        lanes: Sequence[Lane] = (),
-        keys: CurveKeys | None = None,
-        kv_lanes: int = 1,
-    ) -> None:
-        super().__init__("decode", memory, lanes, keys, kv_lanes)
-        self._tokens = itertools.count(1)
+    name = "decode"
+    _tokens = itertools.count(1)
 
     def prepare(self, pattern: str) -> Ticket:
         return self.reserve(self.workload.target_blocks(pattern))
@@ -102,14 +96,7 @@ class ConnectorReceiver(_End):
 class ConnectorSender(_End):
     """A prefill node's connector."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        lanes: Sequence[Lane] = (),
-        keys: CurveKeys | None = None,
-        kv_lanes: int = 1,
-    ) -> None:
-        super().__init__("prefill", memory, lanes, keys, kv_lanes)
+    name = "prefill"
 
     def send(self, pattern: str, prepared: Ticket) -> Span:
         """Push and commit all layers; `RuntimeError` when the transfer failed."""

@@ -43,7 +43,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.placing_recording import PlacingRecording
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.text.text_model import TextModel
 
 log = logging.getLogger("pdserve")

@@ -33,8 +33,8 @@ from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, WholeBody
 from router.api.planning.planner import RequestPlan
 from router.http.described import Responses
-from router.text.logprobs_json import DescribeToken
-from router.text.usage import Usage
+from router.text.output.logprobs_json import DescribeToken
+from router.text.output.usage import Usage
 from router.watch.request_watch import Operation
 
 MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerForm]

@@ -26,7 +26,7 @@ from router.api.sessions import SessionHeaders
 from router.core.generation import SHUTTING_DOWN
 from router.http.errors import ApiError, TooManyRequests, api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
-from router.text.chat_template import TemplateRefused
+from router.text.chat.chat_template import TemplateRefused
 from router.watch.edge_counters import RequestError
 from router.watch.http_metrics import HttpMetrics
 from router.watch.request_watch import Operation, RequestWatch, RequestWatcher

@@ -38,11 +38,11 @@ from router.http.api_texts import ANSWERS
 from router.http.described import described_body
 from router.http.exchange import Exchange, Reply
 from router.http.routes import Access, open_to
-from router.text.choice_text import ChoiceText
-from router.text.prompt_tokens import EchoedEntries
-from router.text.stop_strings import NO_TOKENS
+from router.text.output.choice_text import ChoiceText
+from router.text.output.prompt_tokens import EchoedEntries
+from router.text.output.stop_strings import NO_TOKENS
+from router.text.output.usage import Usage
 from router.text.text_model import TextModel
-from router.text.usage import Usage
 from router.tools.stop_scope import stop_scope
 from router.watch.http_metrics import ChoiceTimer, HttpMetrics
 from router.watch.request_watch import RequestWatch

@@ -3,17 +3,11 @@
 dispatcher          starts, feeds and ends the flows
 flow_calls          what a flow asks for: nodes of the chooser, work of nodes, records
 running_choice      one choice in progress, with its timers
-node_clients        the router's end of one node: a stream, opened again when it ends
-node_calls          what is asked of a node on the stream
-stream_calls        calls of a node: not sent yet, or without a reply
-node_messages       what is heard from a node on the stream
-node_listener       what a node's end tells its owner
-calls_beside        calls beside the stream: to leave, and to take another role
-fairness            how much of a burst of outputs is passed on before others have a turn
-liveness            whether a node lives, and gets what it is sent
+node_pool           the nodes of the cluster: membership, and one client per member
+client/             the router's end of one node
+liveness/           whether a node lives, and gets what it is sent
 handoff_watch       which handoffs work, as outputs show: for placement, metrics and the log
 placing_recording   placement as it is recorded, so that it can be replayed
-node_pool           the nodes of the cluster: membership, and one client per member
 between_nodes       what nodes say to each other through this router
 placement_recorder  placements written to the store, beside the data path
 

@@ -11,7 +11,7 @@ from common.observing.clock import Clock
 from protos import pdserve_node_pb2 as pb
 from router.core.membership import Membership
 from router.core.prefix_sources import WarmWishes, heir_of
-from router.dispatch.node_clients import NodeClient
+from router.dispatch.client.node_clients import NodeClient
 
 log = logging.getLogger("pdserve.router.nodes")
 

@@ -15,11 +15,11 @@ from router.core.counted_legs import CountedEffect, count_legs
 from router.core.effects import Choose, Effect, PlaceRecord, SendAbort, SendPrefill, SendReserve
 from router.core.placement import Chooser
 from router.core.request_flow import DecodeGrant, PrefillGrant
-from router.dispatch.node_calls import NodeCalls
+from router.dispatch.client.node_calls import NodeCalls
+from router.dispatch.client.stream_calls import Caller
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.running_choice import RunningChoice
-from router.dispatch.stream_calls import Caller
 from router.watch.router_metrics import RouterMetrics
 
 Args = TypeVarTuple("Args")

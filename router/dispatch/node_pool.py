@@ -31,10 +31,10 @@ from router.core.known.member_effects import (
 from router.core.known.roster import Roster
 from router.core.membership import Membership
 from router.dispatch.between_nodes import BetweenNodes
+from router.dispatch.client.node_clients import UNREACHED, NodeClient
+from router.dispatch.client.node_listener import OnOutputs
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.dispatch.liveness.silence import LOSS_S, TICK_S
-from router.dispatch.node_clients import UNREACHED, NodeClient
-from router.dispatch.node_listener import OnOutputs
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.nodes")

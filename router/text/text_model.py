@@ -15,16 +15,16 @@ from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.files.tokenizer_files import known_ids, tokenizer_end_ids
 from common.model_names import model_names
 from common.request import SamplingParams
-from router.text.chat_template import ChatOptions
+from router.text.chat.chat_template import ChatOptions
+from router.text.chat.conversation import ChatSettings, Conversation
 from router.text.context_limits import ContextExceeded
-from router.text.conversation import ChatSettings, Conversation
-from router.text.detokenizer import Detokenizer
-from router.text.logprobs_json import DescribeToken, TokenText, token_text
 from router.text.model_files import (
     read_json,
     read_json_if_there,
     read_tokenizer,
 )
+from router.text.output.detokenizer import Detokenizer
+from router.text.output.logprobs_json import DescribeToken, TokenText, token_text
 from router.text.special_text import SpecialText
 from router.text.token_lookup import TokenBytes, TokenTextCache
 

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from common.observing.clock import Clock
 from common.observing.latency import tpot_s
 from router.core.ttft_stages import Stage
-from router.text.choice_text import Delta
-from router.text.usage import Usage
+from router.text.output.choice_text import Delta
+from router.text.output.usage import Usage
 from router.watch.edge_counters import EdgeCounters, RequestError
 from router.watch.loop_metrics import LoopCounter, LoopHistogram
 from router.watch.request_watch import RequestWatch

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from common.observing.tracing import NO_SPAN, Span, SpanKind, Tracing, trace_id_of
-from router.text.usage import Usage
+from router.text.output.usage import Usage
 
 log = logging.getLogger("pdserve.router.requests")
 

@@ -19,7 +19,7 @@ from router.core.known.changes import ChangesUnderWay
 from router.core.known.member_effects import MembershipEffect
 from router.core.known.roster import Roster
 from router.core.membership import Membership
-from router.dispatch.calls_beside import TIMEOUT_S
+from router.dispatch.client.calls_beside import TIMEOUT_S
 from simulator.faults.awaited import AwaitedReply, drive
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.node.faulty_node import FaultyNode

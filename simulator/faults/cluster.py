@@ -378,7 +378,8 @@ def _first(faults: Sequence[Fault], kinds: Sequence[FaultKind]) -> float:
 
 
 def _request(asked: AskedRequest) -> _Request:
-    own = int(asked.name.lstrip("r") or 0) if asked.name.lstrip("r").isdigit() else 0
+    number = asked.name.lstrip("r")
+    own = int(number) if number.isdigit() else 0
     prompt = prompt_of(asked.group, asked.num_shared, asked.num_prompt, own)
     has_grammar = bool(asked.grammar)
     right = right_answer(prompt, asked.seed, asked.max_tokens, has_grammar=has_grammar)

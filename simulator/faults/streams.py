@@ -15,9 +15,9 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from node.flow.messages import Message, RouterGone, SendBlocks, Submit
+from router.dispatch.client.node_clients import UNREACHED, backoff_s
 from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.silence import TICK_S
-from router.dispatch.node_clients import UNREACHED, backoff_s
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.node import NodeSaid
 from simulator.timeline import Timeline

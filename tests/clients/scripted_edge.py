@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 from common.request import FinishReason
 from router.core.generation import TokenChunk
-from tests.support.http.http_edge import Call, chunks, make_edge
+from tests.support.http.http_edge import make_edge
 from tests.support.http.http_server import served
+from tests.support.http.scripted_generator import Call, chunks
 from tests.support.http.tool_models import hermes_model
 
 _SPELLED = re.compile("«(.*?)»", re.DOTALL)

@@ -14,6 +14,10 @@ LETTERS = string.ascii_lowercase
 NUM_LETTERS = 300
 MAX_TOKENS = 24
 NUM_PROMPTS = 6
+NUM_STREAMS = 4
+"""Requests that run at a time."""
+NUM_MORE = 12
+"""Answers that show that requests go on."""
 WAIT_S = 90.0
 REQUEST_LIMIT_S = 90.0
 
@@ -62,10 +66,10 @@ class Load:
             self.failures.append(f"{type(error).__name__}: {error}")
             self._changed.notify_all()
 
-    def goes_on(self, num_more: int = 12) -> None:
-        """Wait for `num_more` answers. Raises `AssertionError` when a request failed."""
+    def goes_on(self) -> None:
+        """Wait for a few answers more. Raises `AssertionError` when a request failed."""
         with self._changed:
-            goal = self.num_answered + num_more
+            goal = self.num_answered + NUM_MORE
             self._changed.wait_for(
                 lambda: self.num_answered >= goal or self.failures, timeout=WAIT_S
             )
@@ -74,8 +78,8 @@ class Load:
 
 
 @contextlib.contextmanager
-def steady_load(client: OpenAI, model: str, *, num_streams: int = 4) -> Iterator[Load]:
-    """Keep `num_streams` requests running. Raises `AssertionError` at the end if any failed.
+def steady_load(client: OpenAI, model: str) -> Iterator[Load]:
+    """Keep `NUM_STREAMS` requests running. Raises `AssertionError` at the end if any failed.
 
     The expected answers are those of a first round without other load.
     """
@@ -84,7 +88,7 @@ def steady_load(client: OpenAI, model: str, *, num_streams: int = 4) -> Iterator
     has_to_stop = threading.Event()
     threads = [
         threading.Thread(target=_keep_asking, args=(client, model, load, asked, first, has_to_stop))
-        for first in range(num_streams)
+        for first in range(NUM_STREAMS)
     ]
     for thread in threads:
         thread.start()

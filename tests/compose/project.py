@@ -21,6 +21,7 @@ COMPOSE = ROOT / "compose"
 UP_LIMIT_S = 240.0
 BUILD_LIMIT_S = 900.0
 _POLL_S = 0.25
+_NUM_LINES = 12
 _LABEL = "com.docker.compose"
 
 
@@ -33,12 +34,11 @@ class Project:
         name: str,
         files: Sequence[Path],
         settings: Mapping[str, str],
-        command: Sequence[str] = ("docker-compose",),
     ) -> None:
         self.engine = engine
         self.name = name
         self.files = files
-        self._command = [*command, "--project-name", name]
+        self._command = ["docker-compose", "--project-name", name]
         # Compose's own default depends on the working folder.
         self._command += ["--project-directory", str(files[0].parent)]
         for file in files:
@@ -102,13 +102,13 @@ class Project:
         inside = ["docker", "exec", str(container.id), *command]
         return run(inside, limit_s=CALL_LIMIT_S, env=self.settings)
 
-    def ends_of_logs(self, num_lines: int = 12) -> str:
+    def ends_of_logs(self) -> str:
         """Return the state and the last log lines of each container."""
         words = []
         for one in self.containers():
             state = f"{one.labels[f'{_LABEL}.service']} {one.short_id} {one.status} {one.health}"
             try:
-                logs = one.logs(tail=num_lines).decode(errors="replace")
+                logs = one.logs(tail=_NUM_LINES).decode(errors="replace")
             except DockerException as error:
                 logs = str(error)
             words.append(f"--- {state} {one.attrs['State']['ExitCode']}\n{logs}")

@@ -8,8 +8,9 @@ from tokenizers import Tokenizer
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
+from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.support.models.pressure import NUM_DRAFTS, Node
+from tests.support.models.pressure import NUM_DRAFTS, Node, answer_together
 
 NUM_OUTPUT = 20
 LEAST_OUTPUT = 16
@@ -75,6 +76,54 @@ def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConf
 def is_async(combination: Combination) -> bool:
     """Return whether steps are planned ahead."""
     return combination[4] == "async"
+
+
+def roomy_node(runner: ModelRunner) -> Node:
+    """Return a node with room for a whole request, without speculation."""
+    return Node(
+        runner,
+        num_blocks=30,
+        budget=512,
+        config=SchedulingConfig(),
+        speculation=SpeculationConfig(),
+    )
+
+
+def answers_alone(runner: ModelRunner, requests: list[GenerationRequest]) -> list[list[int]]:
+    """Return the answers of requests that run one at a time, undisturbed."""
+    answers = []
+    for request in requests:
+        node = roomy_node(runner)
+        answers += answer_together(node, [request])
+        assert node.scheduler.statistics().counters.num_preemptions == 0
+    return answers
+
+
+def pressed_node(
+    runner: ModelRunner, combination: Combination, *, num_blocks: int = 7, budget: int = 64
+) -> Node:
+    """Return a node whose pool runs out."""
+    config, speculation = pressed(combination)
+    return Node(
+        runner,
+        num_blocks=num_blocks,
+        budget=budget,
+        config=config,
+        speculation=speculation,
+        is_async=is_async(combination),
+    )
+
+
+def prefill_node(runner: ModelRunner, combination: Combination) -> Node:
+    """Return a node that sends to a `pressed_node`."""
+    _, speculation = pressed(combination)
+    return Node(
+        runner,
+        num_blocks=12,
+        config=SchedulingConfig(reservation_policy="none"),
+        speculation=speculation,
+        is_async=is_async(combination),
+    )
 
 
 def check_pressure(node: Node, combination: Combination) -> None:

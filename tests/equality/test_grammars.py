@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
-from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from grammars.texts import as_lark
 from pdserve.checkpoints.demo_model import demo_model_folder
@@ -25,7 +24,7 @@ from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import HERMES
 from router.tools.grammars import GrammarWriter
 from router.tools.thinking import ThinkingFormat
-from tests.equality.combinations import pressed
+from tests.equality.combinations import answers_alone, pressed_node
 from tests.support.engine.choices import METHODS, MODES
 from tests.support.models.pressure import (
     Node,
@@ -118,18 +117,7 @@ def requests() -> list[GenerationRequest]:
 def undisturbed(
     runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
 ) -> list[list[int]]:
-    """One request at a time, in a pool that is large enough, without speculation."""
-    answers = []
-    for request in requests:
-        node = Node(
-            runners[0],
-            num_blocks=30,
-            budget=512,
-            config=SchedulingConfig(),
-            speculation=SpeculationConfig(),
-        )
-        answers += answer_together(node, [request])
-    return answers
+    return answers_alone(runners[0], requests)
 
 
 def test_whole_answers_follow_their_grammar(
@@ -159,15 +147,8 @@ def test_one_node_that_preempts(
     undisturbed: list[list[int]],
 ) -> None:
     method, mode, steps = way
-    config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
-    node = Node(
-        runners[0],
-        num_blocks=9,
-        budget=20,
-        config=config,
-        speculation=speculation,
-        is_async=steps == "async",
-    )
+    combination = ("none", "last_in_first_out", mode, method, steps)
+    node = pressed_node(runners[0], combination, num_blocks=9, budget=20)
     assert answer_together(node, requests) == undisturbed
     check_pressure(node, method, mode)
 
@@ -180,8 +161,8 @@ def test_a_handoff(
     undisturbed: list[list[int]],
 ) -> None:
     method, mode = handoff
-    config, speculation = pressed(("none", "last_in_first_out", mode, method, "sync"))
-    prefill = Node(runners[0], num_blocks=12, config=config, speculation=speculation)
-    decode = Node(runners[1], num_blocks=9, config=config, speculation=speculation)
+    combination = ("none", "last_in_first_out", mode, method, "sync")
+    prefill = pressed_node(runners[0], combination, num_blocks=12)
+    decode = pressed_node(runners[1], combination, num_blocks=9)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, method, mode)

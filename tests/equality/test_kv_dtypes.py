@@ -10,19 +10,18 @@ from __future__ import annotations
 import pytest
 
 from common.request import GenerationRequest
-from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.combinations import (
     Combination,
+    answers_alone,
     check_pressure,
-    is_async,
-    pressed,
+    prefill_node,
+    pressed_node,
     requests,
 )
 from tests.support.models.pressure import (
     NUM_DRAFTS,
-    Node,
     answer_together,
     answer_with_handoff,
     load_runner,
@@ -68,19 +67,8 @@ def runners(request: pytest.FixtureRequest, loaded: dict[tuple[str, str], Runner
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    runners: Runners,
-    requests: list[GenerationRequest],
-) -> list[list[int]]:
-    """One request at a time, in a pool that is large enough, without speculation."""
-    answers = []
-    for request in requests:
-        node = Node(
-            runners[0], num_blocks=30, budget=512, config=SchedulingConfig(),
-            speculation=SpeculationConfig(),
-        )  # fmt: skip
-        answers += answer_together(node, [request])
-    return answers
+def undisturbed(runners: Runners, requests: list[GenerationRequest]) -> list[list[int]]:
+    return answers_alone(runners[0], requests)
 
 
 @pytest.mark.parametrize(("runners", "combination"), CASES, indirect=["runners"], ids=str)
@@ -90,20 +78,10 @@ def test_preempted_and_handed_over(
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    config, speculation = pressed(combination)
-    alone = Node(
-        runners[0], num_blocks=7, config=config, speculation=speculation,
-        is_async=is_async(combination),
-    )  # fmt: skip
+    alone = pressed_node(runners[0], combination)
     assert answer_together(alone, requests) == undisturbed
     check_pressure(alone, combination)
-    prefill = Node(
-        runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
-        speculation=speculation,
-    )  # fmt: skip
-    decode = Node(
-        runners[1], num_blocks=7, config=config, speculation=speculation,
-        is_async=is_async(combination),
-    )  # fmt: skip
+    prefill = prefill_node(runners[0], combination)
+    decode = pressed_node(runners[1], combination)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, combination)

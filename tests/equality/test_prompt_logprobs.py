@@ -16,13 +16,13 @@ from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, SamplingParams
-from common.settings.config import SchedulingConfig, SpeculationConfig
+from common.settings.config import SchedulingConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.combinations import pressed
+from tests.equality.combinations import pressed, pressed_node, roomy_node
 from tests.support.models.pressure import (
     Node,
     answer_together,
@@ -81,13 +81,7 @@ def alone(
     """One request at a time, its whole prompt in one step: tokens, and what its prompt has."""
     found = []
     for request in requests:
-        node = Node(
-            runners[0],
-            num_blocks=30,
-            budget=512,
-            config=SchedulingConfig(),
-            speculation=SpeculationConfig(),
-        )
+        node = roomy_node(runners[0])
         (tokens,) = answer_together(node, [request])
         found.append((tokens, node.prompt_logprobs.get(1)))
     return found
@@ -152,15 +146,8 @@ def test_chunks_batches_and_preemption_change_nothing(
     requests: list[GenerationRequest],
     alone: list[tuple[list[int], PromptLogprobs | None]],
 ) -> None:
-    config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
-    node = Node(
-        runners[0],
-        num_blocks=7,
-        budget=budget,
-        config=config,
-        speculation=speculation,
-        is_async=steps == "async",
-    )
+    combination = ("none", "last_in_first_out", mode, method, steps)
+    node = pressed_node(runners[0], combination, budget=budget)
     assert answer_together(node, requests) == [tokens for tokens, _ in alone]
     assert node.scheduler.statistics().counters.num_preemptions > 0
     found = [node.prompt_logprobs.get(number) for number in range(1, len(requests) + 1)]
@@ -173,12 +160,7 @@ def test_a_prefix_that_is_cached_is_computed_again(
     requests: list[GenerationRequest],
     alone: list[tuple[list[int], PromptLogprobs | None]],
 ) -> None:
-    node = Node(
-        runners[0],
-        num_blocks=30,
-        config=SchedulingConfig(),
-        speculation=SpeculationConfig(),
-    )
+    node = roomy_node(runners[0])
     plain = replace(requests[1], sampling=replace(requests[1].sampling, prompt_logprobs=None))
     answer_together(node, [plain])
     sequence = node.add(plain)
@@ -194,11 +176,12 @@ def test_the_node_that_computes_a_prompt_has_them(
     requests: list[GenerationRequest],
     alone: list[tuple[list[int], PromptLogprobs | None]],
 ) -> None:
-    config, speculation = pressed(("none", "last_in_first_out", "swap", "mtp", "sync"))
+    combination = ("none", "last_in_first_out", "swap", "mtp", "sync")
+    _, speculation = pressed(combination)
     prefill = Node(
         runners[0], num_blocks=20, budget=24, config=SchedulingConfig(), speculation=speculation
     )
-    decode = Node(runners[1], num_blocks=7, budget=20, config=config, speculation=speculation)
+    decode = pressed_node(runners[1], combination, budget=20)
     answers = answer_with_handoff(prefill, decode, requests)
     assert answers == [tokens for tokens, _ in alone]
     found = [prefill.prompt_logprobs.get(number) for number in range(1, len(requests) + 1)]
@@ -209,13 +192,7 @@ def test_the_node_that_computes_a_prompt_has_them(
 def test_an_answer_is_as_likely_as_a_prompt_as_it_was_when_it_was_drawn(
     runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
 ) -> None:
-    node = Node(
-        runners[0],
-        num_blocks=30,
-        budget=512,
-        config=SchedulingConfig(),
-        speculation=SpeculationConfig(),
-    )
+    node = roomy_node(runners[0])
     (tokens,) = answer_together(node, [requests[0]])
     said = [one.logprob for one in node.logprobs[1]]
     prompt = requests[0].prompt_token_ids

@@ -16,22 +16,21 @@ import pytest
 from common.kv.token_budget import get_max_chunk_tokens
 from common.nodes import Role
 from common.request import GenerationRequest
-from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.combinations import (
     LEAST_OUTPUT,
     NUM_OUTPUT,
     Combination,
+    answers_alone,
     check_pressure,
-    is_async,
-    pressed,
+    prefill_node,
+    pressed_node,
 )
 from tests.equality.combinations import requests as requests
 from tests.support.engine.choices import FREE_METHODS, MODES, ORDERS, RESERVATIONS
 from tests.support.models.pressure import (
     NUM_DRAFTS,
-    Node,
     answer_together,
     answer_with_handoff,
     demo_runners,
@@ -96,17 +95,7 @@ def undisturbed(
     runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
 ) -> list[list[int]]:
     """Answer one request at a time, in a pool that is large enough, without speculation."""
-    answers = []
-    for request in requests:
-        node = Node(
-            runners[0],
-            num_blocks=30,
-            budget=512,
-            config=SchedulingConfig(),
-            speculation=SpeculationConfig(),
-        )
-        answers += answer_together(node, [request])
-        assert node.scheduler.statistics().counters.num_preemptions == 0
+    answers = answers_alone(runners[0], requests)
     assert LEAST_OUTPUT < len(answers[1]) <= NUM_OUTPUT
     return answers
 
@@ -117,11 +106,7 @@ def test_one_node(
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    config, speculation = pressed(combination)
-    node = Node(
-        runners[0], num_blocks=7, config=config, speculation=speculation,
-        is_async=is_async(combination),
-    )  # fmt: skip
+    node = pressed_node(runners[0], combination)
     assert answer_together(node, requests) == undisturbed
     check_pressure(node, combination)
 
@@ -133,15 +118,8 @@ def test_prefill_to_decode(
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    config, speculation = pressed(combination)
-    prefill = Node(
-        runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
-        speculation=speculation, is_async=is_async(combination),
-    )  # fmt: skip
-    decode = Node(
-        runners[1], num_blocks=7, config=config, speculation=speculation,
-        is_async=is_async(combination),
-    )  # fmt: skip
+    prefill = prefill_node(runners[0], combination)
+    decode = pressed_node(runners[1], combination)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, combination)
 
@@ -173,13 +151,9 @@ def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
     undisturbed: list[list[int]],
 ) -> None:
     combination = ("none", "last_in_first_out", mode, method, "sync")
-    config, speculation = pressed(combination)
-    prefill = Node(
-        runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
-        speculation=speculation,
-    )  # fmt: skip
     most = largest_step(method)
-    decode = Node(small_runner, num_blocks=7, config=config, speculation=speculation, budget=most)
+    prefill = prefill_node(runners[0], combination)
+    decode = pressed_node(small_runner, combination, budget=most)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, combination)
     assert decode.largest_step <= most
@@ -197,9 +171,8 @@ def test_continuing_on_a_node_without_local_prefill(
 ) -> None:
     """Another node began these requests: their prompts and answers so far are computed here."""
     combination = ("none", "last_in_first_out", "recompute", method, "sync")
-    config, speculation = pressed(combination)
     most = largest_step(method)
-    node = Node(small_runner, num_blocks=7, config=config, speculation=speculation, budget=most)
+    node = pressed_node(small_runner, combination, budget=most)
     begun = [
         replace(request, output_token_ids=tuple(answer[: 3 + 4 * i]))
         for i, (request, answer) in enumerate(zip(requests, undisturbed, strict=True))

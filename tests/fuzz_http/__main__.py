@@ -28,6 +28,7 @@ from tests.fuzz_http.answers import Outcome, send
 from tests.fuzz_http.bounds import MIB, Processes, closing_faults
 from tests.fuzz_http.cases import Case, make_case, read_cases, write_cases
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.cluster.watching import Wait, watching
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.stores.redis_server import redis_server
@@ -80,7 +81,7 @@ def fuzz_spec(model: Path) -> ClusterSpec:
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "16")),
         ),
         flags=(
-            *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+            *SMALL_NODES,
             *("--max-model-len", MAX_MODEL_LEN),
         ),
         routers=(("--request-timeout-s", REQUEST_TIMEOUT_S),),

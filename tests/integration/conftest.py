@@ -1,4 +1,7 @@
-"""What clusters of real processes need: Redis, models, keys, a folder for their logs."""
+"""What clusters of real processes need: Redis, models, keys, a folder for their logs.
+
+A module whose fixture `spec` describes a cluster gets it as `cluster`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.keys.keys_init import init_keys
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster, ClusterSpec, running
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.stores.redis_server import RedisServer, redis_server
 
@@ -45,3 +50,28 @@ def keyed_redis(keys: Path) -> Iterator[RedisServer]:
     """A Redis with the users of `keys`."""
     with redis_server(keys=keys) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def _own_cluster(
+    spec: ClusterSpec, cluster_redis: RedisServer, cluster_folder: Path
+) -> Iterator[Cluster]:
+    with running([spec], cluster_redis, cluster_folder) as (cluster,):
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_own_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster of the module's `spec`: it serves when a test begins, and holds nothing at its
+    end."""
+    _own_cluster.mend()
+    yield _own_cluster
+    _own_cluster.mend()
+    _own_cluster.check_settled()
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Api]:
+    """The first router of `cluster`."""
+    with Api(cluster.url, "tiny") as api:
+        yield api

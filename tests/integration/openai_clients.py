@@ -7,9 +7,7 @@ from contextlib import asynccontextmanager
 
 import openai
 
-from tests.support.http.http_edge import (
-    Edge,
-)
+from tests.support.http.http_edge import Edge
 from tests.support.http.http_server import served
 
 

@@ -22,7 +22,8 @@ from common.observing.clock import Clock
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from placement.redis_store import RedisStore
 from router.core.generation import TokenChunk
-from router.dispatch import dispatcher, node_clients, node_pool
+from router.dispatch import dispatcher, node_pool
+from router.dispatch.client import node_clients
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.node_pool import NodePool
 from tests.integration.fake_node import FINGERPRINT, FakeNode

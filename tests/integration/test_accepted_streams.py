@@ -19,7 +19,8 @@ from tests.integration.scripted_cluster import Cluster, asked, tokens, wait_unti
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
-from tests.support.http.http_edge import events, make_edge, tiny_model
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import events, make_edge
 from tests.support.http.http_server import raw_request, served
 
 PATH = "/v1/completions"

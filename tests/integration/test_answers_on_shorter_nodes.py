@@ -17,7 +17,8 @@ from router.core import candidates, flow_actions
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import Cluster, asked, no_placements, tokens, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
-from tests.support.http.http_edge import CONTEXT, Edge, events, make_edge, tiny_model
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import Edge, events, make_edge
 
 LONG, SHORT = CONTEXT, 64
 PATH = "/v1/chat/completions"

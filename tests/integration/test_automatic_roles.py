@@ -18,6 +18,7 @@ from common.nodes import Role
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
@@ -41,12 +42,12 @@ def spec(model: Path) -> ClusterSpec:
             NodeSpec("decode-1", Role.DECODE),
         ),
         flags=(
-            "--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB",
-            "--max-num-seqs", str(NUM_SEATS), "--local-prefill-threshold", "16",
+            *(*SMALL_NODES, "--max-num-seqs", str(NUM_SEATS)),
+            *("--local-prefill-threshold", "16"),
         ),
         routers=(patient,) * 2,
         can_be_slow=True,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

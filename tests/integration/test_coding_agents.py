@@ -14,7 +14,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from router.tools.formats import HERMES
-from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
 
 CONTEXT = 8192

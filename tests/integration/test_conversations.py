@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,48 +12,33 @@ import pytest
 from common.nodes import Role
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api
-from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import prompt_tokens
-from tests.support.stores.redis_server import RedisServer
 
 COMPLETIONS = "/v1/completions"
 
 
-def spec(model: Path) -> ClusterSpec:
+@pytest.fixture(scope="module")
+def spec(tiny_model: Path) -> ClusterSpec:
     """Two nodes of each role, which take turns; a second router goes by what they hold."""
     local = ("--local-prefill-threshold", "0")
     return ClusterSpec(
         name="sessions",
-        model=model,
+        model=tiny_model,
         nodes=(
             NodeSpec("prefill-1", Role.PREFILL),
             NodeSpec("prefill-2", Role.PREFILL),
             NodeSpec("decode-1", Role.DECODE, local),
             NodeSpec("decode-2", Role.DECODE, local),
         ),
-        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        flags=SMALL_NODES,
         routers=(
             ("--placement-policy", "round_robin", "--log-format", "json"),
             ("--placement-policy", "prefix_affinity", "--log-format", "json"),
         ),
         has_patient_routers=True,
     )
-
-
-@pytest.fixture(scope="module")
-def _cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
-) -> Iterator[Cluster]:
-    with running([spec(tiny_model)], cluster_redis, cluster_folder) as (cluster,):
-        yield cluster
-
-
-@pytest.fixture
-def cluster(_cluster: Cluster) -> Iterator[Cluster]:
-    _cluster.mend()
-    yield _cluster
-    _cluster.mend()
-    _cluster.check_settled()
 
 
 class Conversation:

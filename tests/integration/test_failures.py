@@ -77,12 +77,6 @@ def cluster(_fragile_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def api(cluster: Cluster) -> Iterator[Api]:
-    with Api(cluster.url, "tiny") as api:
-        yield api
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool

@@ -16,66 +16,42 @@ from pathlib import Path
 
 import pytest
 
-from common.nodes import Role
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, ApiFailure
-from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.cluster import Cluster, ClusterSpec
+from tests.support.cluster.topologies import relayed_spec
 from tests.support.kv.fault_proxy import KINDS, Fault, FaultProxy
-from tests.support.kv.kv_relay import environ_of_endpoint
 from tests.support.models.tiny_model import prompt_tokens
-from tests.support.stores.redis_server import RedisServer
 
 PROMPT_TOKENS = 400
 NUM_DAMAGED = 16
 
 
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[tuple[FaultProxy, int]]:
-    """It, and the port that it forwards to."""
-    kv_port = free_loopback_port()
-    with closing(FaultProxy(f"tcp://127.0.0.1:{kv_port}")) as proxy:
-        yield proxy, kv_port
+def proxy() -> Iterator[FaultProxy]:
+    with closing(FaultProxy(f"tcp://127.0.0.1:{free_loopback_port()}")) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    proxy: tuple[FaultProxy, int],
-    cluster_redis: RedisServer,
-    cluster_folder: Path,
-    tiny_model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Cluster]:
-    at_start = tmp_path_factory.mktemp("at_start")
-    environ = environ_of_endpoint(at_start, proxy[0].endpoint)
-    decode = ("--local-prefill-threshold", "0", "--kv-port", str(proxy[1]))
-    spec = ClusterSpec(
-        name="faulty_wire",
-        model=tiny_model,
-        nodes=(
-            NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "64")),
-            NodeSpec("decode-1", Role.DECODE, decode, environ),
-        ),
-        flags=(
-            *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
-            *("--kv-transport", "zmq", "--no-enable-prefix-caching"),
-        ),
-    )
-    with running([spec], cluster_redis, cluster_folder) as (cluster,):
-        yield cluster
-        cluster.check_settled()
+def spec(
+    tiny_model: Path, proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory
+) -> ClusterSpec:
+    folder = tmp_path_factory.mktemp("at_start")
+    return relayed_spec("faulty_wire", tiny_model, proxy, folder)
 
 
-def hand_over(api: Api, wire: FaultProxy, salts: Iterator[int]) -> int:
+def hand_over(api: Api, proxy: FaultProxy, salts: Iterator[int]) -> int:
     """Ask until a prompt's KV passes the proxy, and return its bytes.
 
     After a handoff that failed, the router and the prefill node avoid the pair for a pause.
     """
 
     def num_passed() -> int:
-        before = wire.forwarded[0]
+        before = proxy.forwarded[0]
         ask(api, salt=next(salts))
-        passed = wire.forwarded[0] - before
+        passed = proxy.forwarded[0] - before
         return passed if passed > PROMPT_TOKENS * 100 else 0
 
     return wait_until(num_passed, "KV passes the proxy", timeout_s=90.0)
@@ -86,7 +62,7 @@ def ask(api: Api, salt: int) -> Answer:
     return api.complete(prompt, max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
 
 
-def ask_until_fault(api: Api, wire: FaultProxy, salts: Iterator[int]) -> tuple[int, Answer | int]:
+def ask_until_fault(api: Api, proxy: FaultProxy, salts: Iterator[int]) -> tuple[int, Answer | int]:
     """Ask until the fault that is armed happens; return that prompt's salt, and its answer or
     the status of its error.
 
@@ -102,7 +78,7 @@ def ask_until_fault(api: Api, wire: FaultProxy, salts: Iterator[int]) -> tuple[i
             outcomes.append((salt, ask(api, salt)))
         except ApiFailure as failure:
             outcomes.append((salt, failure.error.status))
-        return wire.num_faults > 0
+        return proxy.num_faults > 0
 
     wait_until(has_happened, "the fault happens", timeout_s=90.0)
     return outcomes[-1]
@@ -110,26 +86,24 @@ def ask_until_fault(api: Api, wire: FaultProxy, salts: Iterator[int]) -> tuple[i
 
 @pytest.mark.covers("F19", "F23", "F24", "F28", "F90")
 def test_the_answer_is_right_or_the_error_is_typed(
-    cluster: Cluster, proxy: tuple[FaultProxy, int]
+    cluster: Cluster, api: Api, proxy: FaultProxy
 ) -> None:
     """A fault of each kind, in a prompt of its own."""
-    wire = proxy[0]
     num_right = 0
-    with Api(cluster.url, "tiny") as api:
-        salts = count(1000)
-        for kind in KINDS:
-            num_bytes = hand_over(api, wire, salts)
-            rng = random.Random(f"{kind} between nodes")
-            fault = Fault(kind=kind, at=rng.randrange(num_bytes // 2), mask=4, length=500)
-            wire.arm(fault)
-            salt, answer = ask_until_fault(api, wire, salts)
-            assert wire.num_faults == 1, fault
-            if isinstance(answer, int):
-                assert answer in (502, 503, 504), fault
-            else:
-                assert answer.tokens == ask(api, salt).tokens, fault
-                num_right += 1
-            cluster.check_settled()
+    salts = count(1000)
+    for kind in KINDS:
+        num_bytes = hand_over(api, proxy, salts)
+        rng = random.Random(f"{kind} between nodes")
+        fault = Fault(kind=kind, at=rng.randrange(num_bytes // 2), mask=4, length=500)
+        proxy.arm(fault)
+        salt, answer = ask_until_fault(api, proxy, salts)
+        assert proxy.num_faults == 1, fault
+        if isinstance(answer, int):
+            assert answer in (502, 503, 504), fault
+        else:
+            assert answer.tokens == ask(api, salt).tokens, fault
+            num_right += 1
+        cluster.check_settled()
     # What only broke a connection, or came late, was made good.
     assert num_right >= 4
 
@@ -141,21 +115,19 @@ def handoffs_failed(cluster: Cluster) -> float:
 
 
 @pytest.mark.covers("F24")
-def test_damaged_pieces_cost_no_attempt(cluster: Cluster, proxy: tuple[FaultProxy, int]) -> None:
+def test_damaged_pieces_cost_no_attempt(cluster: Cluster, api: Api, proxy: FaultProxy) -> None:
     """One byte changed in each of many handoffs: the piece comes again, the attempt stays."""
-    wire = proxy[0]
     rng = random.Random("damage")
-    with Api(cluster.url, "tiny") as api:
-        salts = count(2000)
-        num_bytes = hand_over(api, wire, salts)
-        num_before = handoffs_failed(cluster)
-        for _ in range(NUM_DAMAGED):
-            at = rng.randrange(num_bytes // 10, num_bytes * 9 // 10)
-            wire.arm(Fault(kind="corrupt", at=at, mask=1 << rng.randrange(8)))
-            salt, answer = ask_until_fault(api, wire, salts)
-            assert wire.num_faults == 1
-            assert isinstance(answer, Answer)
-            assert answer.tokens == ask(api, salt).tokens
-        # A byte of ZMQ's own framing may be hit, which breaks the connection and no more.
-        assert handoffs_failed(cluster) - num_before <= 1
+    salts = count(2000)
+    num_bytes = hand_over(api, proxy, salts)
+    num_before = handoffs_failed(cluster)
+    for _ in range(NUM_DAMAGED):
+        at = rng.randrange(num_bytes // 10, num_bytes * 9 // 10)
+        proxy.arm(Fault(kind="corrupt", at=at, mask=1 << rng.randrange(8)))
+        salt, answer = ask_until_fault(api, proxy, salts)
+        assert proxy.num_faults == 1
+        assert isinstance(answer, Answer)
+        assert answer.tokens == ask(api, salt).tokens
+    # A byte of ZMQ's own framing may be hit, which breaks the connection and no more.
+    assert handoffs_failed(cluster) - num_before <= 1
     cluster.check_settled()

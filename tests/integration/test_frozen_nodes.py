@@ -18,6 +18,7 @@ from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, Fields
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.support.cluster.slow_serve import HELD_S
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.cluster.watching import TICK_S, CoreQueue
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
@@ -45,7 +46,7 @@ def cluster(
         model=tiny_model,
         keys=request.getfixturevalue("keys") if is_keyed else None,
         nodes=(NodeSpec("mixed-1", Role.MIXED), NodeSpec("mixed-2", Role.MIXED)),
-        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        flags=SMALL_NODES,
         can_be_slow=True,
     )
     with running([spec], redis, cluster_folder) as (cluster,):

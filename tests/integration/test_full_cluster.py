@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from common.nodes import Role
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
 from tests.support.models.tiny_model import prompt_tokens
-from tests.support.stores.redis_server import RedisServer
 
 BLOCK_SIZE = 16
 NUM_SEATS = 2
@@ -19,26 +17,15 @@ SMALL_POOL = ("--block-size", str(BLOCK_SIZE), "--num-threads", "1", "--kv-cache
 
 
 @pytest.fixture(scope="module")
-def small_cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
-) -> Iterator[Cluster]:
+def spec(tiny_model: Path) -> ClusterSpec:
     """The decode node has two seats, and too few blocks for two long answers."""
     seats = ("--max-num-seqs", str(NUM_SEATS), "--local-prefill-threshold", "20")
-    spec = ClusterSpec(
+    return ClusterSpec(
         name="small",
         model=tiny_model,
         nodes=(NodeSpec("prefill-1", Role.PREFILL), NodeSpec("decode-1", Role.DECODE, seats)),
         flags=SMALL_POOL,
     )
-    with running([spec], cluster_redis, cluster_folder) as (cluster,):
-        yield cluster
-
-
-@pytest.fixture
-def api(small_cluster: Cluster) -> Iterator[Api]:
-    with Api(small_cluster.url, "tiny") as api:
-        yield api
-    small_cluster.check_settled()
 
 
 def answers_alone(api: Api, requests: list[Fields]) -> list[Answer | ApiFailure]:
@@ -58,8 +45,8 @@ def test_a_full_cluster_answers_everybody(api: Api) -> None:
 
 
 @pytest.mark.covers("F46")
-def test_preempted_answers_are_the_same(small_cluster: Cluster, api: Api) -> None:
-    num_blocks = small_cluster.status("decode-1").num_blocks
+def test_preempted_answers_are_the_same(cluster: Cluster, api: Api) -> None:
+    num_blocks = cluster.status("decode-1").num_blocks
     num_tokens = 80 * BLOCK_SIZE
     assert NUM_SEATS * num_tokens > num_blocks * BLOCK_SIZE > num_tokens, "two do not fit, one does"
     ways: list[Fields] = [
@@ -75,10 +62,8 @@ def test_preempted_answers_are_the_same(small_cluster: Cluster, api: Api) -> Non
     assert together == answers_alone(api, requests)
 
 
-def test_a_prompt_larger_than_the_pool_is_refused_in_words(
-    small_cluster: Cluster, api: Api
-) -> None:
-    num_tokens = small_cluster.status("decode-1").num_blocks * BLOCK_SIZE
+def test_a_prompt_larger_than_the_pool_is_refused_in_words(cluster: Cluster, api: Api) -> None:
+    num_tokens = cluster.status("decode-1").num_blocks * BLOCK_SIZE
     with pytest.raises(ApiFailure) as failure:
         api.complete(prompt_tokens(num_tokens + 1), max_tokens=1)
     error = failure.value.error

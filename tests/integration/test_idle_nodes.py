@@ -10,8 +10,8 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
+from router.dispatch.client.node_clients import NodeClient
 from router.dispatch.liveness.pace import IDLE, IDLE_TICKS, WIDE
-from router.dispatch.node_clients import NodeClient
 from tests.integration.fake_node import FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_server import eventually

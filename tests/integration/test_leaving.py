@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from pdserve.local_cluster.child_process import ending_with_parent
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.support.cluster.books import Books
-from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
 from tests.support.cluster.processes import role_environment
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.grammars import schemas
 from tests.support.models.tiny_model import prompt_tokens
-from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.endurance
 
@@ -40,60 +39,40 @@ DRAIN_S = 120.0
 SHORT_DRAIN_S = 0.3
 LONG = 1500
 """Tokens: they take more than a minute while nodes are slow."""
+NUM_CLIENTS = 4
 SOON_S = 60.0
 """How soon whoever has nothing to do any more is gone: long before its time to drain is over."""
 
 
-def spec(model: Path) -> ClusterSpec:
+@pytest.fixture(scope="module")
+def spec(tiny_model: Path) -> ClusterSpec:
     """Two of each role and two routers; `decode-2` hands over almost at once."""
     drain = ("--drain-timeout-s", str(DRAIN_S))
     short = ("--drain-timeout-s", str(SHORT_DRAIN_S))
     local = ("--local-prefill-threshold", "0")
     return ClusterSpec(
         name="draining",
-        model=model,
+        model=tiny_model,
         nodes=(
             NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "32", *drain)),
             NodeSpec("prefill-2", Role.PREFILL, ("--max-num-batched-tokens", "32", *drain)),
             NodeSpec("decode-1", Role.DECODE, (*local, *drain)),
             NodeSpec("decode-2", Role.DECODE, (*local, *short)),
         ),
-        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        flags=SMALL_NODES,
         # In turn, so that each decode node gets its share whatever it has in its cache.
         routers=(("--placement-policy", "round_robin", *drain),) * 2,
         can_be_slow=True,
     )
 
 
-@pytest.fixture(scope="module")
-def _cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
-) -> Iterator[Cluster]:
-    with running([spec(tiny_model)], cluster_redis, cluster_folder) as (cluster,):
-        yield cluster
-
-
-@pytest.fixture
-def cluster(_cluster: Cluster) -> Iterator[Cluster]:
-    _cluster.mend()
-    yield _cluster
-    _cluster.mend()
-    _cluster.check_settled()
-
-
-@pytest.fixture
-def api(cluster: Cluster) -> Iterator[Api]:
-    with Api(cluster.url, "tiny") as api:
-        yield api
-
-
 class Load:
     """Clients that ask one thing after another until they are told to stop."""
 
-    def __init__(self, api: Api, *, length: int, max_tokens: int, num_clients: int = 4) -> None:
+    def __init__(self, api: Api, *, length: int, max_tokens: int) -> None:
         self._api = api
         self._is_over = threading.Event()
-        self._threads = ThreadPoolExecutor(num_clients)
+        self._threads = ThreadPoolExecutor(NUM_CLIENTS)
         self._fields: list[Fields] = [
             {
                 "prompt": prompt_tokens(length + 7 * i, salt=60 + i),
@@ -101,11 +80,11 @@ class Load:
                 "seed": i,
                 **SAMPLED,
             }
-            for i in range(num_clients)
+            for i in range(NUM_CLIENTS)
         ]
         self.wanted = [api.complete(**fields) for fields in self._fields]
         self.num_asked = 0
-        self._running = [self._threads.submit(self._ask, i) for i in range(num_clients)]
+        self._running = [self._threads.submit(self._ask, i) for i in range(NUM_CLIENTS)]
 
     def _ask(self, i: int) -> list[Answer | ApiFailure]:
         answers: list[Answer | ApiFailure] = []

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.nodes import Role
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
 from tests.support.cluster.processes import role_environment
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import prompt_tokens
-from tests.support.stores.redis_server import RedisServer
 
 NUM_MOVES = 50
 NUM_CLIENTS = 6
@@ -29,44 +28,21 @@ ROLES = ("prefill", "decode", "mixed")
 PATH = "/v1/cluster/role"
 
 
-def spec(model: Path) -> ClusterSpec:
+@pytest.fixture(scope="module")
+def spec(tiny_model: Path) -> ClusterSpec:
     """Two routers; `fixed` was started without room for prompts in its steps."""
     return ClusterSpec(
         name="roles",
-        model=model,
+        model=tiny_model,
         nodes=(
             NodeSpec("mixed-1", Role.MIXED),
             NodeSpec("prefill-1", Role.PREFILL),
             NodeSpec("decode-1", Role.DECODE, ("--speculative-method", "ngram")),
             NodeSpec("fixed", Role.DECODE, ("--local-prefill-threshold", "0")),
         ),
-        flags=(
-            "--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB",
-            "--max-num-seqs", "4", "--max-num-batched-tokens", "64",
-        ),
+        flags=(*SMALL_NODES, "--max-num-seqs", "4", "--max-num-batched-tokens", "64"),
         routers=(("--placement-policy", "round_robin"),) * 2,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def _cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
-) -> Iterator[Cluster]:
-    with running([spec(tiny_model)], cluster_redis, cluster_folder) as (cluster,):
-        yield cluster
-
-
-@pytest.fixture
-def cluster(_cluster: Cluster) -> Iterator[Cluster]:
-    _cluster.mend()
-    yield _cluster
-    _cluster.check_settled()
-
-
-@pytest.fixture
-def api(cluster: Cluster) -> Iterator[Api]:
-    with Api(cluster.url, "tiny") as api:
-        yield api
+    )
 
 
 def give(api: Api, node_id: str, role: str) -> httpx.Response:

@@ -22,12 +22,12 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
-from router.dispatch import node_calls, node_messages, stream_calls
-from router.dispatch.fairness import OUTPUTS_AT_ONCE, PARTS, TURNS_FOR_OTHERS, part_size
+from router.dispatch.client import node_calls, node_messages, stream_calls
+from router.dispatch.client.fairness import OUTPUTS_AT_ONCE, PARTS, TURNS_FOR_OTHERS, part_size
+from router.dispatch.client.node_clients import NodeClient
+from router.dispatch.client.stream_calls import Caller, UnsentCalls
 from router.dispatch.liveness.pace import USUAL, WIDE
 from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
-from router.dispatch.node_clients import NodeClient
-from router.dispatch.stream_calls import Caller, UnsentCalls
 from tests.integration.fake_node import FakeNode, record_of
 from tests.integration.patient_pings import have_patience
 from tests.support import key_folders

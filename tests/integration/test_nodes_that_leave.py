@@ -10,7 +10,7 @@ from common.nodes import Role
 from placement.store import LiveNode, PlacementUnavailable
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import DrainingNode, drain_node
-from router.dispatch import node_clients
+from router.dispatch.client import node_clients
 from router.dispatch.node_pool import NodePool
 from tests.integration.scripted_cluster import LEASE_S, Cluster, asked, start, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster

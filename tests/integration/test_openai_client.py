@@ -16,17 +16,17 @@ from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
 from tests.integration.openai_clients import client_of
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.http.http_edge import (
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import make_edge
+from tests.support.http.http_server import served
+from tests.support.http.scripted_generator import (
     TURNS_TO_THE_CLIENT,
     Call,
     chunks,
     fails,
     hangs_after,
-    make_edge,
     says,
-    tiny_model,
 )
-from tests.support.http.http_server import served
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hi"}]
 

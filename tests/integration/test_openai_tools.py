@@ -13,7 +13,8 @@ from common.request import FinishReason
 from router.tools.formats import HERMES
 from tests.integration.openai_clients import client_of
 from tests.support.http import tool_models
-from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
 
 PARIS = '{"city": "Paris"}'

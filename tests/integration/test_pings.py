@@ -19,8 +19,8 @@ from common.files.keys_folder import Keys
 from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
 from protos.transport_security import open_channel
+from router.dispatch.client.node_clients import CHANNEL_OPTIONS
 from router.dispatch.liveness.pings import PING_INTERVAL_MS, Pings
-from router.dispatch.node_clients import CHANNEL_OPTIONS
 from tests.integration.patient_pings import have_patience
 from tests.support.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
 from tests.support.kv.tcp_proxy import TcpProxy

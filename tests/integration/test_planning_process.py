@@ -26,7 +26,7 @@ from router.http.errors import api_error
 from router.text.text_model import TextModel
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.processes import is_alive
-from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
+from tests.support.http.edge_model import CONTEXT, tiny_model, write_model_folder
 
 CHAT, COMPLETION = RequestKind.CHAT, RequestKind.COMPLETION
 SEED = 77

@@ -13,7 +13,7 @@ from common.request import GenerationRequest
 from pdserve.local_cluster.free_ports import free_loopback_port
 from protos import pdserve_node_pb2 as pb
 from router.core.prefix_sources import WAIT_S
-from router.dispatch.stream_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
+from router.dispatch.client.stream_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import PROMPT, Cluster, asked, start, wait_until
 from tests.integration.scripted_cluster import (

@@ -15,6 +15,7 @@ from common.nodes import Role
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Answer, Api, Fields
 from tests.support.cluster.cluster import START_TIMEOUT_S, Cluster, ClusterSpec, NodeSpec
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_topologies import FailoverPair, redis_cluster, watched_redis
 
@@ -43,7 +44,7 @@ def cluster_without_newcomer(
             NodeSpec("decode-1", Role.DECODE, decode),
             NodeSpec(NEWCOMER, Role.DECODE, decode),
         ),
-        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        flags=SMALL_NODES,
         can_be_slow=True,
     )
     cluster = Cluster(spec, pair, folder)

@@ -10,7 +10,7 @@ from common.errors import NodeLost, PdserveError
 from common.nodes import Role
 from router.cluster.drain import drain_node
 from router.cluster.role import MovedNode, give_role
-from router.dispatch.calls_beside import CallsBeside
+from router.dispatch.client.calls_beside import CallsBeside
 from router.http.errors import ApiError
 from tests.integration.scripted_cluster import Cluster
 from tests.integration.scripted_cluster import (

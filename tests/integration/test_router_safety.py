@@ -28,9 +28,10 @@ from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.http.server import GRACE_S, bind_http, serve_http
 from tests.integration.fake_node import IDLE, FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import make_edge, never_ends
+from tests.support.http.http_edge import make_edge
 from tests.support.http.http_server import eventually, raw_request
 from tests.support.http.read_answer import read
+from tests.support.http.scripted_generator import never_ends
 from tests.support.nodes.node_views import placing
 from tests.support.observing.live_readings import scaling
 from tests.support.stores.memory_store import MemoryStore

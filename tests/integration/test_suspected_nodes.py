@@ -11,7 +11,7 @@ from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
-from router.dispatch.calls_beside import CallsBeside
+from router.dispatch.client.calls_beside import CallsBeside
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.liveness.pace import USUAL
 from tests.integration.fake_node import FakeNode

@@ -10,6 +10,7 @@ import pytest
 from common.nodes import Role
 from tests.support.browser import Browser, Tab, find_chromium, running_browser
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.stores.redis_server import redis_server
 
@@ -48,7 +49,7 @@ def page_cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> 
             NodeSpec("prefill-1", Role.PREFILL),
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0")),
         ),
-        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        flags=SMALL_NODES,
         can_be_slow=True,
     )
     with redis_server() as redis, running([spec], redis, Path(folder)) as (cluster,):

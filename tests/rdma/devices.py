@@ -44,13 +44,11 @@ def shared_pool(layout: KVLayout, num_blocks: int) -> Bytes:
     return memory.reshape(shape_of_bytes(layout, num_blocks))
 
 
-def wait_until(
-    is_so: Callable[[], bool], what: str, within_s: float = WAIT_S, every_s: float = 0.01
-) -> None:
+def wait_until(is_so: Callable[[], bool], what: str, every_s: float = 0.01) -> None:
     """Wait for something that the kernel or a library does without a notification."""
-    deadline_at_s = time.monotonic() + within_s
+    deadline_at_s = time.monotonic() + WAIT_S
     while not is_so():
-        assert time.monotonic() < deadline_at_s, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < deadline_at_s, f"not within {WAIT_S:g} s: {what}"
         time.sleep(every_s)
 
 

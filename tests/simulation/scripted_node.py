@@ -203,6 +203,19 @@ class Node(SimulatedNode):
         has_job = self.disk is not None and self.disk.is_busy
         return bool(self.has_unread or self.runner.copies or has_job)
 
+    def num_computed(self) -> int:
+        """Return how many tokens of prompts it has computed."""
+        return self.scheduler.statistics().counters.num_chunk_tokens
+
+    def pulls(self) -> dict[str, int]:
+        """Return what became of its pulls; what did not happen is left out."""
+        counted = self.scheduler.statistics().counters.pulls
+        return {outcome: count for outcome, count in counted.items() if count}
+
+    def sent(self) -> dict[str, int]:
+        """Return the blocks that it has sent to nodes that pulled them, by tier."""
+        return self.scheduler.statistics().counters.prefix_blocks_sent
+
     def put(self, message: Message) -> None:
         """Take a message: it is read in the next turn."""
         self.has_unread = True

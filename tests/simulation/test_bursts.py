@@ -19,6 +19,7 @@ from router.core.membership import Membership
 from router.core.placement import Placer
 from router.core.policies.query import Query
 from tests.support.examples import everyday
+from tests.support.nodes.node_records import record
 
 LEASE_S = 5.0
 EVERY_S = LEASE_S / 4
@@ -83,19 +84,8 @@ class BurstCluster:
             self.members.on_heard(node)
 
     def _node(self, rng: random.Random, node_id: str, role: Role) -> SimulatedNode:
-        record = NodeRecord(
-            node_id=node_id,
-            epoch=1,
-            role=role,
-            control_address="127.0.0.1:1",
-            model="m",
-            fingerprint="f",
-            block_size=16,
-            num_blocks=2000,
-            max_num_seqs=32,
-            max_model_len=2000,
-        )
-        node = SimulatedNode(record, rng.uniform(0, EVERY_S))
+        sizes = {"block_size": 16, "num_blocks": 2000, "max_num_seqs": 32, "max_model_len": 2000}
+        node = SimulatedNode(record(node_id, role, **sizes), rng.uniform(0, EVERY_S))
         node.reported = node.load()
         return node
 

@@ -55,20 +55,15 @@ class Leaving(World):
     def ask_q(self, prompt: tuple[int, ...]) -> int:
         """Ask `q`; return how much of the prompt it computed."""
         self.router.prefill = OTHER
-        before = self.q.scheduler.statistics().counters.num_chunk_tokens
+        before = self.q.num_computed()
         assert_finished(self, self.ask(prompt, max_tokens=3, name=f"at q {len(prompt)}"))
-        return self.q.scheduler.statistics().counters.num_chunk_tokens - before
+        return self.q.num_computed() - before
 
 
 def first(world: World, max_tokens: int = 3) -> Asked:
     asked = world.ask(PROMPT, max_tokens=max_tokens, name="first")
     assert_finished(world, asked)
     return asked
-
-
-def pulls(node: Node) -> dict[str, int]:
-    counted = node.scheduler.statistics().counters.pulls
-    return {outcome: count for outcome, count in counted.items() if count}
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
@@ -84,7 +79,7 @@ def test_what_a_prefill_node_had_is_found_on_another_one(
     assert len(offered) == NUM_BLOCKS
     world.fetch(world.p, offered)
     world.settle()
-    assert pulls(world.q) == {"landed": -(-NUM_BLOCKS // part)}
+    assert world.q.pulls() == {"landed": -(-NUM_BLOCKS // part)}
     world.leave(world.p)
     assert world.ask_q((*PROMPT, 1, 2)) == len(PROMPT) + 2 - 4 * NUM_BLOCKS
 
@@ -180,7 +175,7 @@ def test_what_is_there_is_not_pulled_again() -> None:
     world.ask_q(PROMPT)
     world.fetch(world.p, world.drain(world.p))
     world.settle()
-    assert pulls(world.q) == {}
+    assert world.q.pulls() == {}
 
 
 def test_two_routers_fetch_once() -> None:
@@ -190,7 +185,7 @@ def test_two_routers_fetch_once() -> None:
     world.fetch(world.p, offered)
     world.fetch(world.p, offered)
     world.settle()
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     world.leave(world.p)
 
 
@@ -204,7 +199,7 @@ def test_no_more_than_half_of_what_is_free_is_filled(
     first(world)
     world.fetch(world.p, world.drain(world.p))
     world.settle()
-    assert pulls(world.q) == {"landed": -(-3 // part)}
+    assert world.q.pulls() == {"landed": -(-3 // part)}
     assert world.q.scheduler.pool.counts().cached == 3
 
 
@@ -214,7 +209,7 @@ def test_a_block_that_is_gone_ends_its_part() -> None:
     offered = world.drain(world.p)
     world.fetch(world.p, (*offered[:2], bytes(16), *offered[2:]))
     world.settle()
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     world.leave(world.p)
     assert world.ask_q(PROMPT) == len(PROMPT) - 8
 
@@ -254,10 +249,10 @@ def test_prompts_are_served_meanwhile_and_wait_for_no_part() -> None:
     asked = world.ask(PROMPT, max_tokens=3, name="meanwhile")
     world.settle()
     assert asked.outcomes == ["finished"], "it pulls for itself"
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     world.advance(6.0)
     assert_finished(world, asked)
-    assert pulls(world.q) == {"landed": 1, "failed": 1}
+    assert world.q.pulls() == {"landed": 1, "failed": 1}
 
 
 def test_a_node_that_leaves_too_takes_nothing_over() -> None:
@@ -269,7 +264,7 @@ def test_a_node_that_leaves_too_takes_nothing_over() -> None:
     world.fetch(world.p, offered)
     world.to_nodes.append((DECODE, FetchBlocks(ROUTER, PREFILL, offered)))
     world.settle()
-    assert pulls(world.q) == pulls(world.d) == {}
+    assert world.q.pulls() == world.d.pulls() == {}
     assert world.q.num_drained == 1
 
 

@@ -102,7 +102,7 @@ def test_a_transfer_that_fails_after_token_0_is_a_typed_end() -> None:
 
 
 @pytest.mark.parametrize("leaving", [PREFILL, DECODE], ids=str)
-def test_the_node_that_ends_a_handoff_tells_the_router_and_the_other_one_does_not(
+def test_one_end_of_a_handoff_tells_the_router_and_the_other_does_not(
     leaving: Incarnation,
 ) -> None:
     world = World(prefill=NodeSize(budget=4))

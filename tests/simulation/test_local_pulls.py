@@ -9,7 +9,7 @@ import pytest
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from node.flow.messages import FetchBlocks, PullRefused
-from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
@@ -50,11 +50,6 @@ def the_next(world: TwoMixed | ShortPrompts, **given: Any) -> Asked:
     return world.ask((*SHARED, 1, 2, 3), name="next", **given)
 
 
-def pulls(node: Node) -> dict[str, int]:
-    counted = node.scheduler.statistics().counters.pulls
-    return {outcome: count for outcome, count in counted.items() if count}
-
-
 @pytest.mark.covers("F135")
 @pytest.mark.parametrize("is_one_sided", [False, True])
 @pytest.mark.parametrize("way", WAYS)
@@ -66,7 +61,7 @@ def test_what_another_node_has_is_pulled(
     world.network.is_one_sided = is_one_sided
     assert_finished(world, the_next(world, **way))
     counters = world.receiver.scheduler.statistics().counters
-    assert pulls(world.receiver) == {"landed": 1}
+    assert world.receiver.pulls() == {"landed": 1}
     assert counters.num_pulled_tokens == NUM_HELD
     assert counters.num_chunk_tokens == len(SHARED) + 3 - NUM_HELD
 
@@ -79,7 +74,7 @@ def test_a_source_that_is_gone_is_not_waited_for(make: type[TwoMixed | ShortProm
     world.kill(world.holder, is_noticed=False)
     world.notice(world.holder.me)
     assert_finished(world, asked)  # no time has passed
-    assert pulls(world.receiver) == {"failed": 1}
+    assert world.receiver.pulls() == {"failed": 1}
 
 
 @pytest.mark.parametrize("num_steps", range(1, 10, everyday(3, of=1)))
@@ -124,7 +119,7 @@ def test_what_a_node_that_leaves_has_is_fetched(make: type[TwoMixed | ShortPromp
     world.to_nodes.append((world.receiver.me, PullRefused(1)))
     world.settle()
     world.router.source = None
-    before = world.receiver.scheduler.statistics().counters.num_chunk_tokens
+    before = world.receiver.num_computed()
     assert_finished(world, the_next(world))
-    after = world.receiver.scheduler.statistics().counters.num_chunk_tokens
+    after = world.receiver.num_computed()
     assert after - before < len(SHARED)

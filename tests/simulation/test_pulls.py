@@ -23,9 +23,9 @@ def world_that_pulls(**given: object) -> World:
     return world
 
 
-def first_turn(world: World, length: int = 9, max_tokens: int = 16) -> tuple[int, ...]:
+def first_turn(world: World, max_tokens: int = 16) -> tuple[int, ...]:
     """An answered request; returns the prompt of the next turn, which the decode node knows."""
-    asked = world.ask(length, max_tokens=max_tokens, name="first")
+    asked = world.ask(9, max_tokens=max_tokens, name="first")
     assert_finished(world, asked)
     return (*asked.request.prompt_token_ids, *asked.answer(), *make_prompt(3, 5))
 
@@ -34,32 +34,18 @@ def next_turn(world: World, prompt: tuple[int, ...], **given: object) -> Asked:
     return world.ask(prompt, max_tokens=6, name="next", **given)
 
 
-def pulls(world: World) -> dict[str, int]:
-    """What became of the pulls of the prefill node; those that did not happen are left out."""
-    counted = world.p.scheduler.statistics().counters.pulls
-    return {outcome: count for outcome, count in counted.items() if count}
-
-
-def num_drained(world: World) -> int:
-    return world.d.num_drained
-
-
-def num_computed(world: World) -> int:
-    return world.p.scheduler.statistics().counters.num_chunk_tokens
-
-
 def test_a_prefill_node_computes_only_what_is_new() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
-    before = num_computed(world)
+    before = world.p.num_computed()
     world.p.flow.attempts.keep_ended()
     asked = next_turn(world, prompt)
     assert_finished(world, asked)
-    assert pulls(world) == {"landed": 1}
+    assert world.p.pulls() == {"landed": 1}
     (ended,) = world.p.flow.attempts.take_ended()
     assert (ended.num_pulled_tokens, ended.sequence.num_cached_tokens) == (16, 24)
     num_cached = (9 + 16 - 1) // BLOCK_SIZE * BLOCK_SIZE
-    assert num_computed(world) - before == len(prompt) - num_cached
+    assert world.p.num_computed() - before == len(prompt) - num_cached
     # The first prompt's whole blocks were computed here.
     assert world.p.scheduler.statistics().counters.num_pulled_tokens == num_cached - 8
 
@@ -67,17 +53,17 @@ def test_a_prefill_node_computes_only_what_is_new() -> None:
 def test_without_leave_nothing_is_pulled() -> None:
     world = World()
     prompt = first_turn(world)
-    before = num_computed(world)
+    before = world.p.num_computed()
     assert_finished(world, next_turn(world, prompt))
-    assert pulls(world) == {}
-    assert num_computed(world) - before == len(prompt) - 8
+    assert world.p.pulls() == {}
+    assert world.p.num_computed() - before == len(prompt) - 8
 
 
 def test_what_is_cached_here_is_not_pulled() -> None:
     world = world_that_pulls()
     prompt = first_turn(world, max_tokens=2)
     assert_finished(world, next_turn(world, prompt))
-    assert pulls(world) == {}
+    assert world.p.pulls() == {}
 
 
 def test_a_pull_that_costs_more_than_computing_is_declined_and_tried_again_later() -> None:
@@ -85,7 +71,7 @@ def test_a_pull_that_costs_more_than_computing_is_declined_and_tried_again_later
     prompt = first_turn(world)
     world.token_s = 0.0
     assert_finished(world, next_turn(world, prompt))
-    assert pulls(world) == {"declined": 1}
+    assert world.p.pulls() == {"declined": 1}
 
 
 @pytest.mark.parametrize(("num_before", "outcome"), [(5, "declined"), (30, "landed")])
@@ -95,7 +81,7 @@ def test_a_prompt_that_would_wait_here_is_pulled_meanwhile(num_before: int, outc
     world.token_s = world.pull_cost.expected_s(16) / 40
     before = world.ask(num_before, max_tokens=4, seed=3, name="before")
     assert_finished(world, before, next_turn(world, prompt))
-    assert pulls(world) == {outcome: 1}
+    assert world.p.pulls() == {outcome: 1}
 
 
 def test_no_room_is_no_reason_to_wait() -> None:
@@ -106,7 +92,7 @@ def test_no_room_is_no_reason_to_wait() -> None:
     asked = next_turn(world, prompt)
     for _ in range(4):
         world.step(frames=False)
-    assert pulls(world) == {"no_room": 1}
+    assert world.p.pulls() == {"no_room": 1}
     assert_finished(world, sent, asked)
 
 
@@ -121,7 +107,7 @@ def test_a_source_that_never_sends_is_waited_for_a_moment() -> None:
     assert len(world.p.scheduler.prefix_transfers) == 1
     world.advance(6.0)
     assert_finished(world, asked)
-    assert pulls(world) == {"failed": 1}
+    assert world.p.pulls() == {"failed": 1}
 
 
 def test_a_source_that_gives_up_is_not_waited_for_and_is_asked_again() -> None:
@@ -132,10 +118,10 @@ def test_a_source_that_gives_up_is_not_waited_for_and_is_asked_again() -> None:
     [token] = world.d.connector.transfers
     world.d.connector.abort(token)
     assert_finished(world, asked)
-    assert pulls(world) == {"missed": 1}
+    assert world.p.pulls() == {"missed": 1}
     again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
     assert_finished(world, again)
-    assert pulls(world) == {"missed": 1, "landed": 1}
+    assert world.p.pulls() == {"missed": 1, "landed": 1}
 
 
 def test_a_commit_for_other_tokens_is_not_believed() -> None:
@@ -150,7 +136,7 @@ def test_a_commit_for_other_tokens_is_not_believed() -> None:
         if frame.kind == "commit" and frame.receiver == PREFILL:
             frame.commit = Commit(num_tokens=4, first_token_id=0)
     assert_finished(world, asked)
-    assert pulls(world) == {"failed": 1}
+    assert world.p.pulls() == {"failed": 1}
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
@@ -195,7 +181,7 @@ def test_blocks_that_a_sender_may_still_write_stay_quarantined(is_late: bool) ->
     for token in list(world.p.connector.quarantined):
         world.p.connector.fence(token)
     assert_finished(world, asked)
-    assert pulls(world) == {"failed": 1}
+    assert world.p.pulls() == {"failed": 1}
 
 
 @pytest.mark.parametrize("who", ["p", "d"])
@@ -209,7 +195,7 @@ def test_a_copy_that_fails_costs_the_pull(who: str) -> None:
     world.settle()
     world.advance(30.0)
     assert_finished(world, asked)
-    assert pulls(world) == {"failed" if who == "p" else "missed": 1}
+    assert world.p.pulls() == {"failed" if who == "p" else "missed": 1}
 
 
 def test_a_drained_source_sends_before_it_leaves() -> None:
@@ -219,11 +205,11 @@ def test_a_drained_source_sends_before_it_leaves() -> None:
     world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
     world.d.inbox.put(Drain(100.0))
     world.d.turn()
-    assert num_drained(world) == 0
+    assert world.d.num_drained == 0
     assert_finished(world, asked)
     world.d.turn()
-    assert num_drained(world) == 1
-    assert pulls(world) == {"landed": 1}
+    assert world.d.num_drained == 1
+    assert world.p.pulls() == {"landed": 1}
 
 
 def test_a_source_whose_attempt_is_over_leaves_when_nobody_reads_its_blocks() -> None:
@@ -237,11 +223,11 @@ def test_a_source_whose_attempt_is_over_leaves_when_nobody_reads_its_blocks() ->
     for _ in range(3):
         world.step(frames=False)
     assert len(world.d.flow.attempts) == 0
-    assert num_drained(world) == 0, "its blocks are read"
+    assert world.d.num_drained == 0, "its blocks are read"
     world.to_the_node(PREFILL, AbortAttempt(ROUTER, (asked.request.id,)))
     world.settle()
     world.d.turn()
-    assert num_drained(world) == 1
+    assert world.d.num_drained == 1
 
 
 def test_the_landing_of_an_aborted_prompt_is_closed_at_once() -> None:
@@ -267,14 +253,14 @@ def test_a_node_that_is_asked_again_changes_nothing(is_one_sided: bool) -> None:
     [message] = [m for _, m in world.to_nodes if isinstance(m, SendBlocks)]
     world.d.inbox.put(message)
     world.step_until(lambda: bool(asked.tokens))
-    assert pulls(world) == {"landed": 1}
+    assert world.p.pulls() == {"landed": 1}
     cached = world.p.runner.kv_bytes[:, :, list(message.ticket.target_block_ids)].copy()
     world.d.inbox.put(message)  # its landing is over, and its blocks may be another's
     world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
     assert_finished(world, asked)
     now = world.p.runner.kv_bytes[:, :, list(message.ticket.target_block_ids)]
     assert (now == cached).all()
-    assert pulls(world) == {"landed": 1}
+    assert world.p.pulls() == {"landed": 1}
 
 
 def test_costs_are_corrected_by_what_pulls_take() -> None:
@@ -379,8 +365,8 @@ def test_what_failed_to_come_is_computed_at_once_the_next_time() -> None:
     assert_finished(world, asked)
     again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
     assert_finished(world, again)
-    assert pulls(world) == {"failed": 1, "avoided": 1}
+    assert world.p.pulls() == {"failed": 1, "avoided": 1}
     world.advance(31.0)
     last = world.ask((*again.request.prompt_token_ids, *again.answer(), 8), max_tokens=2)
     assert_finished(world, last)
-    assert pulls(world) == {"failed": 1, "avoided": 1, "landed": 1}
+    assert world.p.pulls() == {"failed": 1, "avoided": 1, "landed": 1}

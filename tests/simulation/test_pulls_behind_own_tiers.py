@@ -16,7 +16,7 @@ from node.flow.pause import FIRST_PAUSE_S
 from node.flow.pulls import pull_cost
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.three_nodes import Three, pulls
+from tests.simulation.three_nodes import Three
 from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
@@ -55,7 +55,7 @@ class Own(World):
             host_pool.release(host_pool.allocate(host_pool.num_available))
         assert all((host_pool.find(one) is None) == has_disk for one in self.own)
         self.router.prefill, self.router.source = OTHER, PrefixSource(PREFILL, len(SHARED))
-        self.num_computed = self.q.scheduler.statistics().counters.num_chunk_tokens
+        self.num_computed = self.q.num_computed()
 
     def _use(self, node: Incarnation, prompt: tuple[int, ...]) -> None:
         """Have a node use a prompt twice."""
@@ -70,15 +70,7 @@ class Own(World):
 
     def computed(self) -> int:
         """The tokens of prompts that `q` has computed of late."""
-        return self.q.scheduler.statistics().counters.num_chunk_tokens - self.num_computed
-
-    def sent(self) -> int:
-        return self.p.scheduler.statistics().counters.prefix_blocks_sent["pool"]
-
-    def pulls(self) -> dict[str, int]:
-        """What became of the pulls of `q`; what did not happen is left out."""
-        counted = self.q.scheduler.statistics().counters.pulls
-        return {outcome: count for outcome, count in counted.items() if count}
+        return self.q.num_computed() - self.num_computed
 
     def found(self) -> dict[str, int]:
         return self.q.scheduler.statistics().counters.prefix_blocks_found
@@ -96,8 +88,8 @@ def test_only_what_is_in_no_own_tier_is_pulled(
         world.q.disk.num_polls = 5 * num_polls
     before = world.found()
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"landed": 1}
-    assert world.sent() == NUM_SHARED - num_own
+    assert world.q.pulls() == {"landed": 1}
+    assert world.p.sent()["pool"] == NUM_SHARED - num_own
     assert world.computed() == 1
     assert world.found()[tier] - before[tier] == num_own
     assert world.found()["pool"] - before["pool"] == NUM_SHARED - num_own
@@ -114,14 +106,14 @@ def test_only_what_is_pulled_counts_as_read_by_the_source(
     world.token_s = 1.2 * least_s / BLOCK_SIZE
     assert cost.expected_s(BLOCK_SIZE + len(SHARED)) > 1.5 * least_s
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_is_all_in_an_own_tier_is_not_pulled(tier: str, tmp_path: Path) -> None:
     world = Own(tier, tmp_path, num_own=NUM_SHARED)
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {}
+    assert world.q.pulls() == {}
     assert world.computed() == 1
 
 
@@ -140,8 +132,8 @@ def test_a_disk_that_is_left_alone_is_no_tier(tmp_path: Path) -> None:
     asked = world.ask_q()
     world.settle()
     assert asked.outcomes == ["finished"]
-    assert world.pulls() == {"landed": 1}
-    assert world.sent() == NUM_SHARED
+    assert world.q.pulls() == {"landed": 1}
+    assert world.p.sent()["pool"] == NUM_SHARED
     world.q.disk.is_stuck = False
     world.settle()
     world.check_closed()
@@ -160,7 +152,7 @@ def test_a_prompt_that_waits_for_both_is_computed_when_neither_comes(tmp_path: P
     world.advance(2 * BLOCK_SIZE * world.token_s)
     world.settle()
     assert asked.outcomes == ["finished"]
-    assert world.pulls() == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
     world.q.disk.is_stuck = False
     world.settle()
     world.check_closed()
@@ -181,7 +173,7 @@ def test_prompts_that_wait_for_a_pull_fill_the_queue() -> None:
     assert third.error.code == "overloaded"
     world.to_nodes.append((PREFILL, held))
     assert_finished(world, first, second)
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert world.q.flow.snapshot().load.num_waiting == 0
     world.check_closed()
 

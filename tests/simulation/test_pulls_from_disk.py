@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
-from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -16,44 +15,36 @@ from typing import Any
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, hash_full_blocks
+from common.kv.blocks import hash_full_blocks
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.disk_jobs import DiskRead
-from node.flow.messages import AbortAttempt, SendBlocks
+from node.flow.messages import SendBlocks
 from node.flow.pause import FIRST_PAUSE_S
 from node.flow.pulls import pull_cost
 from tests.simulation.scripted_node import BLOCK_SIZE, LEASE_S, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
+from tests.simulation.small_source import NUM_SHARED, OTHER, SmallSource
+from tests.simulation.world import PREFILL, assert_finished
 from tests.support.disk.faulty_files import sometimes
 from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
 
-OTHER = Incarnation("q", 1)
-NUM_SHARED = 4
 SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 0)
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
 
 
-class Stored(World):
+class Stored(SmallSource):
     """`p` has the shared prompt in files, and no room for it above them; `q` is asked next."""
 
     def __init__(self, path: Path, *, num_host_blocks: int = 8, **given: Any) -> None:
         path.mkdir(exist_ok=True)
-        small = NodeSize(
-            num_blocks=9,
-            max_model_len=28,
-            num_host_blocks=num_host_blocks,
-            keeps_prefixes=True,
-            disk_path=path / "prefixes",
-        )
-        super().__init__(prefill=small, decode=NodeSize(num_blocks=48, caching=False), **given)
+        size = {"num_host_blocks": num_host_blocks, "disk_path": path / "prefixes"}
+        super().__init__(SHARED, size, **given)
         self.path = path
-        self.q = self.join(OTHER, NodeSize(num_blocks=24, max_model_len=28))
         fingerprint = self.p.runner.layout.fingerprint
-        self.shared: Sequence[BlockHash] = hash_full_blocks(SHARED, BLOCK_SIZE, fingerprint)
+        self.shared = hash_full_blocks(SHARED, BLOCK_SIZE, fingerprint)
         self.settle()
         for family in range(6):
             for last in (1, 2):
@@ -87,17 +78,8 @@ class Stored(World):
             for found in (self.path / "prefixes").glob(f"node-*/*/{one.hex()}.kv")
         ]
 
-    def in_pool(self) -> int:
-        cache = self.p.scheduler.pool.prefix_cache
-        return sum(cache.find(one) is not None for one in self.shared)
-
     def in_host(self) -> int:
         return sum(self.p.scheduler.host_pool.find(one) is not None for one in self.shared)
-
-    def ask_q(self, *, last: int = 9, **given: Any) -> Asked:
-        """`q` is asked for the shared prompt, and told that `p` has it."""
-        given.setdefault("max_tokens", 4)
-        return self.ask((*SHARED, last), name=f"q{last}", may_wait=True, **given)
 
     def ask_q_of_a_stuck_disk(self) -> Asked:
         """`q` is asked, and waits for a source whose disk does nothing."""
@@ -114,15 +96,6 @@ class Stored(World):
         self.advance(by_s)
         self.settle()
 
-    def sent(self) -> dict[str, int]:
-        """The blocks that `p` has sent, by tier."""
-        return self.p.scheduler.statistics().counters.prefix_blocks_sent
-
-    def pulls(self) -> dict[str, int]:
-        """What became of the pulls of `q`; what did not happen is left out."""
-        counted = self.q.scheduler.statistics().counters.pulls
-        return {outcome: count for outcome, count in counted.items() if count}
-
     def events(self) -> dict[str, int]:
         """What the disk of `p` has done."""
         return self.p.scheduler.statistics().counters.disk
@@ -138,9 +111,9 @@ def test_blocks_that_are_on_disk_alone_are_read_and_sent(
     world = Stored(tmp_path)
     num_evictions = world.p.scheduler.pool.num_evicted
     assert_finished(world, world.ask_q(**way))
-    assert world.pulls() == {"landed": 1}
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
-    assert world.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == 1
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
     assert (world.in_pool(), world.in_host()) == (0, NUM_SHARED)
     assert world.p.scheduler.pool.num_evicted == num_evictions, "the pool takes no part"
     assert world.p.scheduler.host_pool.num_read == 0
@@ -151,8 +124,8 @@ def test_one_transfer_has_blocks_of_all_tiers(num_in_pool: int, tmp_path: Path) 
     world = Stored(tmp_path)
     world.have_in_pool(num_in_pool)
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"landed": 1}
-    assert world.sent() == {"pool": num_in_pool, "host": 0, "disk": NUM_SHARED - num_in_pool}
+    assert world.q.pulls() == {"landed": 1}
+    assert world.p.sent() == {"pool": num_in_pool, "host": 0, "disk": NUM_SHARED - num_in_pool}
 
 
 def test_what_is_in_memory_is_kept_while_the_rest_is_read(tmp_path: Path) -> None:
@@ -166,7 +139,7 @@ def test_what_is_in_memory_is_kept_while_the_rest_is_read(tmp_path: Path) -> Non
     assert world.in_pool() == 2
     world.go_on()
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert host_pool.num_read == 0
 
 
@@ -181,7 +154,7 @@ def test_two_pulls_of_the_same_blocks_wait_for_one_read(tmp_path: Path) -> None:
     world.go_on()
     assert_finished(world, first, second)
     assert world.num_reads() == num_reads + 1
-    assert world.sent()["disk"] == 2 * NUM_SHARED
+    assert world.p.sent()["disk"] == 2 * NUM_SHARED
     assert third.scheduler.statistics().counters.pulls["landed"] == 1
 
 
@@ -195,7 +168,7 @@ def test_a_pull_and_a_prompt_of_the_source_wait_for_one_read(tmp_path: Path) -> 
     world.go_on()
     assert_finished(world, first, second)
     assert world.num_reads() == num_reads + 1
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     found = world.p.scheduler.statistics().counters.prefix_blocks_found
     assert found["disk"] == NUM_SHARED
 
@@ -211,7 +184,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_computing_takes(tmp_path
     world.advance(0.5)
     world.settle()
     assert asked.outcomes == ["finished"]
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     assert world.events()["late"] == NUM_SHARED
     assert not world.p.flow.sends
     assert world.p.scheduler.host_pool.num_read == 0
@@ -240,9 +213,9 @@ def test_a_file_that_is_not_what_was_written_costs_its_block_and_those_behind(
     }
     path.unlink() if how == "gone" else path.write_bytes(changed[how])
     assert_finished(world, world.ask_q())
-    assert world.pulls() == ({"landed": 1, "missed": 1} if which else {"missed": 1})
+    assert world.q.pulls() == ({"landed": 1, "missed": 1} if which else {"missed": 1})
     assert world.events()["vanished" if how == "gone" else "corrupt"] == 1
-    assert world.sent() == {"pool": 0, "host": 0, "disk": which}
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": which}
     assert world.in_host() == which, "what was read before it is there"
 
 
@@ -253,11 +226,11 @@ def test_a_disk_that_gives_errors_costs_one_pull_and_is_left_alone(
     world = Stored(tmp_path)
     world.p.calls.fault = lambda called: errno.EIO if called == name else None
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     num_calls = world.p.calls.num_calls
     other = (*make_prompt(len(SHARED), 1), 9)
     assert_finished(world, world.ask(other, max_tokens=3, may_wait=True))
-    assert world.pulls() == {"missed": 2}
+    assert world.q.pulls() == {"missed": 2}
     assert world.p.calls.num_calls == num_calls, "tried again at once"
     assert world.events()["declined"] == NUM_SHARED
 
@@ -271,7 +244,7 @@ def test_where_the_source_would_compute_sooner_than_read_it_refuses(tmp_path: Pa
     num_reads = world.num_reads()
     world.token_s = 1e-6
     assert_finished(world, asked)
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     assert world.events()["declined"] == NUM_SHARED
     assert world.num_reads() == num_reads
 
@@ -286,7 +259,7 @@ def test_a_receiver_that_would_compute_sooner_than_the_source_reads_does_not_ask
     world.token_s = 1.5 * cost.expected_s(num) / num
     assert cost.is_worth(num)
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"declined": 1}
+    assert world.q.pulls() == {"declined": 1}
 
 
 def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
@@ -301,7 +274,7 @@ def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
     asked = world.ask_q_of_a_stuck_disk()
     world.go_on(3.0)
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert world.pull_cost.expected_s(num) == right.expected_s(num) != wrong.expected_s(num)
 
 
@@ -314,16 +287,16 @@ def test_nothing_is_read_for_a_node_to_which_host_memory_is_not_sent(tmp_path: P
     world.network.frames = [one for one in world.network.frames if one.kind == "open"]
     world.p.connector.abort(token)
     world.settle()
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     num_reads = world.num_reads()
     other = make_prompt(len(SHARED), 1)
     assert_finished(world, world.ask((*other, 1), max_tokens=3, may_wait=True))
-    assert world.pulls() == {"missed": 2}
+    assert world.q.pulls() == {"missed": 2}
     assert world.num_reads() == num_reads
     world.advance(FIRST_PAUSE_S)
     third = make_prompt(len(SHARED), 2)
     assert_finished(world, world.ask((*third, 1), max_tokens=3, may_wait=True))
-    assert world.pulls() == {"missed": 2, "landed": 1}
+    assert world.q.pulls() == {"missed": 2, "landed": 1}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -333,10 +306,10 @@ def test_what_half_of_host_memory_does_not_hold_is_read_and_sent_in_parts(
     world = Stored(tmp_path, num_host_blocks=7)
     num_reads = world.num_reads()
     assert_finished(world, world.ask_q(**way))
-    assert world.pulls() == {"landed": 2}
+    assert world.q.pulls() == {"landed": 2}
     assert world.num_reads() == num_reads + 2
-    assert world.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
+    assert world.q.num_computed() == 1
     assert world.p.scheduler.host_pool.num_read == 0
 
 
@@ -349,34 +322,14 @@ def test_an_abort_at_any_moment_leaves_nothing(
     world.have_in_pool(1)
     world.network.is_one_sided = is_one_sided
     world.disk.num_polls = 2
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step()
-    world.router.abort(asked)
-    world.to_nodes.append((OTHER, AbortAttempt(ROUTER, (asked.request.id,))))
-    world.settle()
-    world.advance(30.0)
-    world.settle()
-    world.check_closed()
-    assert world.p.scheduler.host_pool.num_read == 0
-    assert_finished(world, world.ask_q(last=12))
+    world.check_abort_after(num_steps)
 
 
 @pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int, tmp_path: Path) -> None:
     world = Stored(tmp_path)
     world.disk.num_polls = 2
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step(frames=False)
-    for frame in world.network.frames[: num_steps // 2]:
-        world.network.deliver(frame)
-    world.kill(world.p, is_noticed=False)
-    world.settle()
-    world.advance(6.0)
-    world.q.connector.on_peer_lost(PREFILL)
-    assert_finished(world, asked)
-    assert sum(world.pulls().values()) == 1
+    world.check_death_after(num_steps)
 
 
 def test_a_receiver_that_dies_leaves_what_is_read_to_others(tmp_path: Path) -> None:
@@ -390,7 +343,7 @@ def test_a_receiver_that_dies_leaves_what_is_read_to_others(tmp_path: Path) -> N
     assert world.p.scheduler.host_pool.num_read == 0
     world.go_on()
     assert world.in_host() == NUM_SHARED
-    assert world.sent() == {"pool": 0, "host": 0, "disk": 0}
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": 0}
 
 
 @pytest.mark.covers("F124", "F126")
@@ -429,7 +382,7 @@ def test_random_faults_of_disks_and_deaths_change_no_answer(tmp_path: Path) -> N
         # The lease of a handoff has ended: a router would send the request again.
         failed = [one for one in lapsed if one.outcomes == ["failed: handoff_failed"]]
         assert_finished(world, *(one for one in asked if one not in failed))
-        sent += Counter(world.sent())
-        outcomes += Counter(world.pulls())
+        sent += Counter(world.p.sent())
+        outcomes += Counter(world.q.pulls())
     assert sent["disk"] > 0, f"the disk has sent nothing: {sent}"
     assert {"landed", "missed", "failed"} <= set(outcomes), f"an outcome is missing: {outcomes}"

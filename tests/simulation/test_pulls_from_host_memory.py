@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import ONCE_SHARE
-from node.flow.messages import AbortAttempt, Drain, FetchBlocks, Message, SendBlocks
+from node.flow.messages import Drain, FetchBlocks, Message, SendBlocks
 from node.flow.pulls.hand_over import UNASKED_S
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
-from tests.simulation.scripted_router import Asked
-from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
+from tests.simulation.small_source import NUM_SHARED, OTHER, SmallSource
+from tests.simulation.world import PREFILL, ROUTER, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
 from tests.support.examples import everyday
 
-OTHER = Incarnation("q", 1)
-NUM_SHARED = 4
 SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 1)
 OTHERS = range(2, 6)
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
 
 
-class Kept(World):
+class Kept(SmallSource):
     """`p` has the shared prompt, and its pool no room for it and others; `q` is asked next."""
 
     def __init__(self, *, num_host_blocks: int = 24, **given: Any) -> None:
-        small = NodeSize(
-            num_blocks=9, max_model_len=28, num_host_blocks=num_host_blocks, keeps_prefixes=True
-        )
-        super().__init__(prefill=small, decode=NodeSize(num_blocks=48, caching=False), **given)
-        self.q = self.join(OTHER, NodeSize(num_blocks=24, max_model_len=28))
-        self.shared: Sequence[BlockHash] = ()
+        super().__init__(SHARED, {"num_host_blocks": num_host_blocks}, **given)
 
     def fill(self, *, num_evicted: int = NUM_SHARED) -> None:
         """Have `p` use the shared prompt twice, and evict the last blocks of it."""
@@ -65,31 +56,12 @@ class Kept(World):
         self.router.prefill, self.router.source = PREFILL, None
         assert_finished(self, self.ask((*prompt, last), max_tokens=3, ignore_eos=True))
 
-    def in_pool(self) -> int:
-        """How many blocks of the shared prompt the pool of `p` has."""
-        cache = self.p.scheduler.pool.prefix_cache
-        return sum(cache.find(one) is not None for one in self.shared)
-
-    def ask_q(self, *, last: int = 9, **given: Any) -> Asked:
-        """`q` is asked for the shared prompt, and told that `p` has it."""
-        given.setdefault("max_tokens", 4)
-        return self.ask((*SHARED, last), name=f"q{last}", may_wait=True, **given)
-
     def step_until_sent(self) -> None:
         """Go on until `p` has pushed all pieces, none of which was read."""
         self.step_until(
             lambda: any(f.kind == "commit" and f.sender == PREFILL for f in self.network.frames),
             frames=False,
         )
-
-    def sent(self) -> dict[str, int]:
-        """The blocks that `p` has sent, by tier."""
-        return self.p.scheduler.statistics().counters.prefix_blocks_sent
-
-    def pulls(self) -> dict[str, int]:
-        """What became of the pulls of `q`; what did not happen is left out."""
-        counted = self.q.scheduler.statistics().counters.pulls
-        return {outcome: count for outcome, count in counted.items() if count}
 
     def overwrite(self) -> None:
         """Give host memory of `p` to others, as much as it gives, who write it."""
@@ -107,9 +79,9 @@ def test_blocks_are_sent_from_where_they_are(way: dict[str, Any], num_evicted: i
     num_evictions = world.p.scheduler.pool.num_evicted
     num_copied = world.p.scheduler.statistics().counters.num_prefix_blocks_in
     assert_finished(world, world.ask_q(**way))
-    assert world.pulls() == {"landed": 1}
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
-    assert world.sent() == {"pool": NUM_SHARED - num_evicted, "host": num_evicted, "disk": 0}
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == 1
+    assert world.p.sent() == {"pool": NUM_SHARED - num_evicted, "host": num_evicted, "disk": 0}
     assert world.in_pool() == NUM_SHARED - num_evicted, "the pool of the source takes no part"
     assert world.p.scheduler.pool.num_evicted == num_evictions
     assert world.p.scheduler.statistics().counters.num_prefix_blocks_in == num_copied
@@ -125,11 +97,11 @@ def test_what_is_sent_is_not_overwritten_meanwhile(num_evicted: int) -> None:
     assert world.p.scheduler.host_pool.num_read == num_evicted
     world.overwrite()
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert world.p.scheduler.host_pool.num_read == 0
     world.overwrite()
     assert_finished(world, world.ask_q(last=10))
-    assert world.pulls() == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 @pytest.mark.parametrize("num_host_blocks", [7, 24])
@@ -144,7 +116,7 @@ def test_a_receiver_of_an_earlier_release_gets_all_of_the_blocks_or_none(
     )
     world.to_nodes = [(to, strict(message)) for to, message in world.to_nodes]
     assert_finished(world, asked)
-    assert world.pulls() == {"missed" if num_host_blocks == 7 else "landed": 1}
+    assert world.q.pulls() == {"missed" if num_host_blocks == 7 else "landed": 1}
     world.check_closed()
 
 
@@ -168,7 +140,7 @@ def test_a_node_that_leaves_hands_over_what_only_host_memory_has() -> None:
     assert set(world.shared) <= set(offered)
     world.to_nodes.append((OTHER, FetchBlocks(ROUTER, PREFILL, offered)))
     world.settle()
-    assert world.sent()["host"] >= NUM_SHARED
+    assert world.p.sent()["host"] >= NUM_SHARED
     world.advance(UNASKED_S)
     world.settle()
     assert world.p.num_drained == 1
@@ -176,7 +148,7 @@ def test_a_node_that_leaves_hands_over_what_only_host_memory_has() -> None:
     world.kill(world.p, is_noticed=False)
     world.router.source = None
     assert_finished(world, world.ask_q())
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
+    assert world.q.num_computed() == 1
 
 
 def test_what_was_sent_is_the_last_to_give_way() -> None:
@@ -201,7 +173,7 @@ def test_two_nodes_pull_the_same_blocks_at_once() -> None:
     world.step_until(lambda: len(world.p.connector.transfers) == 2, frames=False)
     world.overwrite()
     assert_finished(world, first, second)
-    assert world.sent() == {"pool": 0, "host": 2 * NUM_SHARED, "disk": 0}
+    assert world.p.sent() == {"pool": 0, "host": 2 * NUM_SHARED, "disk": 0}
     assert third.scheduler.statistics().counters.pulls["landed"] == 1
     world.check_closed()
 
@@ -210,9 +182,9 @@ def test_a_source_that_keeps_half_of_its_host_memory_for_others_sends_the_beginn
     world = Kept(num_host_blocks=7)
     world.fill()
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"landed": 1}
-    assert world.sent() == {"pool": 0, "host": 3, "disk": 0}
-    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1 + BLOCK_SIZE
+    assert world.q.pulls() == {"landed": 1}
+    assert world.p.sent() == {"pool": 0, "host": 3, "disk": 0}
+    assert world.q.num_computed() == 1 + BLOCK_SIZE
     world.check_closed()
 
 
@@ -225,7 +197,7 @@ def test_a_source_that_has_a_block_in_neither_says_so_at_once() -> None:
     )
     world.overwrite()
     assert_finished(world, asked)
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     world.check_closed()
 
 
@@ -235,33 +207,14 @@ def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: boo
     world = Kept()
     world.network.is_one_sided = is_one_sided
     world.fill(num_evicted=2)
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step()
-    world.router.abort(asked)
-    world.to_nodes.append((OTHER, AbortAttempt(ROUTER, (asked.request.id,))))
-    world.settle()
-    world.advance(30.0)
-    world.settle()
-    world.check_closed()
-    assert_finished(world, world.ask_q(last=12))
+    world.check_abort_after(num_steps)
 
 
 @pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int) -> None:
     world = Kept()
     world.fill()
-    asked = world.ask_q()
-    for _ in range(num_steps):
-        world.step(frames=False)
-    for frame in world.network.frames[: num_steps // 2]:
-        world.network.deliver(frame)
-    world.kill(world.p, is_noticed=False)
-    world.settle()
-    world.advance(6.0)
-    world.q.connector.on_peer_lost(PREFILL)
-    assert_finished(world, asked)
-    assert sum(world.pulls().values()) == 1
+    world.check_death_after(num_steps)
 
 
 def test_a_receiver_that_dies_leaves_host_memory_to_others() -> None:
@@ -273,7 +226,7 @@ def test_a_receiver_that_dies_leaves_host_memory_to_others() -> None:
     world.p.connector.on_peer_lost(OTHER)
     world.settle()
     assert world.p.scheduler.host_pool.num_read == 0
-    assert world.sent() == {"pool": 0, "host": 0, "disk": 0}
+    assert world.p.sent() == {"pool": 0, "host": 0, "disk": 0}
 
 
 def test_a_copy_that_fails_costs_the_pull_and_lets_go_of_both_memories() -> None:
@@ -283,7 +236,7 @@ def test_a_copy_that_fails_costs_the_pull_and_lets_go_of_both_memories() -> None
     asked = world.ask_q()
     world.p.runner.fail_next_copy = True
     assert_finished(world, asked)
-    assert world.pulls() == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     assert not world.p.runner.fail_next_copy
     world.check_closed()
 
@@ -314,7 +267,7 @@ def test_random_evictions_losses_and_deaths_change_no_answer() -> None:
         world.outlast_faults()
         assert_finished(world, *asked)
         world.check_closed()
-        sent += Counter(world.sent())
-        outcomes += Counter(world.pulls())
+        sent += Counter(world.p.sent())
+        outcomes += Counter(world.q.pulls())
     assert min(sent["pool"], sent["host"]) > 0, f"a tier has sent nothing: {sent}"
     assert {"landed", "missed", "failed"} <= set(outcomes), f"an outcome is missing: {outcomes}"

@@ -19,8 +19,6 @@ from tests.simulation.three_nodes import (
     OTHER,
     SHARED,
     Three,
-    num_computed,
-    pulls,
 )
 from tests.simulation.world import PREFILL, ROUTER, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
@@ -38,8 +36,8 @@ def test_a_prefill_node_pulls_from_another_one(way: dict[str, Any], is_one_sided
     world.the_first()
     asked = world.the_next(1, 2, 3, **way)
     assert_finished(world, asked)
-    assert pulls(world.q) == {"landed": 1}
-    assert num_computed(world.q) == len(SHARED) + 3 - HELD.num_tokens
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == len(SHARED) + 3 - HELD.num_tokens
     assert world.q.scheduler.statistics().counters.num_pulled_tokens == HELD.num_tokens
 
 
@@ -56,7 +54,7 @@ def test_nothing_is_pulled_from_a_node_that_would_answer_too_late(
     world.token_s = 10 * world.pull_cost.expected_s(HELD.num_tokens) / HELD.num_tokens
     world.router.source = HELD._replace(num_queued_tokens=num_queued)
     assert_finished(world, world.the_next(1, 2, 3, **way))
-    assert pulls(world.q) == {outcome: 1}
+    assert world.q.pulls() == {outcome: 1}
 
 
 def test_a_node_with_a_long_queue_answers_when_one_step_has_ended() -> None:
@@ -65,7 +63,7 @@ def test_a_node_with_a_long_queue_answers_when_one_step_has_ended() -> None:
     world.token_s = 10 * world.pull_cost.expected_s(HELD.num_tokens) / HELD.num_tokens
     world.router.source = HELD._replace(num_queued_tokens=1_000_000)
     assert_finished(world, world.the_next(1, 2, 3))
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 def test_a_busy_node_is_given_more_time_and_what_it_takes_is_held_against_that() -> None:
@@ -80,7 +78,7 @@ def test_a_busy_node_is_given_more_time_and_what_it_takes_is_held_against_that()
     world.step_until_asked()
     world.advance(6.0)
     assert_finished(world, asked)
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     num = 10 * HELD.num_tokens
     assert world.pull_cost.expected_s(num) == right.expected_s(num) != wrong.expected_s(num)
 
@@ -89,7 +87,7 @@ def test_a_prompt_for_one_token_is_pulled_too() -> None:
     world = Three()
     world.the_first()
     assert_finished(world, world.the_next(1, 2, max_tokens=1))
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 def test_the_other_node_pulls_back() -> None:
@@ -98,10 +96,10 @@ def test_the_other_node_pulls_back() -> None:
     grown = make_prompt(12, 9)
     assert_finished(world, world.the_next(*grown))
     world.router.prefill, world.router.source = PREFILL, PrefixSource(OTHER, 32)
-    before = num_computed(world.p)
+    before = world.p.num_computed()
     assert_finished(world, world.the_next(*grown, 1, name="back"))
-    assert pulls(world.p) == {"landed": 1}
-    assert num_computed(world.p) - before == len(SHARED) + 13 - 32
+    assert world.p.pulls() == {"landed": 1}
+    assert world.p.num_computed() - before == len(SHARED) + 13 - 32
 
 
 def test_a_source_that_has_not_all_sends_what_it_has() -> None:
@@ -110,8 +108,8 @@ def test_a_source_that_has_not_all_sends_what_it_has() -> None:
     world.router.source = PrefixSource(PREFILL, HELD.num_tokens + BLOCK_SIZE)
     asked = world.the_next(*make_prompt(9, 3))
     assert_finished(world, asked)  # no time has passed
-    assert pulls(world.q) == {"landed": 1}
-    assert num_computed(world.q) == len(asked.request.prompt_token_ids) - HELD.num_tokens
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == len(asked.request.prompt_token_ids) - HELD.num_tokens
     assert world.q.scheduler.statistics().counters.num_pulled_tokens == HELD.num_tokens
 
 
@@ -121,10 +119,10 @@ def test_a_source_that_has_nothing_says_so_at_once() -> None:
     world.router.source = PrefixSource(PREFILL, 4 * BLOCK_SIZE)
     other = world.ask(make_prompt(21, 8), max_tokens=2, name="other")
     assert_finished(world, other)  # no time has passed
-    assert pulls(world.q) == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
     world.router.source = HELD
     assert_finished(world, world.the_next(1))
-    assert pulls(world.q) == {"missed": 1, "landed": 1}, "a node that says no is asked again"
+    assert world.q.pulls() == {"missed": 1, "landed": 1}, "a node that says no is asked again"
 
 
 def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:
@@ -135,7 +133,7 @@ def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:
     pool = world.p.scheduler.pool
     pool.release(pool.allocate(pool.num_available, BlockUse.RUNNING))
     assert_finished(world, asked)
-    assert pulls(world.q) == {"missed": 1}
+    assert world.q.pulls() == {"missed": 1}
 
 
 def test_a_source_that_keeps_half_of_its_pool_for_others_sends_the_beginning() -> None:
@@ -143,7 +141,7 @@ def test_a_source_that_keeps_half_of_its_pool_for_others_sends_the_beginning() -
     world.router.source = None
     world.the_first()
     assert_finished(world, world.the_next(1))
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     assert world.q.scheduler.statistics().counters.num_pulled_tokens == 4 * BLOCK_SIZE
 
 
@@ -155,7 +153,7 @@ def test_a_source_that_answers_many_says_so_at_once(monkeypatch: pytest.MonkeyPa
     world.the_first()
     asked = [world.the_next(1), world.ask((*other, 1), max_tokens=2, name="too many")]
     assert_finished(world, *asked)
-    assert pulls(world.q) == {"landed": 1, "missed": 1}
+    assert world.q.pulls() == {"landed": 1, "missed": 1}
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -171,7 +169,7 @@ def test_no_other_block_is_sent_for_a_wrong_hash(place: int, byte: int) -> None:
     wrong = replace(message, block_hashes=tuple(map(bytes, hashes)))
     world.to_nodes.append((PREFILL, wrong))
     assert_finished(world, asked)
-    assert pulls(world.q) == {"landed" if place else "missed": 1}
+    assert world.q.pulls() == {"landed" if place else "missed": 1}
     pulled = world.q.scheduler.statistics().counters.num_pulled_tokens
     assert pulled == place * BLOCK_SIZE, "the blocks before it alone"
 
@@ -193,7 +191,7 @@ def test_a_pull_that_does_not_fit_is_refused_at_once(change: str) -> None:
     world.settle()
     assert not world.p.connector.transfers
     assert_finished(world, asked)  # no time has passed
-    assert pulls(world.q) == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
 
 
 def test_a_salt_is_in_the_hashes() -> None:
@@ -201,8 +199,8 @@ def test_a_salt_is_in_the_hashes() -> None:
     world.the_first()
     asked = world.the_next(1, 2, cache_salt="another tenant")
     assert_finished(world, asked)
-    assert pulls(world.q) == {"missed": 1}
-    assert num_computed(world.q) == len(asked.request.prompt_token_ids)
+    assert world.q.pulls() == {"missed": 1}
+    assert world.q.num_computed() == len(asked.request.prompt_token_ids)
 
 
 def test_a_node_is_not_told_to_pull_from_itself() -> None:
@@ -210,7 +208,7 @@ def test_a_node_is_not_told_to_pull_from_itself() -> None:
     world.the_first()
     world.router.source = PrefixSource(OTHER, 20)
     assert_finished(world, world.the_next(1))
-    assert pulls(world.q) == {}
+    assert world.q.pulls() == {}
 
 
 @pytest.mark.parametrize("source", [Incarnation("p", 7), Incarnation("nobody", 1)])
@@ -220,9 +218,9 @@ def test_a_source_that_the_router_does_not_know_is_not_waited_for(source: Incarn
     world.the_first()
     world.router.source = PrefixSource(source, 20)
     assert_finished(world, world.the_next(1))  # no time has passed
-    assert pulls(world.q) == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
     assert_finished(world, world.the_next(1, 2, name="again"))
-    assert pulls(world.q) == {"failed": 1}, "what was computed is cached"
+    assert world.q.pulls() == {"failed": 1}, "what was computed is cached"
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
@@ -243,7 +241,7 @@ def test_a_source_whose_loss_the_router_notices_is_not_waited_for(
     for token in list(world.q.connector.quarantined):
         world.q.connector.fence(token)
     assert_finished(world, asked)  # no time has passed
-    assert pulls(world.q) == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
 
 
 def test_a_source_that_does_not_reach_the_other_node_says_so_at_once() -> None:
@@ -254,7 +252,7 @@ def test_a_source_that_does_not_reach_the_other_node_says_so_at_once() -> None:
     world.step_until(lambda: bool(world.p.connector.transfers), frames=False)
     world.p.connector.on_peer_lost(OTHER)
     assert_finished(world, asked)  # no time has passed
-    assert pulls(world.q) == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
 
 
 def test_a_refusal_that_comes_late_or_twice_changes_nothing() -> None:
@@ -265,7 +263,7 @@ def test_a_refusal_that_comes_late_or_twice_changes_nothing() -> None:
     assert_finished(world, asked)
     world.to_nodes += 2 * [(OTHER, PullRefused(token))]
     assert_finished(world, world.the_next(1, 2, name="after"))
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 @pytest.mark.parametrize("num_steps", range(0, 9, everyday(3, of=1)))
@@ -331,7 +329,7 @@ def test_a_source_that_drains_sends_before_it_leaves(num_steps: int) -> None:
         world.step(frames=False)
     world.p.inbox.put(Drain(100.0))
     assert_finished(world, asked)
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
     world.p.turn()
     assert world.p.num_drained == 1
 
@@ -351,7 +349,7 @@ def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: boo
     world.settle()
     world.check_closed()
     assert_finished(world, world.the_next(1, 2, name="after"))
-    assert not {"failed", "avoided"} & pulls(world.q).keys(), "its source is not blamed"
+    assert not {"failed", "avoided"} & world.q.pulls().keys(), "its source is not blamed"
 
 
 def test_prompts_with_the_same_start_wait_for_one_pull() -> None:
@@ -359,8 +357,8 @@ def test_prompts_with_the_same_start_wait_for_one_pull() -> None:
     world.the_first()
     asked = [world.the_next(number, name=f"n{number}") for number in range(3)]
     assert_finished(world, *asked)
-    assert pulls(world.q) == {"landed": 1}
-    assert num_computed(world.q) == 3 * (len(SHARED) + 1 - HELD.num_tokens)
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == 3 * (len(SHARED) + 1 - HELD.num_tokens)
 
 
 def test_a_pull_goes_on_while_one_prompt_waits_for_it() -> None:
@@ -373,7 +371,7 @@ def test_a_pull_goes_on_while_one_prompt_waits_for_it() -> None:
     world.step(frames=False)
     assert world.q.connector.landings
     assert_finished(world, asked[2])
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 def test_a_pull_for_nobody_is_refused() -> None:
@@ -398,7 +396,7 @@ def test_a_prompt_that_lacks_much_more_pulls_for_itself() -> None:
     world.router.source = PrefixSource(PREFILL, 44)
     whole = world.ask((*SHARED[:20], *long, 1, 2), max_tokens=2, name="whole")
     assert_finished(world, short, whole)
-    assert pulls(world.q) == {"landed": 2}
+    assert world.q.pulls() == {"landed": 2}
 
 
 @pytest.mark.parametrize(("who", "outcome"), [("p", "missed"), ("q", "failed")])
@@ -413,7 +411,7 @@ def test_a_copy_that_fails_costs_the_pull(who: str, outcome: str) -> None:
     world.settle()
     world.advance(30.0)
     assert_finished(world, asked)
-    assert pulls(world.q) == {outcome: 1}
+    assert world.q.pulls() == {outcome: 1}
 
 
 def test_blocks_are_kept_until_their_copy_has_ended() -> None:

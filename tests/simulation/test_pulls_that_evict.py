@@ -69,24 +69,16 @@ class Full(World):
         probes = [Sequence(999, make_request(self.prompt(one, 3))) for one in FAMILIES]
         return [self.p.scheduler.num_cached_tokens(one) for one in probes].count(FAMILY_TOKENS)
 
-    def pulls(self) -> dict[str, int]:
-        """What became of the pulls of `p`; what did not happen is left out."""
-        counted = self.p.scheduler.statistics().counters.pulls
-        return {outcome: count for outcome, count in counted.items() if count}
-
-    def num_computed(self) -> int:
-        return self.p.scheduler.statistics().counters.num_chunk_tokens
-
     def check_kept(self) -> None:
         """Nothing is lost, and all of it is right."""
         assert self.num_kept() == len(FAMILIES)
         self.router.source = None
-        before = self.num_computed()
+        before = self.p.num_computed()
         again = [
             self.ask(self.prompt(family, 3), max_tokens=3, may_wait=True) for family in FAMILIES
         ]
         assert_finished(self, *again)
-        assert self.num_computed() - before == len(FAMILIES)
+        assert self.p.num_computed() - before == len(FAMILIES)
         self.check_closed()
 
 
@@ -94,10 +86,10 @@ class Full(World):
 @pytest.mark.parametrize("num_copy_polls", [0, 2])
 def test_what_a_pull_evicts_is_in_host_memory_first(num_copy_polls: int, is_async: bool) -> None:
     world = Full(num_copy_polls=num_copy_polls, is_async=is_async)
-    asked, before = world.ask_long(1), world.num_computed()
+    asked, before = world.ask_long(1), world.p.num_computed()
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
-    assert world.num_computed() - before == 1
+    assert world.p.pulls() == {"landed": 1}
+    assert world.p.num_computed() - before == 1
     world.check_kept()
 
 
@@ -110,23 +102,23 @@ def test_others_are_served_while_it_waits() -> None:
     assert not asked.tokens
     world.p.runner.num_copy_polls = 0
     assert_finished(world, asked)
-    assert world.pulls() == {"landed": 1}
+    assert world.p.pulls() == {"landed": 1}
 
 
 def test_a_pull_that_waits_for_too_long_is_given_up_and_computed() -> None:
     world = Full(num_copy_polls=NEVER)
-    asked, before = world.ask_long(1), world.num_computed()
+    asked, before = world.ask_long(1), world.p.num_computed()
     world.wait_for_room()
     world.advance(4.0)
     for _ in range(3):
         world.step()
-    assert world.pulls() == {}
+    assert world.p.pulls() == {}
     world.advance(1.0)
     world.step()
-    assert world.pulls() == {"no_room": 1}
+    assert world.p.pulls() == {"no_room": 1}
     world.p.runner.num_copy_polls = 0
     assert_finished(world, asked)
-    assert world.num_computed() - before == len(LONG) + 1
+    assert world.p.num_computed() - before == len(LONG) + 1
     world.check_kept()
 
 
@@ -185,11 +177,11 @@ def test_pulls_begin_in_the_order_in_which_they_came() -> None:
 
 def test_prompts_that_lack_the_same_wait_for_one_pull() -> None:
     world = Full(num_copy_polls=2)
-    before = world.num_computed()
+    before = world.p.num_computed()
     asked = [world.ask_long(last) for last in (1, 2, 3)]
     assert_finished(world, *asked)
-    assert world.pulls() == {"landed": 1}
-    assert world.num_computed() - before == 3
+    assert world.p.pulls() == {"landed": 1}
+    assert world.p.num_computed() - before == 3
     world.check_kept()
 
 

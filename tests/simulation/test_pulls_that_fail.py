@@ -14,7 +14,7 @@ from node.flow.pulls.prefix_pulls import LEAST_PATIENCE_S, TIMES_EXPECTED
 from node.flow.pulls.pull_cost import FIXED_S, Pauses, PullCost
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.three_nodes import HELD, OTHER, SHARED, Three, num_computed, pulls
+from tests.simulation.three_nodes import HELD, OTHER, SHARED, Three
 from tests.simulation.world import PREFILL, assert_finished
 from tests.support.engine.build import make_prompt
 
@@ -44,7 +44,7 @@ def test_a_source_that_the_router_does_not_know_is_left_alone_as_one_that_failed
         world.router.source = PrefixSource(NOBODY, 20)
         prompt = make_prompt(21, seed)
         assert_finished(world, world.ask(prompt, max_tokens=2, name=f"{seed}"))
-    assert pulls(world.q) == {"failed": 1, "avoided": 1}
+    assert world.q.pulls() == {"failed": 1, "avoided": 1}
 
 
 def test_a_pull_that_lands_ends_the_growth_of_pauses() -> None:
@@ -59,7 +59,7 @@ def test_a_pull_that_lands_ends_the_growth_of_pauses() -> None:
     world.advance(FIRST_PAUSE_S)
     evict_all(world)
     assert_finished(world, world.the_next(4, name="lands again"))
-    assert pulls(world.q) == {"failed": 2, "landed": 2}
+    assert world.q.pulls() == {"failed": 2, "landed": 2}
 
 
 def test_what_was_computed_after_a_failure_was_not_pulled() -> None:
@@ -69,7 +69,7 @@ def test_what_was_computed_after_a_failure_was_not_pulled() -> None:
     fail(world, 1)
     (ended,) = world.q.flow.attempts.take_ended()
     assert ended.num_pulled_tokens == 0
-    assert num_computed(world.q) == len(SHARED) + 1
+    assert world.q.num_computed() == len(SHARED) + 1
 
 
 def test_a_pull_over_a_slow_link_is_given_more_time() -> None:
@@ -87,7 +87,7 @@ def test_a_pull_over_a_slow_link_is_given_more_time() -> None:
     assert not asked.tokens, "it is waited for"
     world.advance(may_take_s / 10)
     assert_finished(world, asked)
-    assert pulls(world.q) == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
 
 
 def test_each_pull_corrects_what_the_next_one_is_expected_to_take() -> None:
@@ -103,8 +103,8 @@ def test_what_is_behind_the_largest_pull_is_computed(monkeypatch: pytest.MonkeyP
     world = Three()
     world.the_first()
     assert_finished(world, world.the_next(1))
-    assert pulls(world.q) == {"landed": 1}
-    assert num_computed(world.q) == len(SHARED) + 1 - 3 * BLOCK_SIZE
+    assert world.q.pulls() == {"landed": 1}
+    assert world.q.num_computed() == len(SHARED) + 1 - 3 * BLOCK_SIZE
 
 
 def test_nobody_joins_a_pull_that_nobody_waits_for_any_more() -> None:
@@ -121,7 +121,7 @@ def test_nobody_joins_a_pull_that_nobody_waits_for_any_more() -> None:
     asked = world.the_next(2, name="asked")
     world.step_until(lambda: len(world.q.flow.pulls) == 2, frames=False)
     assert_finished(world, asked)
-    assert pulls(world.q) == {"landed": 1}
+    assert world.q.pulls() == {"landed": 1}
 
 
 def test_a_part_that_lands_after_it_was_refused_is_the_last(
@@ -137,7 +137,7 @@ def test_a_part_that_lands_after_it_was_refused_is_the_last(
     world.step_until(lambda: bool(world.q.runner.copies))
     world.to_nodes.append((OTHER, PullRefused(token)))
     world.settle()
-    assert pulls(world.q) == {"failed": 1}
+    assert world.q.pulls() == {"failed": 1}
     world.check_closed()
 
 
@@ -196,7 +196,7 @@ def test_what_host_memory_has_is_not_pulled() -> None:
     hashes = world.p.scheduler.pool.latest(5)
     assert any(find(one) is None for one in hashes)
     world.router.source = HELD
-    before = num_computed(world.q)
+    before = world.q.num_computed()
     assert_finished(world, world.the_next(8, name="finds it"))
-    assert pulls(world.q) == {}
-    assert num_computed(world.q) - before == len(SHARED) + 1 - HELD.num_tokens
+    assert world.q.pulls() == {}
+    assert world.q.num_computed() - before == len(SHARED) + 1 - HELD.num_tokens

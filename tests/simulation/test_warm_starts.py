@@ -7,7 +7,7 @@ import pytest
 from common.ids import Incarnation
 from node.flow.messages import Drain, PullRefused, WarmNode
 from node.flow.pulls import prefix_pulls
-from tests.simulation.scripted_node import Node, NodeSize
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
@@ -37,18 +37,9 @@ class Warming(World):
     def ask_new(self, prompt: tuple[int, ...]) -> int:
         """Ask the new node; return how much of the prompt it computed."""
         self.router.prefill = NEW
-        before = num_computed(self.new)
+        before = self.new.num_computed()
         assert_finished(self, self.ask(prompt, max_tokens=3, name=f"at new {len(prompt)}"))
-        return num_computed(self.new) - before
-
-
-def num_computed(node: Node) -> int:
-    return node.scheduler.statistics().counters.num_chunk_tokens
-
-
-def pulls(node: Node) -> dict[str, int]:
-    counted = node.scheduler.statistics().counters.pulls
-    return {outcome: count for outcome, count in counted.items() if count}
+        return self.new.num_computed() - before
 
 
 @pytest.mark.parametrize("part", [1, 2, 256])
@@ -128,7 +119,7 @@ def test_a_refused_part_ends_it_and_another_router_may_begin_again() -> None:
     world.warm()
     world.settle()
     world.check_closed()
-    assert pulls(world.new) == {"failed": 1, "landed": 1}
+    assert world.new.pulls() == {"failed": 1, "landed": 1}
 
 
 @pytest.mark.parametrize("source", [PREFILL, DECODE])
@@ -137,7 +128,7 @@ def test_nothing_is_taken_from_a_node_that_has_nothing(source: Incarnation) -> N
     world.warm(source)
     world.settle()
     assert not world.offered
-    assert pulls(world.new) == {}
+    assert world.new.pulls() == {}
     assert world.ask_new(PROMPT) == len(PROMPT)
 
 
@@ -158,7 +149,7 @@ def test_a_source_of_another_layout_has_none_of_the_blocks() -> None:
     world.p.flow.sends._fingerprint = "another layout"
     world.warm()
     world.settle()
-    assert pulls(world.new) == {"failed": 1}
+    assert world.new.pulls() == {"failed": 1}
     assert world.ask_new(PROMPT) == len(PROMPT)
 
 
@@ -171,7 +162,7 @@ def test_it_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     world.step_until(lambda: bool(world.new.connector.landings))
     world.advance(1.0)
     world.settle()
-    assert pulls(world.new) == {"landed": 1}
+    assert world.new.pulls() == {"landed": 1}
 
 
 def test_no_more_than_half_of_a_small_node_is_filled() -> None:

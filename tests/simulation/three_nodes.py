@@ -7,7 +7,7 @@ from typing import Any
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from node.flow.messages import Message, SendBlocks
-from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import PREFILL, World, assert_finished
 from tests.support.engine.build import make_prompt
@@ -48,13 +48,3 @@ class Three(World):
 
     def lose(self, lost: Message) -> None:
         self.to_nodes = [(to, message) for to, message in self.to_nodes if message is not lost]
-
-
-def pulls(node: Node) -> dict[str, int]:
-    """What became of a node's pulls; what did not happen is left out."""
-    counted = node.scheduler.statistics().counters.pulls
-    return {outcome: count for outcome, count in counted.items() if count}
-
-
-def num_computed(node: Node) -> int:
-    return node.scheduler.statistics().counters.num_chunk_tokens

@@ -239,8 +239,8 @@ def right_answer(request: GenerationRequest) -> list[int]:
     return expected_tokens(request.prompt_token_ids, request.sampling)
 
 
-def ask_until_reserved(world: World, length: int = 9, **given: object) -> Asked:
-    asked = world.ask(length, **given)
+def ask_until_reserved(world: World, **given: object) -> Asked:
+    asked = world.ask(9, **given)
     world.messages_arrive()
     world.d.turn()
     return asked

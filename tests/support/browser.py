@@ -174,11 +174,11 @@ class Tab:
         """What an element shows."""
         return str(self.run(f"document.querySelector({selector!r}).innerText"))
 
-    def resize(self, width: int, height: int, *, scale: float = 1.0) -> Self:
+    def resize(self, width: int, height: int) -> Self:
         """The size of the window, in CSS pixels."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600},
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
         return self
 

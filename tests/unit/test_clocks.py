@@ -24,7 +24,7 @@ ROUTER_READS = {
     "router/api/models.py": {"time.time"},
     "router/dispatch/dispatcher.py": {"time.time_ns"},
     "router/api/generation.py": {"time.time"},
-    "router/text/chat_template.py": {"datetime.now"},
+    "router/text/chat/chat_template.py": {"datetime.now"},
 }
 
 

@@ -52,8 +52,8 @@ from router.core.membership import MAX_NODES
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
-from router.text.conversation import MAX_TEMPLATE_BYTES
-from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.text.chat.conversation import MAX_TEMPLATE_BYTES
+from router.text.output.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.tools.formats import HERMES, LLAMA_JSON
 from tests.support.http.http_edge import declared_routes, make_edge
 

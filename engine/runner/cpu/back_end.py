@@ -11,6 +11,7 @@ from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.back_end import LoadedDecoder, ModelFiles, ModelToLoad
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.kv_cache import KVCache
+from engine.runner.cpu.library_pages import release_pages
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.memory_meter import HostMeter
 from engine.runner.paddle_import import set_num_threads
@@ -46,7 +47,6 @@ class CpuBackEnd:
 
     def prepare(self, num_threads: int, files: ModelFiles, packed_folder: Path | None) -> None:
         from engine.runner.cpu.common_kernels import compile_common_kernels
-        from engine.runner.cpu.library_pages import release_pages
         from engine.runner.cpu.packed_weights import SharedWeights, decoder_plans
 
         set_num_threads(num_threads)

@@ -20,8 +20,8 @@ from router.api.answers.chat_and_completions import AnswerForm, WholeChoice
 from router.api.answers.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
 from router.core.generation import TokenChunk
 from router.http.exchange import Reply
-from router.text.choice_text import ChoiceText, Delta
-from router.text.usage import Usage
+from router.text.output.choice_text import ChoiceText, Delta
+from router.text.output.usage import Usage
 
 CHARS_PER_TURN = 16 << 10
 """Characters of a whole answer that become JSON in one turn of the event loop: 0.1 ms of text, 10

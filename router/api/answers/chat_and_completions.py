@@ -21,9 +21,9 @@ from router.api.answers.json_parts import (
 )
 from router.http.errors import ApiError, error_event
 from router.http.sse import DONE, PING, event, event_text, text_json, to_json
-from router.text.choice_text import Delta, LogprobEntry
-from router.text.logprobs_json import DescribeToken
-from router.text.usage import Usage, UsageEvents
+from router.text.output.choice_text import Delta, LogprobEntry
+from router.text.output.logprobs_json import DescribeToken
+from router.text.output.usage import Usage, UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from common.request import FinishReason
 from router.api.answers.chat_and_completions import ChatFormat, WholeChoice
 from router.http.sse import text_json, to_json
-from router.text.choice_text import Delta
+from router.text.output.choice_text import Delta
 from router.tools.answer_parser import AnswerParser, whole_answer
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 

@@ -15,8 +15,8 @@ from router.api.answers.chat_and_completions import AnswerHead, WholeChoice
 from router.api.bodies.client_tools import TEXT_ARGUMENT, ClientTool
 from router.api.planning.planner import RequestPlan
 from router.http.sse import PING
-from router.text.choice_text import Delta
-from router.text.usage import Usage
+from router.text.output.choice_text import Delta
+from router.text.output.usage import Usage
 from router.tools.answer_parser import AnswerParser
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.text_argument import TextArgument

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from common.prompt_logprobs import PromptLogprobs
 from router.http.sse import to_json
-from router.text.choice_text import LogprobEntry
-from router.text.logprobs_json import COMPLETION_COLUMNS, DescribeToken, chat_token, finite
+from router.text.output.choice_text import LogprobEntry
+from router.text.output.logprobs_json import COMPLETION_COLUMNS, DescribeToken, chat_token, finite
 
 LOGPROBS_PER_PART = 1000
 """Log probabilities of one part, alternatives included: 5 ms of JSON in the shape of chats."""

@@ -16,7 +16,7 @@ from router.http.described import (
     named_schema,
     response,
 )
-from router.text.usage import UsageAnswer
+from router.text.output.usage import UsageAnswer
 
 _Logprob = Annotated[float, Field(le=0)]
 _TokenIds = Annotated[list[Count], Field(description="With return_token_ids.")]

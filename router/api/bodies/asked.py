@@ -36,9 +36,9 @@ from router.api.bodies.schemas import (
 )
 from router.api.bodies.tool_fields import tool_use
 from router.api.bodies.unknown_fields import LeftOut, named_fields
-from router.text.chat_template import ChatOptions
-from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from router.text.usage import UsageEvents
+from router.text.chat.chat_template import ChatOptions
+from router.text.output.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.text.output.usage import UsageEvents
 from router.tools.definitions import ToolUse
 
 COMPLETION_MAX_TOKENS = 16

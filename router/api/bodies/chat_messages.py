@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import InvalidRequest
 from router.api.bodies.json_text import check_depth
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
-from router.text.chat_template import ChatOptions
+from router.text.chat.chat_template import ChatOptions
 
 MAX_VARIABLES = 32
 MAX_VARIABLE_CHARS = 256

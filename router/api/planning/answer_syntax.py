@@ -11,7 +11,7 @@ from common.grammar import Grammar, GrammarKind
 from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
 from grammars.texts import as_lark
 from router.api.bodies.asked import AskedChat
-from router.text.conversation import Conversation
+from router.text.chat.conversation import Conversation
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 from router.tools.definitions import ToolUse
 from router.tools.grammars import arguments_schema

@@ -31,7 +31,7 @@ from router.api.planning.messages import (
 )
 from router.api.planning.planner import Planner
 from router.http.errors import ModelNotFound
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.text.text_model import TextModel
 
 

@@ -22,7 +22,7 @@ from common.errors import InternalError, InvalidRequest
 from router.api.bodies.asked import RequestKind
 from router.api.planning.planner import PlannedPrompt, RequestPlan
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
-from router.text.chat_template import TemplateRefused
+from router.text.chat.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded
 
 LENGTHS = struct.Struct(">QQ")

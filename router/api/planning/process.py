@@ -35,7 +35,7 @@ from router.api.planning.messages import (
 )
 from router.api.planning.planner import RequestPlan
 from router.core.generation import SHUTTING_DOWN
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.text.text_model import DEFAULT_CHAT
 
 log = logging.getLogger("pdserve.router.http")

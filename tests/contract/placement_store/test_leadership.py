@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import PlacementRefused
-from tests.contract.placement_store.worlds import MemoryWorld, RedisWorld, World
+from tests.contract.placement_store.worlds import RedisWorld, World
 
 R1, R2, R1_AGAIN = Incarnation("r1", 1), Incarnation("r2", 1), Incarnation("r1", 2)
 P0, D0 = Incarnation("p0", (1 << 53) - 1), Incarnation('d "0"', 2)
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    if request.param == "memory":
-        yield MemoryWorld()
-        return
-    redis_world = RedisWorld(request.getfixturevalue("redis_url"))
-    yield redis_world
-    await redis_world.first.close()
-    await redis_world.second.close()
-    redis_world.client.close()
-
-
-async def leader(world: World, router: Incarnation, lease_s: float = 100) -> Incarnation:
-    return (await world.first.lead(router, lease_s=lease_s)).leader
+async def leader(world: World, router: Incarnation) -> Incarnation:
+    return (await world.first.lead(router, lease_s=100)).leader
 
 
 async def test_one_router_leads_until_its_lease_ends(world: World) -> None:

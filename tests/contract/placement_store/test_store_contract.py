@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,8 +10,6 @@ from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from tests.contract.placement_store.worlds import (
-    MemoryWorld,
-    RedisWorld,
     World,
     load,
     place,
@@ -20,18 +17,6 @@ from tests.contract.placement_store.worlds import (
     record,
     unplace,
 )
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    if request.param == "memory":
-        yield MemoryWorld()
-        return
-    redis_world = RedisWorld(request.getfixturevalue("redis_url"))
-    yield redis_world
-    await redis_world.first.close()
-    await redis_world.second.close()
-    redis_world.client.close()
 
 
 async def test_epochs_rise_for_every_caller(world: World) -> None:

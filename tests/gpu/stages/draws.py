@@ -22,6 +22,7 @@ _VOCABULARY = QWEN3_8B.vocab_size
 _COUNTS = (1, 8, 32, 128)
 _MOST_ROWS = _COUNTS[-1]
 _COMPARED_ROWS = 250
+_REPEATS = 9
 _FEW = 1000
 """A row that keeps so few tokens, and whose list they almost fill, is drawn on the card."""
 _SCALES = {"peaked": 6.0, "middling": 3.5, "flat": 1.0, "ties": 4.0, "masked": 6.0}
@@ -187,10 +188,10 @@ def _sampler(logits: np.ndarray) -> Callable[[], object]:
     return lambda: sampler.draw(logits, sampled)
 
 
-def _median_ms(work: Callable[[], object], repeats: int = 9) -> float:
+def _median_ms(work: Callable[[], object]) -> float:
     work()
     taken = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         begun = time.perf_counter()
         work()
         taken.append(1e3 * (time.perf_counter() - begun))

@@ -54,12 +54,11 @@ def _chosen(rows: int, name: str, weights: Matrix) -> Tile:
 
 
 def _launch(
-    make: Launches, name: str, weights: Matrix, rows: int, tile: Tile, buffers: tuple[int, int],
-    residual: int = 0,
-) -> Bound:  # fmt: skip
+    make: Launches, name: str, weights: Matrix, rows: int, tile: Tile, buffers: tuple[int, int]
+) -> Bound:
     if name == "gate_up":
         return make.gate_up(buffers[0], weights, buffers[1], rows, tile)
-    return make.product(buffers[0], weights, buffers[1], rows, residual=residual, tile=tile)
+    return make.product(buffers[0], weights, buffers[1], rows, tile=tile)
 
 
 def _check_bits(

@@ -53,10 +53,10 @@ class Attacker:
     port: int
     url: str
 
-    def head(self, method: str, target: str, length: int, key: str | None = None) -> bytes:
+    def head(self, method: str, target: str, length: int) -> bytes:
         return (
             f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Authorization: Bearer {key or self.key}\r\nContent-Length: {length}\r\n\r\n"
+            f"Authorization: Bearer {self.key}\r\nContent-Length: {length}\r\n\r\n"
         ).encode("latin-1")
 
     def status(self, path: str, body: Fields, key: str | None = None) -> int:

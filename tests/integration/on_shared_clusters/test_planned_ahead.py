@@ -14,6 +14,7 @@ import pytest
 from common.nodes import Role
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import FIRST_BYTE_ID, VOCAB_SIZE, prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
@@ -65,7 +66,6 @@ def clusters(
     cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
 ) -> Iterator[dict[str, Cluster]]:
     """A handoff without drafts, and a mixed node that looks drafts up."""
-    flags = ("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB")
     ahead = ("--async-scheduling", "on", "--max-num-seqs", str(NUM_SEATS))
     step = ("--max-num-batched-tokens", "64")
     specs = [
@@ -76,13 +76,13 @@ def clusters(
                 NodeSpec("prefill-1", Role.PREFILL, step),
                 NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0")),
             ),
-            flags=(*flags, *ahead),
+            flags=(*SMALL_NODES, *ahead),
         ),
         ClusterSpec(
             name="ahead_drafts",
             model=tiny_model,
             nodes=(NodeSpec("mixed-1", Role.MIXED, (*step, "--speculative-method", "ngram")),),
-            flags=(*flags, *ahead),
+            flags=(*SMALL_NODES, *ahead),
         ),
     ]
     with running(specs, cluster_redis, cluster_folder) as both:

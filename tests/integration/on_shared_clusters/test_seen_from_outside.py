@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,9 +14,9 @@ from pdserve.commands.status_table import status_table
 from router.core.ttft_stages import Stage
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api, Fields
-from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
+from tests.support.cluster.topologies import SMALL_NODES
 from tests.support.models.tiny_model import prompt_tokens
-from tests.support.stores.redis_server import RedisServer
 
 REQUESTS: list[Fields] = [
     {"prompt": prompt_tokens(30, salt=71) * 2, "max_tokens": 60, "temperature": t, "seed": 5}
@@ -26,11 +25,9 @@ REQUESTS: list[Fields] = [
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
-) -> Iterator[Cluster]:
+def spec(tiny_model: Path) -> ClusterSpec:
     """A decode node that looks drafts up, and a second prefill node that cuts other blocks."""
-    spec = ClusterSpec(
+    return ClusterSpec(
         name="outside",
         model=tiny_model,
         nodes=(
@@ -42,19 +39,9 @@ def cluster(
                 ("--local-prefill-threshold", "0", "--speculative-method", "ngram"),
             ),
         ),
-        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        flags=SMALL_NODES,
         has_patient_routers=True,
     )
-    with running([spec], cluster_redis, cluster_folder) as (cluster,):
-        yield cluster
-
-
-@pytest.fixture
-def api(cluster: Cluster) -> Iterator[Api]:
-    cluster.wait_trusted()
-    with Api(cluster.url, "tiny") as api:
-        yield api
-    cluster.check_settled()
 
 
 def metrics_of(cluster: Cluster, node_id: str) -> dict[tuple[str, ...], float]:

@@ -278,14 +278,7 @@ class Cluster:
         """What a node says of its present life."""
         return self._books[node_id].record
 
-    def wait_status(
-        self,
-        node_id: str,
-        condition: Callable[[Books], bool],
-        what: str,
-        *,
-        timeout_s: float = 30.0,
-    ) -> None:
+    def wait_status(self, node_id: str, condition: Callable[[Books], bool], what: str) -> None:
         """Return when a node's books fulfil a condition; an answer that is late is asked again."""
 
         def is_so() -> bool:
@@ -294,7 +287,7 @@ class Cluster:
             except httpx.TimeoutException:
                 return False
 
-        wait_until(is_so, f"{node_id}: {what}", timeout_s=timeout_s)
+        wait_until(is_so, f"{node_id}: {what}")
 
     # --- the closing check --------------------------------------------------------------------
 

@@ -42,10 +42,10 @@ EOS_TOKEN_ID = hash_grammars.EOS_TOKEN_ID
 TOKEN_BYTES = 8
 
 
-def layout(block_size: int, model_digest: str = "hash-runner") -> KVLayout:
+def layout(block_size: int) -> KVLayout:
     """Return a layout of 8 bytes per token, layer and key or value: one head of two float32."""
     return KVLayout(
-        model_digest=model_digest,
+        model_digest="hash-runner",
         num_layers=NUM_LAYERS,
         num_kv_heads=1,
         head_dim=2,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer, TokenizerWrapper
 
-from common.grammar import Grammar
 from engine.runner.grammars.masks import GrammarMasks
-from grammars.compiler import GrammarCompiler
+from tests.support.engine.hash_grammars import CompilesOnDemand
 from tests.support.models.tiny_checkpoints import VOCAB_SIZE
 
 EOS_TOKEN_ID = 2
@@ -30,13 +29,6 @@ class _Characters:
         return [_FIRST + value - ord(" ") for value in data]
 
 
-class _CompilesOnDemand(GrammarCompiler):
-    """What a step needs is compiled then."""
-
-    def kept(self, grammar: Grammar) -> LLMatcher:
-        return self.matcher(grammar)
-
-
 @cache
 def _tokenizer() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_Characters()), n_vocab=VOCAB_SIZE)
@@ -44,7 +36,7 @@ def _tokenizer() -> LLTokenizer:
 
 def masks() -> GrammarMasks:
     """Return the masks of a runner on a tiny checkpoint."""
-    compiler = _CompilesOnDemand(_tokenizer())
+    compiler = CompilesOnDemand(_tokenizer())
     return GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=False)
 
 

@@ -1,11 +1,13 @@
 """The HTTP edge without a cluster behind it, and clients that see every byte.
 
-described    what the description of the API says of an answer
-echo         an app that answers with what it was asked, and a client of raw bytes
-http_edge    a small tokenizer, a scripted generator and an app around them
-http_server  an app on a real socket, and a raw client
-other_paths  other ways to write a path
-posted       requests to the two endpoints of texts and chats
-read_answer  what a generator pushes, one push after the other
-tool_models  models whose chat templates know tools and thinking
+described           what the description of the API says of an answer
+echo                an app that answers with what it was asked, and a client of raw bytes
+edge_model          a small tokenizer with a chat template
+scripted_generator  a generator that plays scripts
+http_edge           the app of a router around these two
+http_server         an app on a real socket, and a raw client
+other_paths         other ways to write a path
+posted              requests to the two endpoints of texts and chats
+read_answer         what a generator pushes, one push after the other
+tool_models         models whose chat templates know tools and thinking
 """

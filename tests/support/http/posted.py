@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.http.http_edge import (
-    Edge,
-    tiny_model,
-)
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import Edge
 
 MODEL = tiny_model()
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import MODEL_NAME, write_model_folder
+from tests.support.http.edge_model import MODEL_NAME, write_model_folder
 
 HERMES_TEMPLATE = """\
 {%- if tools %}<|im_start|>system

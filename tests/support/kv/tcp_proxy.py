@@ -15,7 +15,8 @@ class TcpProxy(ABC):
 
     def __init__(self, target: str) -> None:
         url = urlsplit(target)
-        self._target = (url.hostname, url.port)
+        self.target_port = url.port or 0
+        self._target = (url.hostname, self.target_port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.num_connections = 0

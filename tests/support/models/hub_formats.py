@@ -124,15 +124,17 @@ def in_integers(
     places = [[i for i in range(inputs) if group[i] == index] for index in range(inputs // size)]
     numbers, zeros, scales = [], [], []
     for weights in weight.tolist():
+        row = [0] * inputs
         row_zeros, row_scales = [], []
         for members in places:
             largest_weight = max(abs(weights[i]) for i in members)
-            row_scales.append(nearest(scale_dtype, largest_weight / (half - 1)))
-            row_zeros.append(half if is_symmetric else int(draw.randint(0, largest + 1)))
-        row = []
-        for place in range(inputs):
-            scale, zero = row_scales[group[place]], row_zeros[group[place]]
-            row.append(min(max(round(weights[place] / scale) + zero, 0), largest))
+            scale = nearest(scale_dtype, largest_weight / (half - 1))
+            zero = half if is_symmetric else int(draw.randint(0, largest + 1))
+            for place in members:
+                integer = round(weights[place] / scale) + zero
+                row[place] = 0 if integer < 0 else largest if integer > largest else integer
+            row_zeros.append(zero)
+            row_scales.append(scale)
         numbers.append(row)
         zeros.append(row_zeros)
         scales.append(row_scales)
@@ -314,6 +316,7 @@ def e4m3(byte: int) -> float:
     return -size if byte & 128 else size
 
 
+_E4M3 = [e4m3(byte) for byte in range(256)]
 _FINITE = [byte for byte in range(256) if byte & 127 != 127]
 
 
@@ -351,15 +354,14 @@ class Fp8(Packer):
             ]
             for _ in range(0, outputs, height)
         ]
-        made = np.empty((outputs, inputs), np.float32)
-        numbers = []
+        values, numbers = [], []
         for output in range(outputs):
             # Any bytes: also the smallest numbers, which have no leading bit.
-            row = [int(byte) for byte in draw.choice(_FINITE, inputs)]
-            for place, byte in enumerate(row):
-                scale = scales[output // height][place // width]
-                made[output, place] = np.float32(e4m3(byte) * scale)
+            row = draw.choice(_FINITE, inputs).tolist()
+            of_row = scales[output // height]
+            values.append([_E4M3[byte] * of_row[place // width] for place, byte in enumerate(row)])
             numbers.append(row)
+        made = np.array(values, np.float32)
         stored = matrix(self.scale_dtype, scales)
         if self.shape_of_scales is not None:
             shape = self.shape_of_scales(len(scales))
@@ -432,13 +434,13 @@ def _packed(
 
 
 def packed_model(
-    weights: Mapping[str, np.ndarray], packer: Packer, plain: str = "F32"
+    weights: Mapping[str, np.ndarray], packer: Packer
 ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
     """Return a model's tensors, its linear layers packed, and the values of all weights."""
     tensors, values = {}, {}
     for seed, (name, weight) in enumerate(weights.items()):
         if not is_quantised(name, weight):
-            tensors[name], values[name] = floats(plain, weight), weight
+            tensors[name], values[name] = floats("F32", weight), weight
             continue
         assert weight.dtype == np.float32
         parts, made = _packed(packer, weight.tobytes(), weight.shape, seed)

@@ -57,9 +57,9 @@ def load_with_mtp(
     )
 
 
-def write_inside(folder: Path, layout: str, family: str | None = None) -> Path:
+def write_inside(folder: Path, layout: str) -> Path:
     """Write a checkpoint that contains its MTP layer."""
-    config = CONFIGS[family or TARGETS[layout]]
+    config = CONFIGS[TARGETS[layout]]
     return write_checkpoint(folder, config, extra=mtp_weights_of(config, layout))
 
 

@@ -5,6 +5,7 @@ drained_node    a node that is drained while a router asks it
 fluid_cluster   nodes that report what flows through them
 node_caller     a router's stream to a node
 node_outputs    outputs of nodes
+node_records    records of nodes in the store
 node_views      nodes as placement sees them
 recorded_placing  the placement of a router that is asked and recorded
 running_node    a whole engine node over a hash runner

@@ -106,9 +106,9 @@ class Service:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self.stub: Any = pb_grpc.NodeStub(self.channel)  # type: ignore[no-untyped-call]
 
-    async def subscribe(self, router: Incarnation = ROUTER) -> NodeCaller:
+    async def subscribe(self) -> NodeCaller:
         """An open stream: its first heartbeat was heard."""
-        caller = NodeCaller(self.stub, make_envelope(router, ME))
+        caller = NodeCaller(self.stub, make_envelope(ROUTER, ME))
         await caller.greet()
         return caller
 

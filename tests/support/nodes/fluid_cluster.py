@@ -8,6 +8,7 @@ from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.latency import LatencyTargets
 from router.core.known.node_view import NodeView
 from router.core.scaling.scaling import Decision, RoleScaling
+from tests.support.nodes.node_records import record
 
 PREFILL_SPEED = 10_000.0
 NUM_BLOCKS, BLOCK_SIZE, NUM_SEATS = 1000, 64, 100
@@ -119,16 +120,11 @@ class FluidCluster:
 
 
 def _record(node_id: str, role: Role) -> NodeRecord:
-    return NodeRecord(
-        node_id=node_id,
-        epoch=1,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
-        fingerprint="f",
+    return record(
+        node_id,
+        role,
         block_size=BLOCK_SIZE,
         num_blocks=NUM_BLOCKS,
         max_num_seqs=NUM_SEATS,
-        max_model_len=1000,
         roles=() if role is Role.MIXED else BOTH,
     )

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from common.ids import Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, Role
 from router.core.known.node_view import NodeView
 from router.core.placement import ChosenNodes, Placing
 from router.core.policies.query import Query
-
-
-def record(node_id: str, role: Role = Role.DECODE, **more: Any) -> NodeRecord:
-    sizes = {"block_size": 4, "num_blocks": 100, "max_num_seqs": 10, "max_model_len": 1000}
-    return NodeRecord(
-        node_id=node_id,
-        epoch=1,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
-        **{"fingerprint": "f", **sizes, **more},
-    )
+from tests.support.nodes.node_records import record
 
 
 def node(

@@ -22,13 +22,13 @@ ROUTER_ID = "router-1"
 
 
 class RecordedPlacing:
-    """A router of nodes of three kinds. All that happens follows from `seed`."""
+    """A router of nodes of three kinds. All that happens is the same every time."""
 
-    def __init__(self, folder: Path, placing: Placing, num_nodes: int, seed: int = 0) -> None:
+    def __init__(self, folder: Path, placing: Placing, num_nodes: int) -> None:
         self._recording = PlacingRecording(folder, ROUTER_ID, placing)
         self.membership, self.chooser = self._recording.machines()
         self.path = folder / f"{ROUTER_ID}.jsonl"
-        self._draws, self._now_s = Random(seed), 0.0
+        self._draws, self._now_s = Random(0), 0.0
         self._views = [self._view(number) for number in range(num_nodes)]
         self._nodes = [view.incarnation for view in self._views]
         self._running: list[tuple[Incarnation | None, Incarnation | None, int]] = []

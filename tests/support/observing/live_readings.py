@@ -7,13 +7,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, Role
 from common.observing.latency import LatencyTargets
 from router.core.known.node_view import NodeView
 from router.core.scaling.scaling import RoleScaling
 from router.live.reading import Reading
 from router.watch.recent_placements import RecentPlacement, RecentPlacements
 from router.watch.scaling_report import ScalingAnswer, ScalingReport
+from tests.support.nodes.node_records import record
 
 
 def node(
@@ -25,15 +26,13 @@ def node(
     **load: Any,
 ) -> NodeView:
     """A node of 100 blocks and 8 seats, idle but for `load`."""
-    record = NodeRecord(
-        node_id=name.node_id,
+    described = record(
+        name.node_id,
+        role,
         epoch=name.epoch,
-        role=role,
         control_address="127.0.0.1:7001",
         model="tiny",
-        fingerprint="f",
         block_size=16,
-        num_blocks=100,
         max_num_seqs=8,
         max_model_len=512,
         num_host_blocks=num_host_blocks,
@@ -41,7 +40,7 @@ def node(
     )
     idle = {"free_blocks": 100, "free_seats": 8, "num_running": 0, "num_waiting": 0}
     return NodeView(
-        record=record, load=NodeLoad(**{**idle, "queued_tokens": 0, **load}), num_requests=0
+        record=described, load=NodeLoad(**{**idle, "queued_tokens": 0, **load}), num_requests=0
     )
 
 

@@ -20,7 +20,8 @@ from grammars.compiler import GrammarCompiler, is_beyond_limits
 from grammars.parts import GrammarParts, SchemaPart
 from tests.support.engine import hash_grammars
 from tests.support.grammars.hostile_grammars import HOSTILE
-from tests.support.http.http_edge import write_model_folder
+from tests.support.http.edge_model import write_model_folder
+from tests.unit.grammars.matching import follows
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,6 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
 def schema(value: Any) -> Grammar:
     text = value if isinstance(value, str) else json.dumps(value)
     return Grammar(GrammarKind.JSON_SCHEMA, text, "guided_json")
-
-
-def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
-    """Whether a grammar allows a text, token by token, and its end behind it."""
-    matcher = compiler.matcher(grammar)
-    tokens = compiler.tokenizer.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

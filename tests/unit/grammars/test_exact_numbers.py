@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from common.errors import InvalidRequest
-from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
-from tests.support.http.http_edge import grammars_of, tiny_model
+from tests.unit.grammars.matching import follows_schema
 
 EXACT = (
     *(0, -1, 7, 2**53 - 1, 2**53, -(2**53), 2**53 + 2, 2**60, -(2**62), 1420070400123456768),
@@ -21,18 +19,6 @@ INEXACT = (
     *(12345678901234567890, 10**40, -(10**40), 10**400, -(2**63), 1 - 2**63, 511 - 2**63),
     *(-(2**63) - 1, -(2**64), 1 - 2**62),
 )
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return grammars_of(tiny_model())
-
-
-def follows(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), "guided_json")
-    matcher = compiler.matcher(grammar)
-    tokens = compiler.tokenizer.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def ways(number: int) -> dict[str, tuple[Any, str]]:
@@ -57,9 +43,9 @@ def ways(number: int) -> dict[str, tuple[Any, str]]:
 @pytest.mark.parametrize("number", EXACT)
 def test_these_integers_are_enforced_as_they_are(number: int, compiler: GrammarCompiler) -> None:
     for way, (schema, _) in ways(number).items():
-        assert follows(compiler, schema, str(number)), way
+        assert follows_schema(compiler, schema, str(number)), way
         for other in (number - 1, number + 1, number * 10):
-            assert not number or not follows(compiler, schema, str(other)), (way, other)
+            assert not number or not follows_schema(compiler, schema, str(other)), (way, other)
 
 
 @pytest.mark.covers("K01")
@@ -67,7 +53,7 @@ def test_these_integers_are_enforced_as_they_are(number: int, compiler: GrammarC
 def test_those_are_refused_with_their_place(number: int, compiler: GrammarCompiler) -> None:
     for way, (schema, place) in ways(number).items():
         with pytest.raises(InvalidRequest, match="JSON schema has the number") as refused:
-            follows(compiler, schema, str(number))
+            follows_schema(compiler, schema, str(number))
         if "exclusive" not in way and way != "or null":
             assert f" at {place}: wanted at most 9007199254740992, up or down" in str(refused.value)
         assert refused.value.param == "guided_json"
@@ -94,7 +80,7 @@ def test_those_are_refused_with_their_place(number: int, compiler: GrammarCompil
 )
 def test_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidRequest, match="has the number"):
-        follows(compiler, schema, "1")
+        follows_schema(compiler, schema, "1")
 
 
 @pytest.mark.parametrize(
@@ -117,5 +103,5 @@ def test_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
 def test_other_numbers_mean_what_they_meant(
     schema: Any, right: str, wrong: str, compiler: GrammarCompiler
 ) -> None:
-    assert follows(compiler, schema, right)
-    assert not follows(compiler, schema, wrong)
+    assert follows_schema(compiler, schema, right)
+    assert not follows_schema(compiler, schema, wrong)

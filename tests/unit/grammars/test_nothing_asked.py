@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
-from tests.support.http.http_edge import grammars_of, tiny_model
+from tests.unit.grammars.matching import follows_schema
 
 NOTHING: tuple[dict[str, Any], ...] = (
     {"uniqueItems": False},
@@ -74,24 +73,12 @@ SOMETHING: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return grammars_of(tiny_model())
-
-
-def follows(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), "guided_json")
-    matcher = compiler.matcher(grammar)
-    tokens = compiler.tokenizer.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
-
-
 @pytest.mark.covers("K02")
 @pytest.mark.parametrize("schema", NOTHING, ids=json.dumps)
 def test_what_asks_for_nothing_is_taken(schema: dict[str, Any], compiler: GrammarCompiler) -> None:
     for value in VALUES:
-        assert follows(compiler, schema, value), value
-        assert follows(compiler, {"items": {"anyOf": [schema, False]}}, f"[{value}]"), value
+        assert follows_schema(compiler, schema, value), value
+        assert follows_schema(compiler, {"items": {"anyOf": [schema, False]}}, f"[{value}]"), value
 
 
 @pytest.mark.covers("K02")
@@ -100,7 +87,7 @@ def test_what_asks_for_something_is_refused(
     schema: dict[str, Any], compiler: GrammarCompiler
 ) -> None:
     with pytest.raises(InvalidRequest, match="cannot be followed: #"):
-        follows(compiler, schema, "1")
+        follows_schema(compiler, schema, "1")
 
 
 @pytest.mark.parametrize(
@@ -120,22 +107,22 @@ def test_items_of_any_kind_are_counted(
 ) -> None:
     if not right:
         with pytest.raises(InvalidRequest):
-            follows(compiler, schema, "[]")
+            follows_schema(compiler, schema, "[]")
     for text in right:
-        assert follows(compiler, schema, text), text
+        assert follows_schema(compiler, schema, text), text
     for text in wrong:
-        assert not follows(compiler, schema, text), text
+        assert not follows_schema(compiler, schema, text), text
 
 
 def test_names_of_properties_are_no_keywords(compiler: GrammarCompiler) -> None:
     names = ("format", "if", "contains", "minContains", "uniqueItems", "not", "$schema", "pattern")
     schema = {"type": "object", "properties": {name: {"const": name} for name in names}}
     for name in names:
-        assert follows(compiler, schema, json.dumps({name: name}))
-        assert not follows(compiler, schema, json.dumps({name: "x"}))
+        assert follows_schema(compiler, schema, json.dumps({name: name}))
+        assert not follows_schema(compiler, schema, json.dumps({name: "x"}))
 
 
 def test_a_dynamic_anchor_is_an_anchor(compiler: GrammarCompiler) -> None:
     schema = {"$defs": {"a": {"$dynamicAnchor": "here", "type": "null"}}, "$ref": "#here"}
-    assert follows(compiler, schema, "null")
-    assert not follows(compiler, schema, "1")
+    assert follows_schema(compiler, schema, "null")
+    assert not follows_schema(compiler, schema, "1")

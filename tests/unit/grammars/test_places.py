@@ -12,7 +12,7 @@ from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars import compiler as compiling
 from grammars.places import MAX_DEAR_TRIES, MAX_TRIED_CHARS, MAX_TRIES, SchemaTrials, place_of
-from tests.support.http.http_edge import grammars_of, tiny_model
+from tests.support.http.edge_model import grammars_of, tiny_model
 
 
 class CountedTrials:

@@ -8,7 +8,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
 from grammars.texts import choice_grammar, compiled_text
-from tests.support.http.http_edge import grammars_of, tiny_model
+from tests.unit.grammars.matching import follows
 
 ADDED = ("<|end|>",)
 
@@ -46,17 +46,6 @@ def test_a_literal_without_an_end_is_read_once(begin: str) -> None:
     """A search that begins again behind each quote would take minutes."""
     assert is_forced(begin + '\\"' * 60_000)
     assert is_forced(begin + '"/' * 60_000)
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return grammars_of(tiny_model())
-
-
-def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
-    matcher = compiler.matcher(grammar)
-    tokens = compiler.tokenizer.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 @pytest.mark.covers("K06")

@@ -14,7 +14,6 @@ from grammars.compiler import GrammarCompiler
 from grammars.parts import GrammarParts, SchemaPart
 from grammars.texts import json_rule
 from grammars.weaker_schemas import Weakening
-from tests.support.http.http_edge import grammars_of, tiny_model
 
 OTHER = {"type": "integer", "minimum": 3}
 ZOD_EMAIL = (
@@ -101,11 +100,6 @@ LEFT: dict[str, tuple[Any, Any]] = {
     ),
 }
 RING = {"ring": {"$ref": "#/$defs/ring", "type": "array"}}
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return grammars_of(tiny_model())
 
 
 def followed(compiler: GrammarCompiler, schema: Any) -> dict[str, Any]:

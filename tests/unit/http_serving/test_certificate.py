@@ -30,13 +30,12 @@ def write_certificate(
     folder: Path,
     *,
     days: float = 30,
-    name: str = "localhost",
     password: bytes | None = None,
     curve: ec.EllipticCurve | None = None,
 ) -> tuple[Path, Path]:
     """A certificate that signs itself, and its key."""
     key = ec.generate_private_key(curve or ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -46,7 +45,7 @@ def write_certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - 60 * DAY)
         .not_valid_after(now + days * DAY)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
     )
     paths = folder / "tls.crt", folder / "tls.key"

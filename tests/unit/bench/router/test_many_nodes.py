@@ -18,7 +18,7 @@ from bench.router.node_stand_in import node_record
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from router.dispatch.node_clients import NodeClient
+from router.dispatch.client.node_clients import NodeClient
 from tests.support.http.http_server import eventually
 
 

@@ -16,7 +16,7 @@ from common.grammar import Grammar, GrammarKind
 from engine.runner.weights.model_spec import read_eos_token_ids
 from grammars.compiler import GrammarCompiler
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import EOS, write_model_folder
+from tests.support.http.edge_model import EOS, write_model_folder
 
 END = 1
 

@@ -36,35 +36,11 @@ def test_the_defaults_of_the_methods() -> None:
     assert [tokens_per_seq(method, 0) for method in METHODS] == [1, 9, 9, 6, 9]
 
 
-def prefill_budget(cap: int, num_decodes: int, method: str, configured: int) -> int:
-    return cap - num_decodes * tokens_per_seq(method, configured)
-
-
-@pytest.mark.parametrize(
-    ("cap", "num_decodes", "method", "configured", "expected"),
-    [
-        pytest.param(8192, 100, "none", 0, 8092, id="E01"),
-        pytest.param(8192, 100, "none", 1, 8092, id="E02"),
-        pytest.param(8192, 100, "mtp", 1, 7992, id="E03"),
-        pytest.param(8192, 100, "mtp", 4, 7692, id="E04"),
-        pytest.param(8192, 0, "mtp", 4, 8192, id="E05"),
-        pytest.param(2048, 256, "suffix", 5, 512, id="E06"),
-        pytest.param(512, 256, "mtp", 1, 0, id="E07"),
-        pytest.param(2048, 300, "mtp", 5, 248, id="E09"),
-        pytest.param(512, 255, "mtp", 1, 2, id="E12"),
-    ],
-)
-def test_what_decodes_leave(
-    cap: int, num_decodes: int, method: str, configured: int, expected: int
-) -> None:
-    assert prefill_budget(cap, num_decodes, method, configured) == expected
-
-
-def largest_step(role: Role, seats: int, method: str, configured: int, cap: int = 8192) -> int:
+def largest_step(role: Role, seats: int, method: str, configured: int) -> int:
     return get_max_chunk_tokens(
         role,
         max_num_seqs=seats,
-        max_num_batched_tokens=cap,
+        max_num_batched_tokens=8192,
         tokens_per_seq=tokens_per_seq(method, configured),
         has_local_prefill=False,
     )

@@ -119,10 +119,7 @@ def test_a_port_without_files_is_closed_and_opens_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(open_files, "LOOK_EVERY_S", 0.0)
-    with contextlib.closing(
-        ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, Limits())
-    ) as transport:
-        address = ("127.0.0.1", int(transport.endpoint.rpartition(":")[2]))
+    with _listening() as (transport, address):
         with only_left(NEARLY_NONE - 1):
             transport.wait(0.0)
             assert transport.is_short_of_files
@@ -205,10 +202,7 @@ def test_a_port_that_cannot_be_opened_again_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(open_files, "LOOK_EVERY_S", 0.0)
-    with contextlib.closing(
-        ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, Limits())
-    ) as transport:
-        address = ("127.0.0.1", int(transport.endpoint.rpartition(":")[2]))
+    with _listening() as (transport, address):
         with only_left(NEARLY_NONE - 1):
             transport.wait(0.0)
             _wait_until_refused(address)
@@ -225,6 +219,14 @@ def test_a_port_that_cannot_be_opened_again_is_logged_once(
         "the KV port cannot be opened again yet",
         "the KV port is open again",
     ]
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[tuple[ZmqTransport, tuple[str, int]]]:
+    """A transport, and the address at which it listens."""
+    transport = ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, Limits())
+    with contextlib.closing(transport):
+        yield transport, ("127.0.0.1", int(transport.endpoint.rpartition(":")[2]))
 
 
 def _wait_until_refused(address: tuple[str, int]) -> None:

@@ -24,8 +24,8 @@ def busy_for(progress: StepProgress, length_s: float, since_s: float = 1.0) -> N
         progress.look(since_s)
 
 
-def turn_of(progress: StepProgress, length_s: float, since_s: float = 1.0) -> None:
-    busy_for(progress, length_s, since_s)
+def turn_of(progress: StepProgress, length_s: float) -> None:
+    busy_for(progress, length_s)
     progress.look(None)
 
 

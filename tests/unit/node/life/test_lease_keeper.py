@@ -9,10 +9,11 @@ import pytest
 
 from common.errors import StaleEpoch
 from common.ids import Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, NodeRecord
 from node.life.lease_keeper import RENEWALS_PER_LEASE, SECONDS_PER_WARNING, LeaseKeeper
 from placement.store import PlacementRefused, PlacementUnavailable
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.nodes.node_records import record
 from tests.support.stores.memory_store import MemoryStore
 
 LEASE_S = 4.0
@@ -45,7 +46,7 @@ class World:
         self.num_running = 0
 
     def keeper(self, epoch: int = 1) -> LeaseKeeper:
-        mine = record(epoch)
+        mine = record("decode-0", epoch=epoch)
         return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=LEASE_S, clock=self.clock)
 
     def load(self) -> NodeLoad:
@@ -61,21 +62,6 @@ class World:
         """Epoch and running sequences of every live node."""
         nodes = await self.store.live_nodes()
         return [(n.record.incarnation.epoch, n.load.num_running) for n in nodes]
-
-
-def record(epoch: int) -> NodeRecord:
-    return NodeRecord(
-        node_id="decode-0",
-        epoch=epoch,
-        role=Role.DECODE,
-        control_address="127.0.0.1:1",
-        model="m",
-        fingerprint="f",
-        block_size=64,
-        num_blocks=100,
-        max_num_seqs=8,
-        max_model_len=1000,
-    )
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ TIMING = TransferTiming(
 )
 
 
-def spans_of(attempt: NodeAttempt, ended_at_s: float = 20.0) -> RecordedTracing:
+def spans_of(attempt: NodeAttempt) -> RecordedTracing:
     tracing = RecordedTracing()
-    record_attempt(tracing, attempt, ended_at_s)
+    record_attempt(tracing, attempt, 20.0)
     assert tracing.open() == []
     return tracing
 

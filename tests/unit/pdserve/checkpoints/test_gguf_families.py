@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
-from router.text.chat_template import ChatOptions
+from router.text.chat.chat_template import ChatOptions
 from router.text.text_model import TextModel
 from tests.support.models.tokenizer_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, tiny_metadata
 from tests.unit.pdserve.checkpoints.llama_tokenizers import (

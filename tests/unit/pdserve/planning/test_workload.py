@@ -20,7 +20,7 @@ from pdserve.planning.workload import (
     faster,
     trace_workload,
 )
-from router.text.usage import Usage
+from router.text.output.usage import Usage
 from router.watch.request_watch import RequestWatch
 from simulator.trace_file import TraceRequest
 from tests.unit.pdserve.planning.router_logs import log_line, written

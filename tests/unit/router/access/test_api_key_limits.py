@@ -21,8 +21,9 @@ from router.access.refused_requests import RefusedRequests
 from router.http.routes import Access, MatchedRoute, put_route
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.http.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
+from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.http_server import eventually, raw_request, served
+from tests.support.http.scripted_generator import fails, hangs_after, runs_out_of_time
 
 PATH = "/v1/completions"
 Serve = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]

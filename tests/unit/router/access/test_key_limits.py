@@ -13,17 +13,21 @@ def limits(rate: int = 0, at_once: int = 0, now_s: float = 0.0) -> KeyLimits:
     return KeyLimits(requests_per_minute=rate, max_concurrent=at_once, now_s=now_s)
 
 
-def take_all(state: KeyLimits, now_s: float, most: int = 10_000) -> int:
+UNLIMITED = 10_000
+"""As many requests as are tried."""
+
+
+def take_all(state: KeyLimits, now_s: float) -> int:
     """How many requests get in at once, each ending at once."""
-    for count in range(most):
+    for count in range(UNLIMITED):
         if state.take(now_s) is not None:
             return count
         state.release()
-    return most
+    return UNLIMITED
 
 
 def test_without_limits_everything_gets_in() -> None:
-    assert take_all(limits(), 100.0) == 10_000
+    assert take_all(limits(), 100.0) == UNLIMITED
 
 
 def test_a_quiet_minute_may_be_used_at_once_and_no_more_than_a_minute_is_kept() -> None:
@@ -75,7 +79,7 @@ def test_what_was_used_stays_used_when_limits_change() -> None:
     state.release()
     assert state.take(0) == Refusal(Limit.RATE, 7)
     state.change(requests_per_minute=0, max_concurrent=0, now_s=0)
-    assert take_all(state, 0) == 10_000
+    assert take_all(state, 0) == UNLIMITED
     state.change(requests_per_minute=5, max_concurrent=0, now_s=0)
     assert take_all(state, 0) == 5
 

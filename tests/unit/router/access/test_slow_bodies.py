@@ -19,8 +19,9 @@ from router.access.api_keys import add_api_key
 from router.access.arriving_bodies import MAX_BODIES, ArrivingBodies
 from router.api.exchanges import ADMIN_SEATS
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import Edge, hangs_after, make_edge
+from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.http_server import eventually, served
+from tests.support.http.scripted_generator import hangs_after
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),

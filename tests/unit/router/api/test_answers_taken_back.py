@@ -10,7 +10,8 @@ import pytest
 from common.request import FinishReason
 from router.tools.formats import HERMES
 from tests.support.examples import everyday
-from tests.support.http.http_edge import Edge, events, make_edge, says
+from tests.support.http.http_edge import Edge, events, make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 STRIDE = everyday(27, of=9)

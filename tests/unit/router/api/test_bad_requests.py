@@ -10,7 +10,9 @@ import pytest
 
 from common.errors import InvalidRequest
 from router.core.generation import TokenChunk
-from tests.support.http.http_edge import CONTEXT, Call, Edge, chunks, make_edge, tiny_model
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import Call, chunks
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": USER}

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from router.text.conversation import MAX_TEMPLATE_BYTES, ChatSettings
+from router.text.chat.conversation import MAX_TEMPLATE_BYTES, ChatSettings
 from router.tools.formats import HERMES, LLAMA_JSON, format_of
-from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import (
     HERMES_TEMPLATE,
     LLAMA_TEMPLATE,

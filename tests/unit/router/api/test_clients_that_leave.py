@@ -13,16 +13,10 @@ from http_serving.abort_connection import offer_abort
 from router.api.exchanges import FINAL_EVENT_TIMEOUT_S
 from router.core.generation import TokenChunk
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.http.http_edge import (
-    Call,
-    Edge,
-    hangs_after,
-    make_edge,
-    never_ends,
-    says,
-    tiny_model,
-)
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.http_server import eventually, raw_request, served
+from tests.support.http.scripted_generator import Call, hangs_after, never_ends, says
 
 PATH = "/v1/completions"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from router.api.bodies.schemas import LIMITS
-from tests.support.http.http_edge import Call, Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import Call, says
 
 USER = [{"role": "user", "content": "Hello world, the quick brown fox"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -11,17 +11,10 @@ from common.request import FinishReason, RequestCounts, SamplingParams
 from common.version import VERSION
 from router.api.planning.planner import seed_of_choice
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import (
-    CONTEXT,
-    EOS,
-    Call,
-    chunks,
-    make_edge,
-    plays,
-    says,
-    write_model_folder,
-)
+from tests.support.http.edge_model import CONTEXT, EOS, write_model_folder
+from tests.support.http.http_edge import make_edge
 from tests.support.http.posted import CHAT, CHAT_PATH, MODEL, TEXT, TEXT_PATH, encode, post
+from tests.support.http.scripted_generator import Call, chunks, plays, says
 from tests.support.http.tool_models import LLAMA_TEMPLATE, model_with
 
 TRIMMING_TEMPLATE = (

@@ -11,7 +11,8 @@ from common.errors import NodeLost
 from common.request import FinishReason
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES
-from tests.support.http.http_edge import Edge, chunks, fails, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import chunks, fails, says
 from tests.support.http.tool_models import hermes_model, model_with
 
 PATH = "/v1/messages"

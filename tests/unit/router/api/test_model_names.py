@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import Edge, make_edge, write_model_folder
+from tests.support.http.edge_model import write_model_folder
+from tests.support.http.http_edge import Edge, make_edge
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [

@@ -13,7 +13,8 @@ from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key, hash_api_key, revoke_api_key
 from router.api.prefix_sharing import PrefixSharing
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import Call, Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import Call, says
 
 USER = [{"role": "user", "content": "Hello world"}]
 BODIES: dict[str, dict[str, Any]] = {

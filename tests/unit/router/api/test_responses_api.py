@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 
 from common.errors import InvalidRequest, NodeLost, Overloaded
 from router.tools.formats import HERMES
-from tests.support.http.http_edge import chunks, fails, make_edge, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import chunks, fails, says
 from tests.support.http.tool_models import NOW, hermes_model
 
 

@@ -12,7 +12,8 @@ from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.api.sessions import SESSION_HEADERS, session_id
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import says
 
 USER = [{"role": "user", "content": "Hello world"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,9 @@ import pytest
 from router.api.tokenization import MAX_DETOKENIZE_BYTES
 from router.core.generation import TokenChunk
 from router.http.routes import Access
-from tests.support.http.http_edge import CONTEXT, Call, Edge, declared_routes, make_edge, tiny_model
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import Edge, declared_routes, make_edge
+from tests.support.http.scripted_generator import Call
 
 MODEL = tiny_model()
 

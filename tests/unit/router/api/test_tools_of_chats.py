@@ -10,10 +10,11 @@ import pytest
 
 from common.grammar import GrammarKind
 from common.request import FinishReason
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES, LLAMA_JSON
-from tests.support.http.http_edge import Edge, chunks, events, make_edge, plays, says
+from tests.support.http.http_edge import Edge, events, make_edge
+from tests.support.http.scripted_generator import chunks, plays, says
 from tests.support.http.tool_models import (
     HERMES_TEMPLATE,
     NOW,

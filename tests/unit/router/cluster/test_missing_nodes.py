@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, Role
 from common.version import PROTOCOL_VERSION
 from placement.store import LiveNode
 from router.cluster.troubles import MAX_NAMED, unlisted_nodes, what_is_missing
 from router.core.membership import Membership
+from tests.support.nodes.node_records import record
 
 LEASE_S = 5.0
 
@@ -18,19 +19,6 @@ LEASE_S = 5.0
 def live(
     name: str, role: Role, *, is_draining: bool = False, protocol: int = PROTOCOL_VERSION
 ) -> LiveNode:
-    record = NodeRecord(
-        node_id=name,
-        epoch=1,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
-        fingerprint="f",
-        block_size=4,
-        num_blocks=100,
-        max_num_seqs=10,
-        max_model_len=1000,
-        protocol=protocol,
-    )
     load = NodeLoad(
         free_blocks=1,
         free_seats=1,
@@ -39,7 +27,7 @@ def live(
         queued_tokens=0,
         is_draining=is_draining,
     )
-    return LiveNode(record=record, load=load)
+    return LiveNode(record=record(name, role, protocol=protocol), load=load)
 
 
 DECODE, PREFILL = live("d0", Role.DECODE), live("p0", Role.PREFILL)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from common.nodes import Role
 from router.cluster.view import scrape_targets
 from tests.support.http.http_edge import make_edge
-from tests.unit.router.cluster.node_records import record
+from tests.support.nodes.node_records import record
 
 
 def test_each_node_with_metrics_is_a_target() -> None:

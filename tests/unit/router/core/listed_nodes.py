@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, Role
 from placement.store import LiveNode
 from router.core.membership import Membership
+from tests.support.nodes.node_records import record
 
 LEASE_S = 5.0
 
@@ -12,22 +13,10 @@ LEASE_S = 5.0
 def live(
     node_id: str = "d0", epoch: int = 1, role: Role = Role.DECODE, num_running: int = 0
 ) -> LiveNode:
-    record = NodeRecord(
-        node_id=node_id,
-        epoch=epoch,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
-        fingerprint="f",
-        block_size=16,
-        num_blocks=10,
-        max_num_seqs=4,
-        max_model_len=100,
-    )
     load = NodeLoad(
         free_blocks=10, free_seats=4, num_running=num_running, num_waiting=1, queued_tokens=0
     )
-    return LiveNode(record=record, load=load)
+    return LiveNode(record=record(node_id, role, epoch=epoch), load=load)
 
 
 def with_nodes(*nodes: LiveNode, now_s: float = 0.0) -> Membership:

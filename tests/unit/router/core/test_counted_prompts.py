@@ -20,7 +20,7 @@ from router.core.effects import (
 from router.core.generation import TokenChunk
 from router.core.membership import Membership
 from router.core.request_flow import DecodeGrant
-from tests.support.nodes.node_views import record
+from tests.support.nodes.node_records import record
 from tests.unit.router.core.flow_events import (
     D0,
     D1,

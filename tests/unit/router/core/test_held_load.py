@@ -6,7 +6,7 @@ import pytest
 
 from common.nodes import NodeLoad, Role
 from router.core.held_load import Held, OwnLoad
-from tests.support.nodes.node_views import record
+from tests.support.nodes.node_records import record
 
 RECORD = record("p0", Role.PREFILL, block_size=16, max_num_seqs=8)
 

@@ -27,7 +27,8 @@ from router.core.policies.query import (
     TooLong,
     query_of,
 )
-from tests.support.nodes.node_views import names, node, prefill, query, record
+from tests.support.nodes.node_records import record
+from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
 

@@ -219,18 +219,23 @@ async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:
         assert await changes_of_next_call(setup) == [f"place {placement(1).attempt}"]
 
 
+async def fail_to_remove(setup: Setup) -> None:
+    """Write a placement, and try to remove it from a store that is away."""
+    setup.store.gate.set()
+    setup.recorder.place_nowait(placement())
+    await setup.recorder.wait_idle()
+    setup.store.is_away = True
+    setup.recorder.unplace_nowait(placement().attempt)
+    await eventually(lambda: setup.num_errors("unplace") >= 2)
+
+
 async def test_a_removal_that_was_not_written_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the store would tell of it until the record expires by itself."""
     monkeypatch.setattr(placement_recorder, "RETRY_S", 0.0)
     async with running() as setup:
-        setup.store.gate.set()
-        setup.recorder.place_nowait(placement())
-        await setup.recorder.wait_idle()
-        setup.store.is_away = True
-        setup.recorder.unplace_nowait(placement().attempt)
-        await eventually(lambda: setup.num_errors("unplace") >= 2)
+        await fail_to_remove(setup)
         assert await setup.store.placements() == [placement()]
         setup.store.is_away = False
         setup.recorder.place_nowait(placement(1))
@@ -246,12 +251,7 @@ async def test_a_removal_is_not_tried_for_longer_than_its_record_can_live(
 ) -> None:
     monkeypatch.setattr(placement_recorder, "RETRY_S", 0.0)
     async with running() as setup:
-        setup.store.gate.set()
-        setup.recorder.place_nowait(placement())
-        await setup.recorder.wait_idle()
-        setup.store.is_away = True
-        setup.recorder.unplace_nowait(placement().attempt)
-        await eventually(lambda: setup.num_errors("unplace") >= 2)
+        await fail_to_remove(setup)
         setup.clock.advance(TTL_S)
         assert await changes_of_next_call(setup) == [f"place {placement(1).attempt}"]
 

@@ -10,8 +10,9 @@ import pytest
 
 from router.http import api_docs
 from router.http.documented_api import documented_api
-from tests.support.http.http_edge import make_edge, plays
+from tests.support.http.http_edge import make_edge
 from tests.support.http.http_server import eventually
+from tests.support.http.scripted_generator import plays
 
 
 async def test_the_description_is_made_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:

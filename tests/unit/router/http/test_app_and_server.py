@@ -14,8 +14,9 @@ import pytest
 
 from common.errors import ConfigError
 from router.http.server import LIMITS, bind_http, serve_http
-from tests.support.http.http_edge import hangs_after, make_edge
+from tests.support.http.http_edge import make_edge
 from tests.support.http.http_server import eventually, raw_request, served
+from tests.support.http.scripted_generator import hangs_after
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
 

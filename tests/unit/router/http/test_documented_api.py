@@ -16,9 +16,10 @@ from router.http.api_texts import EXAMPLES, FIELDS, GROUPS
 from router.http.described import good_response
 from router.http.documented_api import ServedModel, documented_api
 from router.http.probes import Health
-from router.text.conversation import ChatSettings
+from router.text.chat.conversation import ChatSettings
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import Edge, make_edge, write_model_folder
+from tests.support.http.edge_model import write_model_folder
+from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.tool_models import model_with
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"

@@ -19,8 +19,9 @@ import pytest
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import hangs_after, make_edge, says
+from tests.support.http.http_edge import make_edge
 from tests.support.http.http_server import eventually, raw_request, served
+from tests.support.http.scripted_generator import hangs_after, says
 
 REQUEST = ("router.access.", "router.api.", "router.core.", "router.dispatch.", "router.http.")
 CONNECTION = ("http_serving.", "uvicorn.")

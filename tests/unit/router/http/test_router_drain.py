@@ -23,8 +23,9 @@ from router.core.generation import TokenChunk
 from router.http import server as server_module
 from router.http.server import bind_http, serve_http
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import Call, Edge, chunks, hangs_after, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.http_server import eventually, raw_request
+from tests.support.http.scripted_generator import Call, chunks, hangs_after, says
 
 BODY = b'{"model": "tiny", "prompt": "Hi", "max_tokens": 200, "stream": true}'
 PATH = "/v1/completions"

@@ -24,8 +24,9 @@ from router.live.feed import MAX_BEHIND, MAX_VIEWERS, MAX_VIEWERS_PER_KEY, LiveF
 from router.live.history import COLUMNS
 from router.live.page import live_page
 from tests.support.clocks.manual_clock import ManualClock
-from tests.support.http.http_edge import FakeCluster, events, fails, make_edge
+from tests.support.http.http_edge import FakeCluster, events, make_edge
 from tests.support.http.http_server import eventually, served
+from tests.support.http.scripted_generator import fails
 
 AT_S = COLUMNS.index("at_s")
 FOLDER = Path(page_module.__file__).parent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
 from dataclasses import replace
 
 import pytest
@@ -26,9 +25,9 @@ from tests.support.observing.live_readings import node, placed, reading
 P1, D1 = Incarnation("p1", 3), Incarnation("d1", 5)
 
 
-def pushed(window: CounterWindow, *values: int, key: Hashable = "k") -> CounterWindow:
+def pushed(window: CounterWindow, *values: int) -> CounterWindow:
     for second, value in enumerate(values):
-        window.push({key: value}, 2.0 * second)
+        window.push({"k": value}, 2.0 * second)
     return window
 
 

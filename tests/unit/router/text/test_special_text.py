@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.chat_template import ChatOptions
+from router.text.chat.chat_template import ChatOptions
 from router.text.special_text import SpecialText
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import BOS, EOS, tiny_model, write_model_folder
+from tests.support.http.edge_model import BOS, EOS, tiny_model, write_model_folder
 
 MODEL = tiny_model()
 CONTROL = {0, 1}

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
-from router.text.chat_template import ChatTemplate
+from router.text.chat.chat_template import ChatTemplate
 from router.text.text_model import TextModel, filters_of_nodes
 from router.text.token_lookup import TokenBytes
-from tests.support.http.http_edge import CONTEXT, write_model_folder
+from tests.support.http.edge_model import CONTEXT, write_model_folder
 
 USER = [{"role": "user", "content": 'a <b> & "c"'}]
 

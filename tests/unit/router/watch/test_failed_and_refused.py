@@ -10,7 +10,8 @@ import pytest
 from common.errors import CheckpointError, ConfigError, NodeLost, PdserveError
 from placement.store import PlacementUnavailable
 from router.http.errors import api_error
-from tests.support.http.http_edge import Edge, chunks, fails, make_edge
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import chunks, fails
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 9}
 

@@ -13,8 +13,10 @@ import pytest
 
 from common.errors import InternalError, NodeLost, Overloaded
 from router.text.text_model import TextModel
-from tests.support.http.http_edge import chunks, fails, hangs_after, make_edge, write_model_folder
+from tests.support.http.edge_model import write_model_folder
+from tests.support.http.http_edge import make_edge
 from tests.support.http.http_server import eventually, served
+from tests.support.http.scripted_generator import chunks, fails, hangs_after
 from tests.support.observing.recorded_tracing import RecordedTracing
 
 LOGGER = "pdserve.router.requests"

@@ -1,12 +1,13 @@
-"""Histories that a test writes itself, and drawn ones without what came to them later."""
+"""Histories that a test writes itself, and drawn ones without what came to them later; run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BREAKING, OF_STEPS
-from simulator.faults.search import ALL, history_of
+from simulator.faults.search import ALL, history_of, quiet
 from simulator.faults.shape import MOST_QUEUED, ROUTER, Shape
 
 WITHOUT_DEMANDS = replace(ALL, has_demands=False)
@@ -73,7 +74,6 @@ def an_asked_request(
     num_prompt: int = 30,
     max_tokens: int = 2,
     deadline_s: float = 60.0,
-    router: str = ROUTER,
 ) -> AskedRequest:
     return AskedRequest(
         at_s=at_s,
@@ -84,9 +84,21 @@ def an_asked_request(
         max_tokens=max_tokens,
         seed=1,
         deadline_s=deadline_s,
-        router=router,
+        router=ROUTER,
     )
 
 
 def a_history(shape: Shape, asked: list[AskedRequest], *faults: Fault) -> History:
     return History(seed=1, shape=shape, requests=tuple(asked), faults=faults)
+
+
+def run(history: History) -> FaultyCluster:
+    """Run a history without a violation; return its cluster as it is at the end."""
+    with quiet():
+        cluster = FaultyCluster(history)
+        cluster.run()
+    return cluster
+
+
+def outcomes(cluster: FaultyCluster) -> set[str]:
+    return {outcome for _, outcome, _ in cluster.outcomes()}

@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.nodes import Role
-from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import Fault, History
+from simulator.faults.history import Fault
 from simulator.faults.kinds import FaultKind
-from simulator.faults.search import quiet
+from simulator.faults.node.faulty_node import layout_of
 from simulator.faults.shape import ROUTER
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    outcomes,
+    run,
+)
 
 MANY = [an_asked_request(0.3 + 0.01 * number, f"r{number}") for number in range(20)]
-
-
-def run(history: History) -> FaultyCluster:
-    with quiet():
-        cluster = FaultyCluster(history)
-        cluster.run()
-    return cluster
 
 
 def a_role(at_s: float, target: str, role: Role) -> Fault:
@@ -30,8 +28,9 @@ def a_drain(at_s: float, target: str, span_s: float = 0.0) -> Fault:
     return Fault(at_s=at_s, kind=FaultKind.DRAIN, target=target, other=ROUTER, span_s=span_s)
 
 
-def outcomes(cluster: FaultyCluster) -> set[str]:
-    return {outcome for _, outcome, _ in cluster.outcomes()}
+def an_upgrade(at_s: float, target: str, how: str) -> Fault:
+    kind = FaultKind.UPGRADE
+    return Fault(at_s=at_s, kind=kind, target=target, other=ROUTER, span_s=0.1, how=how)
 
 
 def test_a_node_takes_another_role_and_no_request_notices() -> None:
@@ -100,15 +99,7 @@ def test_the_end_of_one_router_ends_no_request_of_another() -> None:
 def test_nodes_that_are_upgraded_one_after_the_other_serve_on_with_other_kv() -> None:
     names = ("prefill-0", "decode-0", "decode-1")
     upgrades = [
-        Fault(
-            at_s=0.35 + 1.5 * number,
-            kind=FaultKind.UPGRADE,
-            target=name,
-            other=ROUTER,
-            span_s=0.1,
-            how="new",
-        )
-        for number, name in enumerate(names)
+        an_upgrade(0.35 + 1.5 * number, name, how="new") for number, name in enumerate(names)
     ]
     asked = [an_asked_request(0.2 + 0.1 * number, f"r{number}") for number in range(60)]
     asked = [replace(one, num_shared=16) for one in asked]
@@ -118,3 +109,23 @@ def test_nodes_that_are_upgraded_one_after_the_other_serve_on_with_other_kv() ->
     layouts = {node.layout.fingerprint for node in cluster.nodes.values()}
     assert len(layouts) == 1
     assert layouts != {node.layout.fingerprint for node in before.nodes.values()}
+
+
+def test_blocks_of_a_node_that_did_not_leave_to_be_rolled_back_are_right() -> None:
+    shape = replace(a_shape(), num_prefill=0, num_decode=0, num_mixed=2)
+    asked = [an_asked_request(0.2 + 0.1 * number, f"r{number}") for number in range(40)]
+    faults = (
+        an_upgrade(0.35, "mixed-0", how="new"),
+        Fault(
+            at_s=5.0,
+            kind=FaultKind.PARTITION,
+            target=ROUTER,
+            other="mixed-0",
+            span_s=0.5,
+            how="both",
+        ),
+        an_upgrade(5.1, "mixed-0", how="old"),
+    )
+    node = run(a_history(shape, asked, *faults)).nodes["mixed-0"]
+    assert node.layout == layout_of(shape.block_size, revision=1)
+    assert list(node.scheduler.pool.prefix_cache.block_ids())

@@ -9,14 +9,18 @@ import pytest
 from common.errors import InternalError
 from common.ids import Incarnation
 from common.nodes import Role
-from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import Fault, History
+from simulator.faults.history import Fault
 from simulator.faults.kinds import STORE, FaultKind
-from simulator.faults.search import quiet
 from simulator.faults.shape import ROUTER
 from simulator.faults.store.leading import Leading
 from simulator.faults.store.leases import Leases
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    outcomes,
+    run,
+)
 
 R1, R2, P0 = Incarnation("r1", 1), Incarnation("r2", 1), Incarnation("p", 1)
 LONG = [
@@ -33,13 +37,6 @@ SHAPE = replace(
     target_tpot_s=0.2,
 )
 """Answers are long and seats few: decode nodes are short."""
-
-
-def run(history: History) -> FaultyCluster:
-    with quiet():
-        cluster = FaultyCluster(history)
-        cluster.run()
-    return cluster
 
 
 def test_the_store_has_one_leader_and_one_open_change() -> None:
@@ -66,7 +63,7 @@ def test_the_store_has_one_leader_and_one_open_change() -> None:
 def test_roles_follow_the_load_and_no_request_notices() -> None:
     cluster = run(a_history(SHAPE, LONG))
     assert cluster.roles.num_moved >= 1
-    assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
+    assert outcomes(cluster) <= {"length", "stop"}
 
 
 def test_a_router_that_is_cut_from_the_store_is_followed_by_another_one() -> None:

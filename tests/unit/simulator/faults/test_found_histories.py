@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import Fault
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kinds import FaultKind
-from simulator.faults.search import quiet
 from simulator.timeline import Timeline
 from tests.unit.simulator.faults.histories import (
     a_history,
     a_shape,
     an_asked_request,
+    outcomes,
     plain_history,
+    run,
 )
 
 
@@ -28,10 +28,7 @@ def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> No
     ]
     asked = [an_asked_request(0.55 + 0.01 * i, f"r{i}") for i in range(30)]
     history = replace(drawn, shape=shape, requests=tuple(asked), faults=tuple(breaks))
-    with quiet():
-        cluster = FaultyCluster(history)
-        cluster.run()
-    assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
+    assert outcomes(run(history)) <= {"length", "stop"}
 
 
 def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
@@ -41,16 +38,12 @@ def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
     asked = tuple(one for one in drawn.requests if one.name in names)
     freeze = Fault(at_s=0.1176, kind=FaultKind.FREEZE, target="prefill-0", span_s=7.0)
     history = replace(drawn, requests=asked, faults=(freeze,))
-    with quiet():
-        cluster = FaultyCluster(history)
-        cluster.run()
-    assert len(cluster.outcomes()) == len(names)
+    assert len(run(history).outcomes()) == len(names)
 
 
 def test_what_waits_at_a_cut_path_does_not_arrive_before_a_break() -> None:
     # The node was to read it before the connection broke, for ever.
-    with quiet():
-        FaultyCluster(plain_history(100059)).run()
+    run(plain_history(100059))
 
 
 def test_a_node_that_leaves_refuses_the_kv_that_is_sent_to_it() -> None:
@@ -61,10 +54,7 @@ def test_a_node_that_leaves_refuses_the_kv_that_is_sent_to_it() -> None:
         for at_s, target in ((0.0405, "decode-0"), (0.2137, "prefill-0"))
     ]
     asked = an_asked_request(0.0261, "r14", num_prompt=9, max_tokens=3)
-    with quiet():
-        cluster = FaultyCluster(a_history(shape, [asked], *drains))
-        cluster.run()
-    assert not cluster.nodes, "both have left"
+    assert not run(a_history(shape, [asked], *drains)).nodes, "both have left"
 
 
 def test_a_clock_that_has_jumped_reaches_what_is_due() -> None:

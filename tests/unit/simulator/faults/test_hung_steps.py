@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import Fault
 from simulator.faults.kinds import FaultKind
-from simulator.faults.search import quiet
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    outcomes,
+    run,
+)
 
 HANG_S = 20.0
 SHAPE = replace(a_shape(), num_blocks=120, max_num_seqs=2, step_s=0.1)
@@ -22,10 +26,8 @@ def ends_s(num_requests: int, target: str, at_s: float = 2.0, max_tokens: int = 
         for number in range(num_requests)
     ]
     hang = Fault(at_s=at_s, kind=FaultKind.HANG, target=target, span_s=HANG_S)
-    cluster = FaultyCluster(a_history(SHAPE, asked, hang))
-    with quiet():
-        cluster.run()
-    assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
+    cluster = run(a_history(SHAPE, asked, hang))
+    assert outcomes(cluster) <= {"length", "stop"}
     return cluster.ended_s()
 
 

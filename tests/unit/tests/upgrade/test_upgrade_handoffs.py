@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from common.ids import Incarnation
-from common.nodes import KVLink, NodeLoad, NodeRecord, Role
+from common.nodes import KVLink, NodeLoad, Role
 from common.version import OLDEST_PROTOCOL_VERSION as OLD
 from common.version import PROTOCOL_VERSION as NEW
 from placement.store import LiveNode
+from tests.support.nodes.node_records import record
 from tests.upgrade.handoffs import Handoffs, Pair, Trio
 
 
@@ -17,24 +18,12 @@ def lease(
 ) -> LiveNode:
     """A node's lease; `sent` is how many bytes it has sent to each decode node."""
     role = Role.PREFILL if name.startswith("p") else Role.DECODE
-    record = NodeRecord(
-        node_id=name,
-        epoch=epoch,
-        role=role,
-        control_address="h:1",
-        model="m",
-        fingerprint=layout,
-        block_size=16,
-        num_blocks=1,
-        max_num_seqs=1,
-        max_model_len=64,
-        protocol=protocol,
-    )
+    described = record(name, role, epoch=epoch, fingerprint=layout, protocol=protocol)
     links = tuple(KVLink(decode, "shm", True, num_bytes) for decode, num_bytes in sent.items())
     load = NodeLoad(
         free_blocks=1, free_seats=1, num_running=0, num_waiting=0, queued_tokens=0, kv_links=links
     )
-    return LiveNode(record=record, load=load)
+    return LiveNode(record=described, load=load)
 
 
 def told(*pairs: tuple[str | None, str | None], router: int | None = NEW) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from tests.support.engine.planner_views import (
 from tests.support.engine.policy_views import policy
 
 
-def needs(*counts: int, bypassed: int = 0, first_id: int = 1) -> list[View]:
+def needs(*counts: int, bypassed: int = 0) -> list[View]:
     """A queue of prompts that need this many blocks; the head was bypassed `bypassed` times."""
-    queue = [waiting(first_id + i, count * BS - 8) for i, count in enumerate(counts)]
-    return [waiting(first_id, counts[0] * BS - 8, bypassed=bypassed), *queue[1:]]
+    queue = [waiting(1 + i, count * BS - 8) for i, count in enumerate(counts)]
+    return [waiting(1, counts[0] * BS - 8, bypassed=bypassed), *queue[1:]]
 
 
 def outcome(step: StepPlan) -> tuple[list[int], dict[int, int], StopRule]:

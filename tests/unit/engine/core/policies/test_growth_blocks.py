@@ -13,11 +13,11 @@ from tests.support.engine.policy_views import BLOCK_SIZE, View, policy
 CLIP = 4096
 
 
-def tokens_and_blocks(view: View, ratio: float, lookahead: int = 0) -> tuple[int, int]:
+def tokens_and_blocks(view: View, ratio: float) -> tuple[int, int]:
     ppm = to_millionths(ratio)
     return (
-        growth_tokens(view, ppm, CLIP, lookahead),
-        growth_blocks(view, ppm, CLIP, lookahead, BLOCK_SIZE),
+        growth_tokens(view, ppm, CLIP, 0),
+        growth_blocks(view, ppm, CLIP, 0, BLOCK_SIZE),
     )
 
 

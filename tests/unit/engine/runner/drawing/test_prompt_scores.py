@@ -36,9 +36,9 @@ class WrittenLogits:
         return self._buffer[: len(rows)]
 
 
-def prompt_batch(lengths: list[int], num_tops: list[int | None], seed: int = 0) -> StepBatch:
+def prompt_batch(lengths: list[int], num_tops: list[int | None]) -> StepBatch:
     """Whole prompts; every one draws its first token."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     entries = []
     for length, num_top in zip(lengths, num_tops, strict=True):
         prompt = rng.integers(0, VOCAB, length).tolist()

@@ -19,9 +19,9 @@ from kv_transfer.lanes.ipc.descriptors import OfferedDescriptor, address_of, fet
 NOBODY = 65534
 
 
-def new_file(content: bytes = b"a pool") -> int:
+def new_file() -> int:
     descriptor = os.memfd_create("a-pool")
-    os.write(descriptor, content)
+    os.write(descriptor, b"a pool")
     return descriptor
 
 

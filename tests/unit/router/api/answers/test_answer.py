@@ -21,10 +21,11 @@ from router.api.answers.chat_and_completions import AnswerHead, ChatFormat, Whol
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.http.sse import PING
-from router.text.choice_text import ChoiceText, Delta
-from router.text.usage import Usage, UsageEvents
+from router.text.output.choice_text import ChoiceText, Delta
+from router.text.output.usage import Usage, UsageEvents
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.http.http_edge import chunks, tiny_model
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.scripted_generator import chunks
 
 TEXT = "Hello world, the quick brown fox \U0001f600"
 HEAD = AnswerHead(id="chatcmpl-1", created_s=1, model="tiny", system_fingerprint="f")

@@ -10,7 +10,8 @@ import pytest
 from common.request import FinishReason
 from router.tools.formats import HERMES
 from tests.support.examples import everyday
-from tests.support.http.http_edge import chunks, make_edge, plays
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import chunks, plays
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 STRIDE = everyday(7, of=1)

@@ -19,7 +19,8 @@ from router.core.generation import TokenChunk
 from router.text.text_model import TextModel
 from router.tools.formats import HERMES
 from tests.support.examples import everyday
-from tests.support.http.http_edge import chunks, make_edge, plays, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import chunks, plays, says
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 NUM_GROUPINGS = everyday(25, of=100)

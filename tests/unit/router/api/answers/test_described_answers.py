@@ -12,7 +12,9 @@ from router.api.answers.shapes import ChatAnswer, ChatEvent, CompletionAnswer, C
 from router.core.generation import TokenChunk
 from router.http.described import ERRORS, ErrorAnswer, schema_of
 from tests.support.http.described import check, described_paths
-from tests.support.http.http_edge import Edge, events, fails, make_edge, plays, says, tiny_model
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import Edge, events, make_edge
+from tests.support.http.scripted_generator import fails, plays, says
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {

@@ -17,16 +17,10 @@ from router.api.answers.json_parts import LOGPROBS_PER_PART
 from router.api.planning import choices
 from router.api.planning.choices import MAX_ANSWER_LOGPROBS
 from router.core.generation import PromptResult, TokenChunk
-from router.text.logprobs_json import chat_token
-from tests.support.http.http_edge import (
-    CONTEXT,
-    Call,
-    Script,
-    events,
-    make_edge,
-    prompt_logprobs,
-    tiny_model,
-)
+from router.text.output.logprobs_json import chat_token
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import events, make_edge
+from tests.support.http.scripted_generator import Call, Script, prompt_logprobs
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -34,11 +28,11 @@ TEXT: dict[str, Any] = {"prompt": "Hi"}
 MODEL = tiny_model()
 
 
-def scored(num_tokens: int | None = None, size: int = 1) -> Script:
+def scored(size: int = 1) -> Script:
     """As many tokens as are allowed, `size` of them at a time, with log probabilities."""
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        num, num_top = num_tokens or call.sampling.max_tokens, call.sampling.logprobs
+        num, num_top = call.sampling.max_tokens, call.sampling.logprobs
         for first in range(0, num, size):
             ids = tuple(5 + i % 200 for i in range(first, min(first + size, num)))
             logprobs: tuple[TokenLogprobs, ...] = ()

@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason
-from tests.support.http.http_edge import CONTEXT, Call, make_edge, says, tiny_model
-from tests.support.http.posted import (
-    CHAT,
-    CHAT_PATH,
-    TEXT,
-    TEXT_PATH,
-    encode,
-    post,
-)
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import make_edge
+from tests.support.http.posted import CHAT, CHAT_PATH, TEXT, TEXT_PATH, encode, post
+from tests.support.http.scripted_generator import Call, says
 from tests.support.http.tool_models import hermes_model
 
 MODEL = tiny_model()

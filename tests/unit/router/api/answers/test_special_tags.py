@@ -14,14 +14,9 @@ from tokenizers import AddedToken, Tokenizer
 from common.request import FinishReason
 from router.text.text_model import TextModel
 from router.tools.formats import HERMES
-from tests.support.http.http_edge import (
-    EOS,
-    MODEL_NAME,
-    chunks,
-    make_edge,
-    plays,
-    write_model_folder,
-)
+from tests.support.http.edge_model import EOS, MODEL_NAME, write_model_folder
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import chunks, plays
 from tests.support.http.tool_models import HERMES_TEMPLATE, NOW
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason
-from router.text.conversation import ChatSettings
-from tests.support.http.http_edge import BOS, Edge, chunks, make_edge, plays, says
+from router.text.chat.conversation import ChatSettings
+from tests.support.http.edge_model import BOS
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import chunks, plays, says
 from tests.support.http.tool_models import HERMES_TEMPLATE, hermes_model, model_with
 
 SAID = "\nQuestion: two and two?\n\nSo four.\n</think>\n\nFour.\n\nQuestion: three?"

@@ -25,17 +25,9 @@ from common.request import FinishReason
 from router.core.generation import TokenChunk
 from router.http.exchange import Reply
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.http.http_edge import (
-    Call,
-    Edge,
-    chunks,
-    events,
-    fails,
-    make_edge,
-    runs_out_of_time,
-    says,
-    tiny_model,
-)
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import Edge, events, make_edge
+from tests.support.http.scripted_generator import Call, chunks, fails, runs_out_of_time, says
 from tests.support.http.tool_models import hermes_model
 
 CHAT: dict[str, Any] = {

@@ -9,7 +9,9 @@ import pytest
 
 from common.request import FinishReason, TokenLogprobs
 from router.core.generation import TokenChunk
-from tests.support.http.http_edge import Call, Edge, events, make_edge, plays, says, tiny_model
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import Edge, events, make_edge
+from tests.support.http.scripted_generator import Call, plays, says
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {

@@ -14,17 +14,10 @@ from common.errors import NodeLost, Overloaded
 from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.http.http_edge import (
-    Call,
-    Edge,
-    Script,
-    chunks,
-    events,
-    make_edge,
-    says,
-    tiny_model,
-)
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import Edge, events, make_edge
 from tests.support.http.http_server import eventually, raw_request, served
+from tests.support.http.scripted_generator import Call, Script, chunks, says
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = ("/v1/chat/completions", {"messages": MESSAGES})

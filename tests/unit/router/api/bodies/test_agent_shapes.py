@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from router.api.bodies.unknown_fields import MAX_FIELD_CHARS, MAX_IGNORED
-from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

@@ -8,7 +8,8 @@ import pytest
 
 from router.api.bodies.chat_messages import template_messages
 from router.api.bodies.schemas import ChatBody, parse_fields
-from tests.support.http.http_edge import make_edge, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
 
 

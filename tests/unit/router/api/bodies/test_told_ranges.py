@@ -12,7 +12,8 @@ from typing import Any, get_args
 import pytest
 
 from router.api.bodies.schemas import ChatBody, CompletionBody
-from tests.support.http.http_edge import make_edge, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import says
 
 USER = [{"role": "user", "content": "Hi"}]
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"

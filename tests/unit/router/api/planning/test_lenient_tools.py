@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.http.http_edge import grammars_of, make_edge, says
+from tests.support.http.edge_model import grammars_of
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
 
 OTHER = {"type": "integer", "minimum": 3}

@@ -17,15 +17,9 @@ from router.api.bodies.asked import RequestKind
 from router.api.planning import body_planner
 from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
 from router.api.planning.planner import Planner, RequestPlan
-from tests.support.http.http_edge import (
-    CONTEXT,
-    PlansHere,
-    ScriptedGenerator,
-    TriesHere,
-    make_edge,
-    says,
-    tiny_model,
-)
+from tests.support.http.edge_model import CONTEXT, tiny_model
+from tests.support.http.http_edge import PlansHere, TriesHere, make_edge
+from tests.support.http.scripted_generator import ScriptedGenerator, says
 
 
 def body_of(num_bytes: int) -> bytes:

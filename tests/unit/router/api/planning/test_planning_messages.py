@@ -31,7 +31,7 @@ from router.api.planning.messages import (
 from router.api.planning.planner import PlannedPrompt, RequestPlan, seed_of_choice
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
-from router.text.usage import UsageEvents
+from router.text.output.usage import UsageEvents
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.thinking import ThinkingFormat
 

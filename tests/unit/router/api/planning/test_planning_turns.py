@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from router.api.planning.body_planner import BYTES_PER_TURN, LEAST_BYTES, PlanningTurns
-from tests.support.http.http_edge import ScriptedGenerator, make_edge, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import ScriptedGenerator, says
 
 SHORT_PER_TURN = BYTES_PER_TURN // LEAST_BYTES
 

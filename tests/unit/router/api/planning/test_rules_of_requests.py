@@ -8,7 +8,9 @@ import pytest
 
 from common.token_rules import NO_RULES, TokenRules
 from router.api.prefix_sharing import PrefixSharing
-from tests.support.http.http_edge import Call, make_edge, tiny_model
+from tests.support.http.edge_model import tiny_model
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import Call
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from grammars.bounds import MAX_DEPTH
-from tests.support.http.http_edge import make_edge, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,7 @@ from common.nodes import NodeLoad, Role
 from placement.store import LiveNode
 from router.core.membership import Membership
 from router.core.scaling.measure import Measured, Meter
-from tests.support.nodes.node_views import record
+from tests.support.nodes.node_records import record
 
 SIZES = {"num_blocks": 100_000, "max_num_seqs": 256, "max_model_len": 100_000}
 IDLE = NodeLoad(free_blocks=90_000, free_seats=256, num_running=0, num_waiting=0, queued_tokens=0)

@@ -20,20 +20,22 @@ from simulator.faults.demand.lengths import (
 )
 from simulator.faults.demand.salts import Salted, Salts
 from simulator.faults.history import AskedRequest
-from simulator.faults.search import quiet
 from simulator.faults.shape import Shape, longest_of, problems_of
 from tests.support.nodes.node_views import node
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    run,
+)
 
 UNEVEN = replace(a_shape(), pools=(40, 5, 11))
 """Its nodes hold 156, 16 and 40 tokens."""
 
 
 def outcomes(shape: Shape, *asked: AskedRequest) -> dict[str, tuple[str, int]]:
-    with quiet():
-        run = cluster.FaultyCluster(a_history(shape, list(asked)))
-        run.run()
-    return {name: (outcome, len(tokens)) for name, outcome, tokens in run.outcomes()}
+    ended = run(a_history(shape, list(asked))).outcomes()
+    return {name: (outcome, len(tokens)) for name, outcome, tokens in ended}
 
 
 def test_a_request_is_too_long_for_nodes_that_are_too_small() -> None:

@@ -89,12 +89,12 @@ def test_a_node_refuses_for_want_of_room_while_it_has_something_to_do() -> None:
             check_refusal(of, error, is_empty=is_empty, num_waiting=num_waiting)
 
 
-def a_sequence(number: int, num_bypassed: int = 0) -> Any:
+def a_sequence(number: int) -> Any:
     return SimpleNamespace(
         sequence_id=number,
         queue_key=(0, number, 0),
         status=SequenceStatus.WAITING,
-        num_bypassed=num_bypassed,
+        num_bypassed=0,
         request=SimpleNamespace(id=f"r{number}"),
     )
 

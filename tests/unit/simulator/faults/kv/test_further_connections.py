@@ -7,13 +7,17 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.wire import frames
-from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import Fault
 from simulator.faults.kinds import FaultKind
 from simulator.faults.kv.moving import Parcel
 from simulator.faults.kv.wires import KVSocket, KVWires
-from simulator.faults.search import quiet
-from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request
+from tests.unit.simulator.faults.histories import (
+    a_history,
+    a_shape,
+    an_asked_request,
+    outcomes,
+    run,
+)
 
 SHAPE = replace(a_shape(), num_decode=1, local_prefill_threshold=0, num_kv_lanes=3)
 
@@ -50,9 +54,7 @@ def test_bytes_take_further_connections_which_break_without_the_first(
         Fault(at_s=0.2 + 0.1 * i, kind=FaultKind.LOSS, target="prefill-0", other="decode-0")
         for i in range(15)
     ]
-    with quiet():
-        cluster = FaultyCluster(a_history(SHAPE, asked, *breaking))
-        cluster.run()
+    cluster = run(a_history(SHAPE, asked, *breaking))
     assert channels == {0, 1, 2}
     assert any(some and 0 not in some for some in broken), "the first one goes on"
-    assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
+    assert outcomes(cluster) <= {"length", "stop"}

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, InvalidRequest
-from router.text.system_messages import treatment_by
+from router.text.chat.system_messages import treatment_by
 
 
 class _GenerationBlocks(Extension):

@@ -9,7 +9,7 @@ import pytest
 
 from common.ids import AttemptId
 from common.request import RequestOutput
-from router.dispatch.fairness import (
+from router.dispatch.client.fairness import (
     FEW_REQUESTS,
     MESSAGE_SPACING_S,
     OUTPUTS_AT_MOST,
@@ -19,7 +19,7 @@ from router.dispatch.fairness import (
     part_end,
     part_size,
 )
-from router.dispatch.node_clients import FIRST_BACKOFF_S, LAST_BACKOFF_S, backoff_s
+from router.dispatch.client.node_clients import FIRST_BACKOFF_S, LAST_BACKOFF_S, backoff_s
 
 
 def burst(*runs: int) -> list[RequestOutput]:

@@ -11,7 +11,7 @@ from common.errors import DeadlineExceeded, NodeLost, PdserveError, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
-from router.dispatch.calls_beside import CallsBeside
+from router.dispatch.client.calls_beside import CallsBeside
 
 NODE = Incarnation("decode-2", 7)
 OF_GRPC = "failed to connect to all addresses; last error: UNKNOWN: Connection refused (111)"

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from common.errors import InternalError
 from common.request import FinishReason, RequestCounts
 from router.core.generation import TokenChunk
-from router.text.choice_text import ChoiceText, Delta, LogprobEntry
+from router.text.output.choice_text import ChoiceText, Delta, LogprobEntry
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import HERMES
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import ThinkingFormat
-from tests.support.http.http_edge import BOS, EOS, chunks, tiny_model
+from tests.support.http.edge_model import BOS, EOS, tiny_model
+from tests.support.http.scripted_generator import chunks
 
 MODEL = tiny_model()
 EOS_ID = next(iter(MODEL.eos_token_ids))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.stop_strings import StopStrings, without_marks
+from router.text.output.stop_strings import StopStrings, without_marks
 
 
 def shown_by(stops: list[str], pieces: list[str]) -> tuple[str, bool]:

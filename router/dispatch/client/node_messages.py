@@ -15,10 +15,10 @@ from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_from_proto
 from protos.rpc_errors import error_of
 from router.core.known.block_reports import ReportReader
-from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_end, part_size
+from router.dispatch.client.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_end, part_size
+from router.dispatch.client.node_calls import NodeCalls
+from router.dispatch.client.node_listener import NodeListener, OnOutputs
 from router.dispatch.liveness.node_liveness import NodeLiveness
-from router.dispatch.node_calls import NodeCalls
-from router.dispatch.node_listener import NodeListener, OnOutputs
 
 log = logging.getLogger("pdserve.router.nodes")
 

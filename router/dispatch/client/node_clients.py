@@ -26,13 +26,13 @@ from protos.codec import make_envelope
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.transport_security import open_channel
 from router.core.membership import ENDED_BY_NODE
-from router.dispatch.calls_beside import CallsBeside
+from router.dispatch.client.calls_beside import CallsBeside
+from router.dispatch.client.node_calls import NodeCalls
+from router.dispatch.client.node_listener import NodeListener, OnOutputs
+from router.dispatch.client.node_messages import NodeMessages
 from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.pace import PHASES
 from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
-from router.dispatch.node_calls import NodeCalls
-from router.dispatch.node_listener import NodeListener, OnOutputs
-from router.dispatch.node_messages import NodeMessages
 
 log = logging.getLogger("pdserve.router.nodes")
 

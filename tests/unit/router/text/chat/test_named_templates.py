@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from router.text.chat_template import ChatOptions
-from router.text.conversation import ChatSettings, Conversation
+from router.text.chat.chat_template import ChatOptions
+from router.text.chat.conversation import ChatSettings, Conversation
 from router.text.model_files import read_chat_templates
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES
-from tests.support.http.http_edge import make_edge, says
+from tests.support.http.http_edge import make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import HERMES_TEMPLATE, WEATHER, model_with
 
 PLAIN = "plain{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"

@@ -18,14 +18,14 @@ from common.errors import InternalError
 from common.prompt_logprobs import PromptLogprobs
 from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
 from router.core.generation import PromptResult, TokenChunk
-from router.text.stop_search import StopSearch
-from router.text.stop_strings import NO_TOKENS, without_marks
+from router.text.output.stop_search import StopSearch
+from router.text.output.stop_strings import NO_TOKENS, without_marks
 from router.tools.stop_scope import StopScope
 from router.tools.thinking import ThinkingFormat, ThinkingTokens
 
 
 class TextDecoder(Protocol):
-    """The interface that turns tokens into text; see `router.text.detokenizer.Detokenizer`."""
+    """The interface that turns tokens into text; see `detokenizer.Detokenizer`."""
 
     @property
     def has_pending(self) -> bool: ...

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from router.text.chat_template import ChatOptions, ChatTemplate
-from tests.support.http.http_edge import CHAT_TEMPLATE, Edge, make_edge, says
+from router.text.chat.chat_template import ChatOptions, ChatTemplate
+from tests.support.http.edge_model import CHAT_TEMPLATE
+from tests.support.http.http_edge import Edge, make_edge
+from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import WEATHER, model_with
 
 ROW = "[{{ m['role'] }}] {{ m['content'] }}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
 from protos.transport_security import open_channel
-from router.dispatch.node_clients import CHANNEL_OPTIONS
+from router.dispatch.client.node_clients import CHANNEL_OPTIONS
 
 
 @pytest.mark.covers("M02")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
-from router.text.chat_template import ChatOptions, ChatTemplate
+from router.text.chat.chat_template import ChatOptions, ChatTemplate
 from router.text.model_files import (
     DEFAULT,
     TOOL_USE,

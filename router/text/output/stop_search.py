@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.text.stop_strings import NO_TOKENS, StopStrings
+from router.text.output.stop_strings import NO_TOKENS, StopStrings
 from router.tools.stop_scope import StopScope
 
 

@@ -7,7 +7,7 @@ from typing import overload
 
 from common.prompt_logprobs import PromptLogprobs
 from common.request import TokenLogprobs
-from router.text.choice_text import LogprobEntry
+from router.text.output.choice_text import LogprobEntry
 
 
 class EchoedEntries(Sequence[LogprobEntry]):

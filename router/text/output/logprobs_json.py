@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from router.text.choice_text import LogprobEntry
+from router.text.output.choice_text import LogprobEntry
 
 LOWEST_LOGPROB = -9999.0
 """Represents minus infinity, which JSON does not have; other LLM servers use the same number."""

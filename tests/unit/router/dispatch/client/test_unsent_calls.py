@@ -7,7 +7,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.ids import AttemptId, Incarnation
 from protos import pdserve_node_pb2 as pb
-from router.dispatch.stream_calls import BYTES_PER_MESSAGE, CALLS_PER_MESSAGE, UnsentCalls
+from router.dispatch.client.stream_calls import BYTES_PER_MESSAGE, CALLS_PER_MESSAGE, UnsentCalls
 
 
 def asks(unsent: UnsentCalls, name: str, num_tokens: int = 1) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from common.request import RequestCounts
 from common.wire_types import Count
-from router.text.choice_text import Delta
+from router.text.output.choice_text import Delta
 
 
 class UsageEvents(Enum):

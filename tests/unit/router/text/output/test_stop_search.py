@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.text.stop_search import StopSearch
+from router.text.output.stop_search import StopSearch
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import ThinkingFormat

@@ -21,9 +21,8 @@ from common.request import GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from protos.codec import request_to_proto, source_to_proto
 from router.core.request_flow import DecodeGrant, PrefillGrant
-from router.dispatch.fairness import message_pause_s
-from router.dispatch.liveness.node_liveness import NodeLiveness
-from router.dispatch.stream_calls import (
+from router.dispatch.client.fairness import message_pause_s
+from router.dispatch.client.stream_calls import (
     Caller,
     ReadReply,
     UnsentCalls,
@@ -31,6 +30,7 @@ from router.dispatch.stream_calls import (
     read_acceptance,
     read_reservation,
 )
+from router.dispatch.liveness.node_liveness import NodeLiveness
 
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""

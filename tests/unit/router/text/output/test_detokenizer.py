@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from router.text.detokenizer import MAX_PENDING, Detokenizer
 from router.text.model_files import read_tokenizer
+from router.text.output.detokenizer import MAX_PENDING, Detokenizer
 from router.text.token_lookup import TokenTextCache
 from tests.support.examples import everyday
-from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
+from tests.support.http.edge_model import CONTEXT, tiny_model, write_model_folder
 
 MODEL = tiny_model()
 ID_OF_BYTES = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}

@@ -1,0 +1,6 @@
+"""Conversations to prompts.
+
+conversation     the chat side of a model: its templates, its tools, whether it thinks
+chat_template    a chat template, rendered in a sandbox
+system_messages  messages of the system that a template does not take
+"""
