@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
 from simulator.faults.roles.cluster_roles import RolesByLoad
 from simulator.faults.router import Answered, FaultyRouter
-from simulator.faults.shape import longest_of, node_names, router_names, shape_of
+from simulator.faults.shape import are_roles_by_load, longest_of, node_names, router_names, shape_of
 from simulator.faults.store.calls import StoreCalls
 from simulator.faults.store.leases import Leases
 from simulator.faults.streams import RESET, NodeLink
@@ -309,7 +310,7 @@ class FaultyCluster:
         is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
         shape = self.history.shape
         refusals = refusals_of(shape)
-        is_still = not changed and self._first_broken_s == float("inf")
+        is_still = not (changed or are_roles_by_load(shape)) and math.isinf(self._first_broken_s)
         for request in self._requests:
             asked, answered = request.asked, request.answered
             knows_all = is_still and asked.at_s >= HEARD_S
