@@ -31,7 +31,11 @@ ENDLESS: dict[str, Any] = {
         "required": ["n", "next"],
     },
     "a list that needs a list": {"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 1},
-    "a first item": {"type": "array", "prefixItems": [NUMBER, {"$ref": "#/$defs/x"}], "minItems": 2},
+    "a first item": {
+        "type": "array",
+        "prefixItems": [NUMBER, {"$ref": "#/$defs/x"}],
+        "minItems": 2,
+    },
     "a first item of older drafts": {
         "type": "array",
         "items": [NUMBER],
@@ -141,7 +145,11 @@ def test_a_tool_that_is_not_strict_is_served_without_the_reference(
     ("schema", "text"),
     [
         (
-            {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False},
+            {
+                "type": "object",
+                "properties": {"next": {"$ref": "#"}},
+                "additionalProperties": False,
+            },
             '{"next": {"next": {}}}',
         ),
         ({"type": "array", "items": {"$ref": "#"}}, "[[], [[]]]"),
@@ -155,7 +163,14 @@ def test_a_tool_that_is_not_strict_is_served_without_the_reference(
             },
             '{"next": {"next": null}}',
         ),
-        ({"$id": "https://example.org/a", "$ref": "https://example.org/a#/$defs/x", "$defs": {"x": NUMBER}}, "5"),
+        (
+            {
+                "$id": "https://example.org/a",
+                "$ref": "https://example.org/a#/$defs/x",
+                "$defs": {"x": NUMBER},
+            },
+            "5",
+        ),
     ],
 )
 def test_recursion_with_an_end_stays(
