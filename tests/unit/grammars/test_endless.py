@@ -19,8 +19,6 @@ from grammars.texts import json_rule
 from tests.support.clocks.lines_run import lines_run
 from tests.support.http.http_edge import grammars_of, tiny_model
 
-pytestmark = pytest.mark.covers("G22")
-
 NUMBER = {"type": "integer"}
 ENDLESS: dict[str, Any] = {
     "itself": {"$ref": "#/$defs/x"},
@@ -97,6 +95,7 @@ def follows(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+@pytest.mark.covers("G22")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_what_needs_a_value_without_an_end_is_refused(name: str, compiler: GrammarCompiler) -> None:
     for schema in (
@@ -107,6 +106,7 @@ def test_what_needs_a_value_without_an_end_is_refused(name: str, compiler: Gramm
             compiler.matcher(asked(schema))
 
 
+@pytest.mark.covers("G22")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_it_is_refused_behind_text_that_is_free(name: str, compiler: GrammarCompiler) -> None:
     text = f"start: /(.|\\n)*/ then\nthen: {json_rule(behind(ENDLESS[name], required=True))}\n"
@@ -114,6 +114,7 @@ def test_it_is_refused_behind_text_that_is_free(name: str, compiler: GrammarComp
         compiler.matcher(Grammar(GrammarKind.LARK, text, "response_format"))
 
 
+@pytest.mark.covers("G22")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_optional_value_without_an_end_never_comes(name: str, compiler: GrammarCompiler) -> None:
     schema = behind(ENDLESS[name], required=False)
@@ -127,6 +128,7 @@ def test_an_optional_value_without_an_end_never_comes(name: str, compiler: Gramm
         assert not matcher.try_consume_tokens(compiler.tokenizer.tokenize_str(start))
 
 
+@pytest.mark.covers("G22")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_tool_that_is_not_strict_is_served_without_the_reference(
     name: str, compiler: GrammarCompiler
@@ -141,6 +143,7 @@ def test_a_tool_that_is_not_strict_is_served_without_the_reference(
     assert made["required"] == ["before", "wrong"]
 
 
+@pytest.mark.covers("G22")
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
@@ -180,6 +183,7 @@ def test_recursion_with_an_end_stays(
     assert follows(compiler, schema, text)
 
 
+@pytest.mark.covers("G22")
 def test_a_part_with_an_address_of_its_own_is_left_alone() -> None:
     inner = {"$id": "https://example.org/b", "type": "array", "items": {"$ref": "#"}, "minItems": 1}
     schema = {"properties": {"a": inner}, "type": "object", "required": ["a"]}
@@ -242,6 +246,7 @@ def has_value(part: Any, definitions: Any, fuel: int) -> bool:
     return True
 
 
+@pytest.mark.covers("G22")
 @given(st.lists(PARTS, min_size=4, max_size=4))
 def test_a_reference_is_replaced_where_no_value_ends(parts: list[Any]) -> None:
     definitions = {f"d{number}": part for number, part in enumerate(parts)}
@@ -260,6 +265,7 @@ def chain(length: int) -> dict[str, Any]:
     return {"$defs": {**made, f"d{length}": NUMBER}, "$ref": "#/$defs/d0"}
 
 
+@pytest.mark.covers("G22")
 def test_the_work_grows_with_the_size_and_no_faster() -> None:
     def work(length: int) -> int:
         whole = chain(length)

@@ -15,8 +15,6 @@ from router.text.text_model import TextModel
 from tests.support.models.odd_models import sentencepiece
 from tests.support.models.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.covers("T35")
-
 BYTES = {1: b"A", 2: b"A", 3: b"B", 4: b"", 5: b"", 6: b"\xe2", 7: b"\xe2"}
 
 
@@ -32,6 +30,7 @@ def tops(drawn: int, found: TokenLogprobs, how: DescribeToken = describe) -> Any
     return top
 
 
+@pytest.mark.covers("T35")
 @pytest.mark.parametrize(
     ("drawn", "logprob", "top", "shown"),
     [
@@ -48,6 +47,7 @@ def test_of_tokens_with_one_text_the_likeliest_is_shown(
     assert tops(drawn, TokenLogprobs(logprob, top)) == shown
 
 
+@pytest.mark.covers("T35")
 def test_a_byte_and_a_letter_of_a_tokenizer_with_both(tmp_path: Any) -> None:
     folder = make_tiny_model(tmp_path / "model")
     sentencepiece(folder)
