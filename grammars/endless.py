@@ -51,7 +51,7 @@ def _ending(parts: Sequence[Mapping[str, Any]], targets: Mapping[int, Any]) -> s
     known = {id(part) for part in parts}
     num_needed: dict[int, int] = defaultdict(int)
     needed_by: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    """By a part: those that need it or an alternative to it, each with a number of that need."""
+    """The parts that need one or an alternative to it, each with a number of that need, by it."""
     for part in parts:
         for number, choices in enumerate(_needs(part, targets)):
             if all(id(one) in known or one is False for one in choices):

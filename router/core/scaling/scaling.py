@@ -39,9 +39,9 @@ class RoleScaling:
         self.moves = Moves()
         self._last: Decision | None = None
         self._untold_at_s: dict[Role, float] = {}
-        """When nodes of a role served last without a report."""
+        """The time at which nodes of a role served last without a report."""
         self._wanted: dict[Role, deque[tuple[float, int]]] = {role: deque() for role in ROLES}
-        """How many nodes were wanted in the last seconds in which all of a role had reported."""
+        """The nodes that were wanted in the last seconds in which all of a role had reported."""
 
     def decide(
         self, nodes: Sequence[NodeView], now_s: float, *, is_store_away: bool = False

@@ -256,6 +256,10 @@ def test_a_process_that_does_not_start_is_started_for_the_next_one(
     assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
 
 
+def num_open() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 @pytest.mark.covers("F148")
 def test_a_thread_that_does_not_start_is_started_for_the_next_one(
     trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
@@ -263,12 +267,12 @@ def test_a_thread_that_does_not_start_is_started_for_the_next_one(
     def refuse(_: Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open()
     with monkeypatch.context() as patched:
         patched.setattr(Thread, "start", refuse)
         for _ in range(3):
             assert isinstance(trials.begin(GOOD).exception(WAIT_S), Overloaded)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_open() == before
     assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,31 +69,23 @@ def test_what_was_handed_out_outlives_the_offer(offered: OfferedDescriptor) -> N
         fetch_descriptor(offered.nonce)
 
 
-class WithoutFiles:
-    """A listening socket that has no file for some connections."""
-
-    def __init__(self, listening: socket.socket, errors: Sequence[int]) -> None:
-        self._listening, self._errors = listening, list(errors)
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        if self._errors:
-            raise OSError(self._errors.pop(0), "not now")
-        return self._listening.accept()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._listening, name)
-
-
 @pytest.mark.covers("F148")
 def test_an_offer_outlives_a_time_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "AGAIN_S", 0.0)
-    offered = OfferedDescriptor(new_file())
     errors = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ECONNABORTED]
-    monkeypatch.setattr(offered, "_socket", WithoutFiles(offered._socket, errors))
+    accept = socket.socket.accept
+
+    def accept_later(listening: socket.socket) -> tuple[socket.socket, Any]:
+        if errors:
+            raise OSError(errors.pop(0), "not now")
+        return accept(listening)
+
+    monkeypatch.setattr(descriptors, "AGAIN_S", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    offered = OfferedDescriptor(new_file())
     offered.start()
-    found = fetch_descriptor(offered.nonce)
-    os.close(found)
+    os.close(fetch_descriptor(offered.nonce))
     offered.close()
+    assert not errors
 
 
 def test_an_offer_that_was_never_made_leaves_nothing() -> None:
