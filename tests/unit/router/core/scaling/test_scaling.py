@@ -302,9 +302,9 @@ def test_a_slow_first_prompt_is_outweighed_by_those_that_follow(span_s: float) -
     assert needed(last)[0] == pytest.approx(0.05 / 0.85, rel=0.02)
 
 
-def loaded(**given: int) -> tuple[FluidCluster, tuple[int, int]]:
+def loaded() -> tuple[FluidCluster, tuple[int, int]]:
     """A cluster that a load keeps busy for a minute, and what it wants of each role."""
-    cluster = FluidCluster(4, 4, **given)
+    cluster = FluidCluster(4, 4)
     *_, last = cluster.run(60, **FULL_LOAD)
     assert desired(last) == (4, 4)
     return cluster, desired(last)
