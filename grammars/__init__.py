@@ -10,7 +10,8 @@ same text with the same options.
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
 - `schema_walk`: the parts of a schema; `dates`: dates of the calendar in them
-- `exact_numbers`: which numbers mean themselves; `nothing_asked`: keywords that ask for nothing
+- `numbers`: numbers that the compiler has otherwise; `nothing_asked`: keywords that ask for nothing
+- `endless`: parts of which no value has an end
 - `weaker_schemas`: what is left out of a tool's schema that is not strict
 - `places`: where in a schema a problem is
 - `parts`: what a grammar was written from

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from common.errors import InvalidRequest
-from grammars.exact_numbers import (
+from grammars.numbers.exact_numbers import (
     GREATEST_INTEGER,
     LEAST_INTEGER,
     MAX_EXACT,

@@ -40,6 +40,8 @@ COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 _MAX_PROBLEM_CHARS = 400
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
+_NO_VALUES = "Unsatisfiable schema: anyOf is empty"
+"""How it says that a schema is one without values, as `endless` writes them."""
 _NO_TEXT = "no text follows it"
 _BEYOND_LIMITS = re.compile(
     r"[0-9]+ items; max is|[Tt]oo many (items|states|expressions)|fuel exhausted"
@@ -350,8 +352,8 @@ def is_beyond_limits(problem: str) -> bool:
 def _problem(matcher: LLMatcher) -> str:
     """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
     if not matcher.is_error():
-        # Some grammars without any text, such as a schema that is itself, fail at the first mask,
-        # and some that are too large after the first text that must come.
+        # Some grammars without any text, such as a rule that is itself, fail at the first mask, and
+        # some that are too large after the first text that must come.
         matcher = matcher.deep_copy()
         allowed = matcher.compute_bitmask()
         if not matcher.is_error():
@@ -366,4 +368,6 @@ def _problem(matcher: LLMatcher) -> str:
     if text.startswith(_DEAD_END):
         return _NO_TEXT
     text = _PLACE_OF_JSON.sub("", text)
+    if text.startswith(_NO_VALUES):
+        return _NO_TEXT
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"

@@ -17,8 +17,10 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.bounds import check_bounds
 from grammars.dates import add_calendar
-from grammars.exact_numbers import with_whole_bounds
+from grammars.endless import end_endless
 from grammars.nothing_asked import drop_nothings
+from grammars.numbers.exact_numbers import with_whole_bounds
+from grammars.numbers.number_ranges import with_every_decimal, without_excluded_bound
 from grammars.schema_walk import copied_parts
 from grammars.weaker_schemas import leave_out_beyond
 
@@ -37,12 +39,18 @@ def json_rule(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     """
     options = {**_WHITE_SPACE, "lenient": True} if is_lenient else _WHITE_SPACE
     whole = dict(schema)
+    parts = []
     for part in copied_parts(whole):
         drop_nothings(part)
         with_whole_bounds(part)
+        without_excluded_bound(part)
         if is_lenient:
             leave_out_beyond(part)
         add_calendar(part)
+        parts.append(part)
+    end_endless(whole, parts, is_lenient=is_lenient)
+    for part in parts:
+        with_every_decimal(part)
     # Not escaped: `compiled_text` looks for the texts of tokens in it.
     described = json.dumps({**whole, "x-guidance": options}, ensure_ascii=False)
     return f"%json {described}"

@@ -35,6 +35,7 @@ MAX_SILENCE_S = 2 * MAX_TRIAL_S
 """A process that answers nothing for so long, while something waits, is ended."""
 _MAX_ENDS = 2
 _CLOSING = "the server is shutting down"
+_NO_ROOM = "no room to compile a grammar now: try again"
 _READ_BYTES = 1 << 16
 
 
@@ -95,18 +96,35 @@ class GrammarTrials:
             if self._is_closed:
                 verdict.set_exception(Overloaded(_CLOSING))
                 return verdict
+            if self._thread is None and not self._start_thread():
+                verdict.set_exception(Overloaded(_NO_ROOM))
+                return verdict
             self._asked[number] = _Asked(message, verdict)
             self._outgoing += message
-            if self._thread is None:
-                self._woken, self._wake = os.pipe()
-                os.set_blocking(self._woken, False)
-                os.set_blocking(self._wake, False)
-                # A daemon: the process ends with its thread, so also when its owner just ends.
-                self._thread = Thread(target=self._run, name="pdserve-trials", daemon=True)
-                self._thread.start()
         verdict.add_done_callback(lambda done: self._forget(number, done))
         self._send_wake()
         return verdict
+
+    def _start_thread(self) -> bool:
+        """Start the thread; return whether the machine had room for it."""
+        # A daemon: the process ends with its thread, so also when its owner just ends.
+        thread = Thread(target=self._run, name="pdserve-trials", daemon=True)
+        try:
+            self._woken, self._wake = os.pipe()
+        except OSError as error:
+            log.warning("grammars are not compiled: %s", error)
+            return False
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("grammars are not compiled: %s", error)
+            os.close(self._woken)
+            os.close(self._wake)
+            return False
+        self._thread = thread
+        return True
 
     def weigh(self, grammar: Grammar) -> int:
         """Return how many bytes a grammar takes when it is compiled, from a thread that may wait.
@@ -150,9 +168,9 @@ class GrammarTrials:
         """Run one process until it ends, or must."""
         try:
             process, ours = start_helper(self._command)
-        except OSError as error:
-            log.warning("the process that compiles grammars does not start: %s", error)
-            self._fail(lambda asked: Overloaded("no room to compile a grammar now: try again"))
+        except Exception as error:  # there may be no memory for it: a later one may start
+            log.warning("the process that compiles grammars does not start: %r", error)
+            self._fail(lambda asked: Overloaded(_NO_ROOM))
             return
         with ours:
             with self._lock:
@@ -160,6 +178,8 @@ class GrammarTrials:
                 self._outgoing[:] = b"".join(one.message for one in self._asked.values())
             try:
                 self._talk(ours)
+            except Exception:  # without this thread nothing would be compiled any more
+                log.exception("the process that compiles grammars is not understood")
             finally:
                 process.kill()
                 code = process.wait()

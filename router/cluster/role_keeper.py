@@ -54,6 +54,10 @@ class RunningNodes(Protocol):
 
     changes: ChangesUnderWay
 
+    @property
+    def is_store_away(self) -> bool:
+        """Whether the placement store did not answer when it was asked last."""
+
     def nodes(self) -> Sequence[NodeView]:
         """Return the nodes that can be chosen now."""
 
@@ -121,7 +125,9 @@ class RoleKeeper:
             self._on_store_away(away)
             leadership = None
         nodes = self._nodes.nodes()
-        decision = self._scaling.decide(nodes, self._clock.now_s())
+        decision = self._scaling.decide(
+            nodes, self._clock.now_s(), is_store_away=self._nodes.is_store_away
+        )
         self._report.on_decision(decision)
         if leadership is None or not self._leads:
             return

@@ -115,6 +115,11 @@ class NodePool:
         self._waiting: list[asyncio.Future[None]] = []
         """Callers that wait for what the store lists from now on."""
 
+    @property
+    def is_store_away(self) -> bool:
+        """Whether the placement store did not answer when it was asked last."""
+        return self.membership.is_store_away
+
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""
         return self.membership.nodes()

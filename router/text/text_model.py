@@ -60,6 +60,7 @@ class TextModel:
     _special_text: SpecialText
     _describe: DescribeToken
     _whole_texts: TokenTextCache
+    _bytes_of: Mapping[int, int]
     _plain_token: tuple[int, ...]
     chat: Conversation
 
@@ -95,6 +96,7 @@ class TextModel:
         name, *other_names = (
             model_names(served_model_name) if served_model_name else (folder.resolve().name,)
         )
+        token_bytes = TokenBytes(tokenizer)
         talk = Conversation.load(folder, tokenizer_config, chat, texts)
         return cls(
             name=name,
@@ -111,8 +113,9 @@ class TextModel:
                 if token.special and token.content in talk.tag_tokens
             ),
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
-            _describe=_described_tokens(TokenBytes(tokenizer)),
+            _describe=_described_tokens(token_bytes),
             _whole_texts=TokenTextCache(tokenizer),
+            _bytes_of=token_bytes.single_bytes(),
             _plain_token=_plain_token(tokenizer),
             chat=talk,
         )
@@ -231,6 +234,7 @@ class TextModel:
             continues,
             behind=self._plain_token if keeps_first_space else (),
             whole_text=self._whole_texts.__getitem__,
+            bytes_of=self._bytes_of,
         )
 
     def special_tokens_in(

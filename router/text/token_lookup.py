@@ -23,6 +23,16 @@ class TokenBytes:
         self._has_byte_tokens = '"ByteFallback"' in decoder
         self._has_word_marks = "▁" in decoder
 
+    def single_bytes(self) -> dict[int, int]:
+        """Return the tokens that stand for one byte each, with the byte.
+
+        A byte-level tokenizer has none of this kind.
+        """
+        if not self._has_byte_tokens:
+            return {}
+        ids = ((self._tokenizer.token_to_id(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {token_id: byte for token_id, byte in ids if token_id is not None}
+
     def __getitem__(self, token_id: int) -> bytes:
         """Return the token's bytes; empty for an id without a token."""
         token = self._tokenizer.id_to_token(token_id)

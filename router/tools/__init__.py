@@ -13,5 +13,6 @@ thinking        where an answer's thinking begins and ends, and its tokens
 stop_scope      the part of an answer in which stop strings are searched, by both
 answer_parser   the parts of an answer, by both
 grammars        grammars of answers that hold calls, and of answers after thinking
+earlier_calls   which form of earlier calls a chat template takes
 plain_messages  calls and their results as plain messages, for templates that know neither
 """

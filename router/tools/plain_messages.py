@@ -19,26 +19,33 @@ def plain_messages(
     The functions of `tools` are explained in the system message. Calls are the text that `FENCED`
     parses. Results that follow each other are one message of the user, with the functions' names.
     """
-    names = {
-        call["id"]: call["function"]["name"]
-        for message in messages
-        for call in message.get("tool_calls", ())
-        if "id" in call
-    }
+    called: list[tuple[str, str]] = []
+    """The ids and functions of calls without a result; some servers number those of each answer."""
     plain: list[Message] = []
     is_result = False
     for message in messages:
         was_result, is_result = is_result, message["role"] == "tool"
         if is_result:
-            name = names.get(message.get("tool_call_id"), message.get("name", "the function"))
+            name = _take(called, message.get("tool_call_id")) or message.get("name", "the function")
             text = f"Result of {name}:\n{message['content']}"
             if was_result:
                 plain[-1]["content"] += f"\n\n{text}"
             else:
                 plain.append({"role": "user", "content": text})
         else:
+            calls = message.get("tool_calls", ())
+            called += [(one["id"], one["function"]["name"]) for one in calls if "id" in one]
             plain.append(_with_calls(message))
     return _explained(plain, tools) if tools else plain
+
+
+def _take(called: list[tuple[str, str]], call_id: str | None) -> str:
+    """Take the first call with an id out of those without a result; return its function, or ''."""
+    for at, (known_id, name) in enumerate(called):
+        if known_id == call_id:
+            del called[at]
+            return name
+    return ""
 
 
 def _with_calls(message: Mapping[str, Any]) -> Message:

@@ -67,6 +67,11 @@ class AdministratorCalls:
 
     # The part of `NodePool` that the router's code calls.
 
+    @property
+    def is_store_away(self) -> bool:
+        """Whether the store did not answer when it was asked last."""
+        return self.membership.is_store_away
+
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen."""
         return self.membership.nodes()

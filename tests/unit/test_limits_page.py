@@ -21,8 +21,8 @@ from grammars.bounds import (
     MAX_OPTIONAL,
     MAX_PATTERNS,
 )
-from grammars.exact_numbers import GREATEST_INTEGER, LEAST_INTEGER, MAX_EXACT
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
+from grammars.numbers.exact_numbers import GREATEST_INTEGER, LEAST_INTEGER, MAX_EXACT
 from grammars.trying import queue
 from grammars.trying.server import MAX_TRIAL_S
 from grammars.trying.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits

@@ -25,6 +25,8 @@ logger = logging.getLogger("pdserve.kv_transfer")
 NONCE_BYTES = 16
 WITHIN_S = 1.0
 """How long an end waits for the other one: both are processes that have nothing to compute."""
+AGAIN_S = 0.1
+"""The pause after a connection that could not be taken: this process has no file left for it."""
 _CREDENTIALS = struct.Struct("3i")
 _MOST_WAITING = 64
 
@@ -41,7 +43,8 @@ class OfferedDescriptor:
         """Take an address; `OSError`, with the descriptor closed, where that is impossible."""
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self._descriptor = descriptor
-        self._is_closed = True
+        self._closed = threading.Event()
+        self._closed.set()
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.bind(address_of(self.nonce))
@@ -49,7 +52,7 @@ class OfferedDescriptor:
         except OSError:
             os.close(descriptor)
             raise
-        self._is_closed = False
+        self._closed.clear()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -59,9 +62,9 @@ class OfferedDescriptor:
 
     def close(self) -> None:
         """Stop handing out descriptors; those handed out stay open. Idempotent."""
-        if self._is_closed:
+        if self._closed.is_set():
             return
-        self._is_closed = True
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # This wakes the thread.
         if self._thread is not None:
@@ -73,13 +76,17 @@ class OfferedDescriptor:
         self.close()  # A lane that was never used has nobody who closes it.
 
     def _serve(self) -> None:
-        while not self._is_closed:
+        is_failing = False
+        while not self._closed.is_set():
             try:
                 asking, _ = self._socket.accept()
             except OSError as error:
-                if not self._is_closed:
-                    logger.warning("card memory is not offered any more: %s", error)
-                return
+                if not (is_failing or self._closed.is_set()):
+                    logger.warning("card memory cannot be handed out now: %s", error)
+                is_failing = True
+                self._closed.wait(AGAIN_S)
+                continue
+            is_failing = False
             with asking, contextlib.suppress(OSError):
                 asking.settimeout(WITHIN_S)
                 if _user_of(asking) == os.geteuid():

@@ -58,6 +58,8 @@ class PeerBatches(Generic[Item]):
 
     `on_ready` is called, on its own thread or out of `tell_after`, with each item whose ranges are
     moved, in order; or once with the error of a failed batch, and then never again.
+
+    Raises `HandoffFailed` where its thread does not start.
     """
 
     def __init__(
@@ -80,7 +82,10 @@ class PeerBatches(Generic[Item]):
         self._s_per_byte: deque[float] = deque(maxlen=2)
         self._done_at_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="pdserve-rdma", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise HandoffFailed(f"RDMA with {peer_name}: {error}") from error
 
     def add(self, ranges: Ranges) -> None:
         """Queue ranges to be moved."""

@@ -134,12 +134,16 @@ class RdmaLane:
                 self._rest(peer, is_full=True)
             raise LaneFull(f"{MAX_WRITERS} peers are written to already")
         with self._lock:  # It may fail before it is stored here.
-            writer = PeerBatches(
-                self._engine,
-                target.engine_name,
-                lambda writer, ready: self._on_ready(peer, writer, ready),
-                batch_bytes=self._batch_bytes,
-            )
+            try:
+                writer = PeerBatches(
+                    self._engine,
+                    target.engine_name,
+                    lambda writer, ready: self._on_ready(peer, writer, ready),
+                    batch_bytes=self._batch_bytes,
+                )
+            except HandoffFailed:
+                self._rest(peer, is_full=False)
+                raise
             self._writers[peer] = writer, target
 
     def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:

@@ -156,13 +156,17 @@ class RdmaReadLane:
             return None
         self._leave(session, PeerBatches.end)  # An earlier one's reads may still be under way.
         source = _Source(ring=ring)
-        batches: PeerBatches[Write] = PeerBatches(
-            self._engine,
-            ring.engine_name,
-            lambda _, item: self._on_moved(source, item),
-            batch_bytes=self._batch_bytes,
-            is_reading=True,
-        )
+        try:
+            batches: PeerBatches[Write] = PeerBatches(
+                self._engine,
+                ring.engine_name,
+                lambda _, item: self._on_moved(source, item),
+                batch_bytes=self._batch_bytes,
+                is_reading=True,
+            )
+        except HandoffFailed as error:
+            logger.warning("no KV is read from %s: %s", ring.engine_name, error)
+            return None
         self._source_of[session] = source, batches
         return b""
 

@@ -151,7 +151,7 @@ def _text(field: str, message: ChatMessage) -> str:
     if isinstance(content, str):
         return content
     if content is None:
-        if message.role == "assistant":
+        if message.role in ("assistant", "tool"):  # which called alone, or returned nothing
             return ""
         raise InvalidRequest(f"{field} is missing", param=field)
     texts = []

@@ -150,7 +150,9 @@ class Meter:
         held = {role: _Held() for role in ROLES}
         last, self._last = self._last, {}
         for node in nodes:
-            self._last[node.incarnation] = node.load
+            if node.is_listed:
+                # What one has done that was not, for a time, is no work of these seconds.
+                self._last[node.incarnation] = node.load
             if not counts(node):
                 continue
             role, before = node.record.role, last.get(node.incarnation)

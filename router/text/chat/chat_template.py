@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, InvalidRequest
 from router.text.chat.system_messages import treatment_by
+from router.tools.earlier_calls import Arguments, arguments_by, in_form
 
 
 class _GenerationBlocks(Extension):
@@ -108,6 +109,14 @@ class ChatTemplate:
         self.source = source
         self.knows_tools = "tools" in variables
         self._system = treatment_by(lambda messages: self._rendered(messages, ChatOptions(), True))
+        self._arguments = arguments_by(
+            lambda messages: self._rendered(messages, ChatOptions(), True)
+        )
+
+    @property
+    def knows_calls(self) -> bool:
+        """Whether earlier calls and their results are in the prompt, whatever their ids are."""
+        return self._arguments is not Arguments.NONE
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
@@ -118,6 +127,7 @@ class ChatTemplate:
         """
         options = options or ChatOptions()
         messages = self._system.fitted(messages, keeps_all=options.keeps_system)
+        messages = in_form(messages, self._arguments)
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)
         *earlier, final = messages

@@ -137,7 +137,8 @@ class Conversation:
             raise InvalidRequest("this model has no chat template: use /v1/completions")
         has_calls = any(one["role"] == "tool" or "tool_calls" in one for one in messages)
         # Earlier calls alone are not parsed, so the model's own template may write them as it does.
-        is_own = not has_calls or (self._is_auto and self._template.knows_tools)
+        can_show = self._template.knows_tools and self._template.knows_calls
+        is_own = not has_calls or (self._is_auto and can_show)
         if is_own and not options.tools:
             return self._template.render(messages, options)
         if self._tool_template is not None:
@@ -150,9 +151,10 @@ class Conversation:
 
 
 def _can_call(template: ChatTemplate, settings: ChatSettings) -> bool:
-    """Return whether a template tells a model how to call tools, in a format that is known."""
+    """Return whether a template tells a model how to call tools, in a format that is known, and
+    what it has called."""
     is_known = settings.tool_format != AUTO or format_of(template.source) is not None
-    return template.knows_tools and is_known
+    return template.knows_tools and template.knows_calls and is_known
 
 
 def _read(path: Path) -> str:

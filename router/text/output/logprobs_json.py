@@ -56,8 +56,10 @@ def _logprob(entry: LogprobEntry, _: DescribeToken) -> float | None:
 def _top(entry: LogprobEntry, describe: DescribeToken) -> dict[str, float] | None:
     if entry.logprobs is None:
         return None
-    top = {describe(token).text: finite(logprob) for token, logprob in entry.logprobs.top}
-    top.setdefault(describe(entry.token_id).text, finite(entry.logprobs.logprob))
+    top: dict[str, float] = {}
+    # Two tokens may have the same text, as a letter and its byte do: the likeliest comes first.
+    for token, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
+        top.setdefault(describe(token).text, finite(logprob))
     return top
 
 

@@ -47,7 +47,7 @@ def constrained(draw: st.DrawFn, engine: Engine) -> list[Arrival]:
     )
 
 
-@pytest.mark.covers("G04")
+@pytest.mark.covers("G04", "G23")
 @settings(fixed, max_examples=everyday(20, of=150))
 @given(st.data())
 def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:

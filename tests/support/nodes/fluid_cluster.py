@@ -32,11 +32,25 @@ class FluidNode:
     is_draining: bool = False
     is_suspected: bool = False
     is_listed: bool = True
+    _told: NodeLoad | None = None
+    """What it reported last."""
 
-    def view(self) -> NodeView:
+    def view(self, *, is_told: bool = True) -> NodeView:
+        """Return the node with a new report, or with its last one if it cannot tell another."""
+        if self._told is None or (is_told and self.is_listed):
+            self._told = self._load()
+        return NodeView(
+            record=self.record,
+            load=self._told,
+            num_requests=self._told.num_running,
+            is_suspected=self.is_suspected,
+            is_listed=self.is_listed,
+        )
+
+    def _load(self) -> NodeLoad:
         running = round(min(self.answers, NUM_SEATS))
         waiting = round(max(0.0, self.answers - NUM_SEATS))
-        load = NodeLoad(
+        return NodeLoad(
             free_blocks=max(0, NUM_BLOCKS - 4 * running),
             free_seats=NUM_SEATS - running,
             num_running=running,
@@ -47,13 +61,6 @@ class FluidNode:
             num_prompt_tokens=round(self.num_prompt_tokens),
             prompt_steps_ms=round(self.prompt_ms),
             decode_steps_ms=round(self.decode_ms),
-        )
-        return NodeView(
-            record=self.record,
-            load=load,
-            num_requests=running,
-            is_suspected=self.is_suspected,
-            is_listed=self.is_listed,
         )
 
 
@@ -68,6 +75,8 @@ class FluidCluster:
     moves: list[tuple[float, Role]] = field(default_factory=list)
     follows: bool = True
     """Whether moves are made as they are decided."""
+    is_store_away: bool = False
+    """Whether nobody hears what nodes report."""
 
     def __post_init__(self) -> None:
         numbers = ((Role.PREFILL, self.num_prefill), (Role.DECODE, self.num_decode))
@@ -89,7 +98,9 @@ class FluidCluster:
         return decisions
 
     def decide(self) -> Decision:
-        decision = self.scaling.decide([node.view() for node in self.nodes], self.now_s)
+        is_told = not self.is_store_away
+        views = [node.view(is_told=is_told) for node in self.nodes]
+        decision = self.scaling.decide(views, self.now_s, is_store_away=self.is_store_away)
         move = decision.choice.move
         if move is not None:
             self.moves.append((self.now_s, move.role))

@@ -373,3 +373,30 @@ def test_a_prompt_that_takes_a_victims_place_fetches_what_there_is_room_for(
     check_answer(engine, low)
     check_answer(engine, high)
     check_idle(engine.scheduler)
+
+
+@pytest.mark.covers("F149")
+@LATE
+@pytest.mark.parametrize("room", [8, 10])
+@pytest.mark.parametrize("lengths", [(25, 29), (29, 17), (29, 29)])
+@pytest.mark.parametrize("window", [0, 2])
+def test_prompts_that_return_together_and_have_no_room_together_are_all_answered(
+    room: int, lengths: tuple[int, int], window: int, num_copy_polls: int | None
+) -> None:
+    """What is copied back for one prompt must not keep the other one from ever being seated."""
+    engine = keeping(
+        32, num_copy_polls=num_copy_polls, num_blocks=room, seats=2, skip_ahead_window=window
+    )
+    for family in (1, 2):
+        use_twice(engine, family)
+    evict(engine)
+    found = [engine.scheduler.num_cached_tokens(probe(family)) for family in (1, 2)]
+    assert found == [12, 12]
+    both = [
+        engine.add(make_request(make_prompt(length, family), max_tokens=2, ignore_eos=True))
+        for family, length in enumerate(lengths, 1)
+    ]
+    engine.run()
+    for one in both:
+        check_answer(engine, one)
+    check_idle(engine.scheduler)

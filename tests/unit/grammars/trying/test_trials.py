@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from common.child_process import start_helper
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf
@@ -215,6 +217,65 @@ def test_forks_end_with_the_process_that_made_them(trials: GrammarTrials) -> Non
             os.kill(fork, signal.SIGKILL)
 
 
+def start_stranger(text: bytes) -> Callable[..., tuple[subprocess.Popen[bytes], socket.socket]]:
+    """Start a process that answers anything with `text`, in place of one that tries grammars."""
+    answer = f"import os; os.read(0, 1 << 20); os.write(1, {text!r}); os.read(0, 1)"
+    return lambda _: start_helper((sys.executable, "-c", answer))
+
+
+@pytest.mark.covers("F148")
+@pytest.mark.parametrize(
+    "text",
+    [
+        packed({"id": 1})[:4] + b"x" * 20,
+        packed({"id": 1}),
+        packed({"id": 1, "num_bytes": 1, "instead": ["no kind", "", ""]}),
+        b"\0\0\0\x02[]",
+        packed({"other": 1}),
+    ],
+)
+def test_a_process_that_answers_something_else_costs_one_more_try(
+    text: bytes, trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = iter([start_stranger(text), start_patient])
+    monkeypatch.setattr(trials_module, "start_helper", lambda command: next(starts)(command))
+    assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
+
+
+@pytest.mark.covers("F148")
+@pytest.mark.parametrize("error", [MemoryError(), OSError(11, "no process"), RuntimeError("?")])
+def test_a_process_that_does_not_start_is_started_for_the_next_one(
+    error: Exception, trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(trials_module, "start_helper", start)
+    assert isinstance(trials.begin(GOOD).exception(WAIT_S), Overloaded)
+    monkeypatch.setattr(trials_module, "start_helper", start_patient)
+    assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
+
+
+def num_open() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.covers("F148")
+def test_a_thread_that_does_not_start_is_started_for_the_next_one(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = num_open()
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", refuse)
+        for _ in range(3):
+            assert isinstance(trials.begin(GOOD).exception(WAIT_S), Overloaded)
+    assert num_open() == before
+    assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
+
+
 def test_a_process_that_hangs_is_ended(
     trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +329,7 @@ def test_no_fork_handler_runs_at_its_start(folder: Path) -> None:
     script = f"""
 import ctypes, os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from grammars.trying.trials import GrammarTrials
 from grammars.trying.trial import ROUTER_LIMITS, TrialLimits

@@ -233,7 +233,7 @@ async def test_arguments_that_are_no_object_are_none(arguments: str | None) -> N
         assert HERMES.call_text("f", "{}") in prompt
 
 
-@pytest.mark.covers("J06")
+@pytest.mark.covers("J06", "J15")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -235,6 +235,7 @@ CASES = [
 ]
 
 
+@pytest.mark.covers("T39")
 @pytest.mark.parametrize(("path", "body", "param", "words"), CASES)
 async def test_a_bad_field_is_named(path: str, body: Any, param: str, words: str) -> None:
     status, error, _ = await refused(make_edge(), path, json.dumps(body).encode())

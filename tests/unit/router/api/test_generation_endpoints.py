@@ -184,6 +184,7 @@ HARMLESS: dict[str, Any] = {
 }
 
 
+@pytest.mark.covers("J15")
 @pytest.mark.parametrize("field", [*HARMLESS, "all of them"])
 async def test_a_harmless_field_changes_nothing(field: str) -> None:
     extra = {field: HARMLESS[field]} if field in HARMLESS else HARMLESS

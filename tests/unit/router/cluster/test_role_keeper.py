@@ -76,6 +76,7 @@ class Nodes:
         self._numbers: dict[Incarnation, int] = {}
         self.changes = ChangesUnderWay()
         self.asked_elsewhere: list[tuple[Incarnation, Role]] = []
+        self.is_store_away = False
 
     def nodes(self) -> Sequence[NodeView]:
         return [node.view() for node in self.water.nodes]
@@ -191,6 +192,28 @@ async def test_metrics_and_the_answer_agree() -> None:
             for name in ("nodes", "needed", "desired"):
                 metric = f"pdserve_scaling_{name}" + ("" if name == "nodes" else "_nodes")
                 assert world.metric(R1, metric, role=role) == found[name]
+
+
+@pytest.mark.covers("F147")
+@pytest.mark.parametrize("auto_roles", [False, True])
+async def test_what_is_wanted_stays_while_the_store_is_away(auto_roles: bool) -> None:
+    world = World(auto_roles=auto_roles)
+    await world.run(20, R1)
+    metrics = [f"pdserve_scaling_{name}_nodes" for name in ("needed", "desired")]
+
+    def wanted() -> list[float]:
+        return [
+            world.metric(R1, one, role=role) for one in metrics for role in ("prefill", "decode")
+        ]
+
+    before = wanted()
+    assert min(before) > 0
+    world.store.is_away = world.nodes.is_store_away = True
+    for node in world.nodes.water.nodes:
+        node.is_listed = False
+    await world.run(60, R1)
+    assert wanted() == before
+    assert world.keepers[R1].scaling()["next"] == "the placement store is away"
 
 
 async def test_a_change_is_in_the_log_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:

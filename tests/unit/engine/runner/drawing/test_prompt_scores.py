@@ -90,6 +90,7 @@ def test_prompts_that_ask_for_nothing_and_of_one_token_have_none() -> None:
     assert list(scores) == [2]
 
 
+@pytest.mark.covers("T38")
 def test_more_likeliest_tokens_than_the_vocabulary_has() -> None:
     batch = prompt_batch([3], [20])
     batch.seats.token_ids %= 5

@@ -108,6 +108,7 @@ def test_logprobs_zero_reports_the_drawn_token_alone() -> None:
     assert sample_one([0.0, 0.0], one_input(temperature=0))[1] is None
 
 
+@pytest.mark.covers("T38")
 def test_more_logprobs_than_tokens_reports_every_token() -> None:
     _, logprobs = sample_one([0.0, 1.0], one_input(temperature=0, logprobs=20))
     assert logprobs is not None
@@ -143,6 +144,7 @@ def test_a_row_depends_on_nothing_but_itself(params: list[dict[str, Any]], seed:
     assert together == alone == backwards[::-1]
 
 
+@pytest.mark.covers("T38")
 @settings(max_examples=150, deadline=None)
 @given(
     params=st.lists(PARAMS, min_size=1, max_size=4),

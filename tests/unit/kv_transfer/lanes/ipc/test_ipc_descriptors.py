@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,25 @@ def test_what_was_handed_out_outlives_the_offer(offered: OfferedDescriptor) -> N
     os.close(found)
     with pytest.raises(HandoffFailed):
         fetch_descriptor(offered.nonce)
+
+
+@pytest.mark.covers("F148")
+def test_an_offer_outlives_a_time_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ECONNABORTED]
+    accept = socket.socket.accept
+
+    def accept_later(listening: socket.socket) -> tuple[socket.socket, Any]:
+        if errors:
+            raise OSError(errors.pop(0), "not now")
+        return accept(listening)
+
+    monkeypatch.setattr(descriptors, "AGAIN_S", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    offered = OfferedDescriptor(new_file())
+    offered.start()
+    os.close(fetch_descriptor(offered.nonce))
+    offered.close()
+    assert not errors
 
 
 def test_an_offer_that_was_never_made_leaves_nothing() -> None:

@@ -270,6 +270,27 @@ def test_what_was_ready_is_forgotten_too(ends: Ends) -> None:
     assert ends.sender.take_ready() == []
 
 
+@pytest.mark.covers("F148")
+def test_a_writer_whose_thread_does_not_start_costs_its_peer_a_cool_down(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", starts_no_thread)
+        with pytest.raises(HandoffFailed, match="new thread"):
+            ends.connect()
+    assert ends.sender.offer(PEER) is None
+    assert not ends.sender.is_full_for(PEER)
+    assert ends.sender.offer(OTHER) is not None
+    ends.clock.advance(COOL_DOWN_S)
+    ends.connect()
+    ends.write((1,))
+    assert headers(ends.wait_ready()) == [b"header"]
+
+
+def starts_no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_writers_that_are_stuck_count(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_lane, "MAX_WRITERS", 1)
     ends.connect()

@@ -347,6 +347,25 @@ def test_a_session_that_comes_again_leaves_its_reads_to_their_end(ends: Ends) ->
     ends.receiver.drop(SESSION)
 
 
+@pytest.mark.covers("F148")
+def test_a_sender_for_which_no_thread_starts_is_offered_no_read(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another way is agreed on with it; the next session may be read again."""
+
+    def starts_no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", starts_no_thread)
+        assert not ends.connect()
+    ends.receiver.drop(SESSION)
+    assert ends.connect()
+    ends.write([1, 2], [13, 14])
+    assert ends.wait_copied()[0].error is None
+    assert ends.holds([1, 2], [13, 14])
+
+
 def test_as_many_peers_as_there_may_be(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_lane, "MAX_READERS", 1)
     assert ends.connect()

@@ -55,6 +55,7 @@ async def test_offsets_of_parts_of_characters_and_of_a_decoded_prompt() -> None:
     assert offsets[len(ids)] == len("a é漢 z")
 
 
+@pytest.mark.covers("T37")
 async def test_a_streamed_echo_adds_up_to_the_whole_one() -> None:
     (whole,) = (await post(make_edge(says("lazy", size=2)), TEXT_PATH, ECHO))["choices"]
     async with make_edge(says("lazy", size=2)).client() as client:

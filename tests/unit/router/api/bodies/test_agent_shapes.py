@@ -11,7 +11,7 @@ from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
 
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 COUNT = f"{MESSAGES}/count_tokens"
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 TEXT: dict[str, Any] = {"type": "text", "text": "Hi"}
@@ -382,3 +382,40 @@ async def test_a_choice_of_such_a_tool(choice: dict[str, Any], called: str) -> N
     assert grammar is not None
     names = ("f", "apply_patch", "crm.find", "crm.query")
     assert [name for name in names if f'\\"{name}\\"' in grammar.text] == [called]
+
+
+CALLED: dict[str, list[Any]] = {
+    CHATS: [
+        USER,
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": "1"},
+    ],
+    RESPONSES: [
+        USER,
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1"},
+    ],
+    MESSAGES: [
+        USER,
+        message("assistant", {"type": "tool_use", "id": "1", "name": "f", "input": {}}),
+        message("user", {"type": "tool_result", "tool_use_id": "1"}),
+    ],
+}
+"""A call whose tool returned nothing, by endpoint."""
+
+
+@pytest.mark.covers("J12")
+@pytest.mark.parametrize(
+    "nothing", [{}, {"content": None, "output": None}, {"content": [], "output": []}]
+)
+@pytest.mark.parametrize("path", CALLED)
+async def test_a_tool_may_have_returned_nothing(path: str, nothing: dict[str, Any]) -> None:
+    *before, last = CALLED[path]
+    result = last["content"][0] if path == MESSAGES else last
+    field = "output" if path == RESPONSES else "content"
+    given = {**result, **{name: value for name, value in nothing.items() if name == field}}
+    last = message("user", given) if path == MESSAGES else given
+    edge = edge_that_says()
+    name = "input" if path == RESPONSES else "messages"
+    await post(edge, path, {**body_of(path), name: [*before, last]})
+    assert "<tool_response></tool_response>" in prompt_of(edge)

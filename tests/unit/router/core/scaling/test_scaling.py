@@ -24,6 +24,8 @@ from tests.support.nodes.fluid_cluster import PREFILL_SPEED, READ_S, FluidCluste
 
 BUSY_PREFILL = 0.8 * PREFILL_SPEED
 """Prompt tokens a second that one node is well able to compute."""
+FULL_LOAD = {"prompts_per_s": 4 * BUSY_PREFILL, "answers": 300.0}
+"""What keeps four nodes of each role busy."""
 
 
 def needed(decision: Decision) -> tuple[float, float]:
@@ -298,6 +300,58 @@ def test_a_slow_first_prompt_is_outweighed_by_those_that_follow(span_s: float) -
     *_, last = cluster.run(60, prompts_per_s=500, answers=50)
     assert cluster.moves == []
     assert needed(last)[0] == pytest.approx(0.05 / 0.85, rel=0.02)
+
+
+def loaded() -> tuple[FluidCluster, tuple[int, int]]:
+    """A cluster that a load keeps busy for a minute, and what it wants of each role."""
+    cluster = FluidCluster(4, 4)
+    *_, last = cluster.run(60, **FULL_LOAD)
+    assert desired(last) == (4, 4)
+    return cluster, desired(last)
+
+
+@pytest.mark.covers("F147")
+@pytest.mark.parametrize("span_s", [2 * READ_S, 30.0, 600.0])
+@pytest.mark.parametrize("lease_s", [5.0, 600.0])
+def test_while_the_store_is_away_the_load_is_not_taken_for_none(
+    span_s: float, lease_s: float
+) -> None:
+    cluster, before = loaded()
+    cluster.is_store_away = True
+    first = cluster.run(min(lease_s, span_s), **FULL_LOAD)
+    for node in cluster.nodes:
+        node.is_listed = span_s <= lease_s
+    away = [*first, *cluster.run(span_s, **FULL_LOAD)]
+    assert {desired(one) for one in away} == {before}
+    assert {one.choice.why for one in away} == {"the placement store is away"}
+    cluster.is_store_away = False
+    unlisted = cluster.run(2 * READ_S, **FULL_LOAD)  # nodes come back one after the other
+    for node in cluster.nodes:
+        node.is_listed = True
+    back = [*unlisted, *cluster.run(60, **FULL_LOAD)]
+    assert {desired(one) for one in back} == {before}
+    *_, idle = cluster.run(60, prompts_per_s=0, answers=0)
+    assert desired(idle) == (1, 1), "what was held is let go again"
+    assert cluster.moves == []
+
+
+@pytest.mark.covers("F147")
+@pytest.mark.parametrize("num_unlisted", [1, 4])
+def test_nodes_that_serve_and_cannot_report_are_not_taken_for_idle(num_unlisted: int) -> None:
+    cluster, before = loaded()
+    cluster.follows = False
+    for node in cluster.of(Role.PREFILL)[:num_unlisted]:
+        node.is_listed = False
+    silent = cluster.run(600, **FULL_LOAD)
+    assert min(desired(one)[0] for one in silent) == before[0]
+    assert "not reported" in silent[-1].demands[Role.PREFILL].why
+    *_, fewer = cluster.run(60, prompts_per_s=0, answers=0)
+    assert desired(fewer) == (before[0], 1), "the other role has told all"
+    for node in cluster.nodes:
+        node.is_listed = True
+    back = cluster.run(30, prompts_per_s=0, answers=0)
+    assert max(desired(one)[0] for one in back) <= before[0], "no burst is seen"
+    assert desired(back[-1]) == (1, 1)
 
 
 def test_a_role_that_computes_no_prompts_any_more_hides_no_other_speed() -> None:

@@ -20,8 +20,25 @@ from tests.support.http.tool_models import HERMES_TEMPLATE, WEATHER, model_with
 
 PLAIN = "plain{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 OTHER = "other{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
-UNKNOWN = "{% if tools %}[AVAILABLE_TOOLS]{% endif %}" + PLAIN
+CALLS = "{% for c in m.tool_calls %}[CALL] {{ c.function.name }} ARGUMENTS{% endfor %}"
+WITH_CALLS = (
+    f"plain{{% for m in messages %}}[{{{{ m.role }}}}] {{{{ m.content }}}}{CALLS}{{% endfor %}}"
+)
+UNKNOWN = "{% if tools %}[AVAILABLE_TOOLS]{% endif %}" + WITH_CALLS.replace(
+    "ARGUMENTS", "{{ c.function.arguments | tojson }}"
+)
 """Its calls are in a format that the server does not know."""
+JOINED = UNKNOWN.replace("{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}")
+"""As DeepSeek's: arguments are joined as text."""
+SHOWN = UNKNOWN.replace("{{ c.function.arguments | tojson }}", "{{ c.function.arguments }}")
+SHORT_IDS = UNKNOWN.replace(
+    "[CALL]",
+    "{% if c.id | length != 9 %}{{ raise_exception('ids have 9 letters') }}{% endif %}[CALL]",
+)
+"""As Mistral's."""
+WITHOUT_TEXT = UNKNOWN.replace("m.tool_calls", "m.tool_calls if m.content is none")
+"""As DeepSeek's: calls are left out beside a text."""
+NO_CALLS = "{% if tools %}[AVAILABLE_TOOLS]{% endif %}" + PLAIN
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CALLED: list[dict[str, Any]] = [
     *MESSAGES,
@@ -133,6 +150,85 @@ def test_earlier_calls_alone_are_rendered_by_the_models_own_template(
     template: Any, tmp_path: Path
 ) -> None:
     assert prompt(conversation(tmp_path, template), CALLED, has_tools=False).startswith("plain")
+
+
+PARIS: list[dict[str, Any]] = [
+    *MESSAGES,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_of_another_server",
+                "type": "function",
+                "function": {"name": "f", "arguments": {"city": "São Paulo", "days": [1, 2.5]}},
+            }
+        ],
+    },
+    {"role": "tool", "content": "done", "tool_call_id": "call_of_another_server"},
+]
+ARGUMENTS = '{"city": "São Paulo", "days": [1, 2.5]}'
+
+
+@pytest.mark.covers("J13")
+@pytest.mark.parametrize("source", [UNKNOWN, JOINED, SHOWN])
+def test_a_template_gets_arguments_in_the_form_that_it_takes(source: str, tmp_path: Path) -> None:
+    text = prompt(conversation(tmp_path, source), PARIS, has_tools=False)
+    assert text == f"plain[user] Hi[assistant] [CALL] f {ARGUMENTS}[tool] done"
+
+
+@pytest.mark.covers("J13")
+@pytest.mark.parametrize("source", [SHORT_IDS, WITHOUT_TEXT, NO_CALLS])
+def test_a_template_that_shows_no_earlier_calls_gets_them_as_text(
+    source: str, tmp_path: Path
+) -> None:
+    text = prompt(conversation(tmp_path, source), PARIS, has_tools=False)
+    call = FENCED.call_text("f", ARGUMENTS)
+    assert text == f"plain[user] Hi[assistant] {call}[user] Result of f:\ndone"
+
+
+@pytest.mark.covers("J13")
+@pytest.mark.parametrize(
+    ("arguments", "form"),
+    [("{{ call.function.arguments }}", HERMES), ("{{ 1 // 0 }}", FENCED)],
+)
+def test_a_tool_template_in_a_known_format_too(arguments: str, form: Any, tmp_path: Path) -> None:
+    source = HERMES_TEMPLATE.replace("{{ call.function.arguments | tojson }}", arguments)
+    chat = conversation(tmp_path, source)
+    assert chat.call_format() is form
+    for has_tools in (False, True):
+        assert form.call_text("f", ARGUMENTS) in prompt(chat, PARIS, has_tools=has_tools)
+
+
+def answered(*calls: tuple[str, str]) -> list[dict[str, Any]]:
+    """An answer that calls functions by id and name."""
+    made = [
+        {"id": one, "type": "function", "function": {"name": name, "arguments": {}}}
+        for one, name in calls
+    ]
+    return [{"role": "assistant", "content": "", "tool_calls": made}]
+
+
+def result(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": call_id}
+
+
+@pytest.mark.covers("J14")
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [*answered(("0", "a")), result("0", "1"), *answered(("0", "b")), result("0", "2")],
+        [*answered(("0", "a"), ("0", "b")), result("0", "1"), result("0", "2")],
+        [*answered(("0", "a"), ("1", "b")), result("1", "2"), result("0", "1")],
+        [*answered(("", "a"), ("", "b")), result("", "1"), result("", "2")],
+    ],
+)
+def test_a_result_is_told_as_that_of_the_call_it_answers(
+    messages: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    text = prompt(conversation(tmp_path, PLAIN), [*MESSAGES, *messages], has_tools=False)
+    assert "Result of a:\n1" in text
+    assert "Result of b:\n2" in text
 
 
 @pytest.mark.parametrize(

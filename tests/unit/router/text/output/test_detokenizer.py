@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from router.text.model_files import read_tokenizer
 from router.text.output.detokenizer import MAX_PENDING, Detokenizer
-from router.text.token_lookup import TokenTextCache
+from router.text.token_lookup import TokenBytes, TokenTextCache
 from tests.support.examples import everyday
 from tests.support.http.edge_model import CONTEXT, tiny_model, write_model_folder
 
@@ -115,6 +116,79 @@ def sentencepiece() -> Tokenizer:
         ]
     )
     return tokenizer
+
+
+WORDS = ("a", "日", "▁b", "�")
+"""Tokens of a vocabulary that has one for each byte before them."""
+
+
+@pytest.fixture(scope="module")
+def with_bytes() -> Callable[[], Detokenizer]:
+    """Begin an answer in a tokenizer with word marks and a token for each byte."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {word: place for place, word in enumerate(WORDS, 256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = sentencepiece().decoder
+    bytes_of = TokenBytes(tokenizer).single_bytes()
+    assert bytes_of == {byte: byte for byte in range(256)}
+
+    def decode(token_ids: Sequence[int]) -> str:
+        assert len(token_ids) <= 5, "the last character or two, and a word"
+        return tokenizer.decode(token_ids)
+
+    return lambda: Detokenizer(decode, frozenset(), bytes_of=bytes_of)
+
+
+def read(token_ids: list[int]) -> str:
+    """What those tokens say: bytes in a row are UTF-8, and what fits nowhere is U+FFFD."""
+    text = ""
+    for is_word, row in groupby(token_ids, lambda one: one >= 256):
+        if is_word:
+            text += "".join(WORDS[one - 256].replace("▁", " ") for one in row)
+        else:
+            text += bytes(row).decode(errors="replace")
+    return text
+
+
+@pytest.mark.covers("T36")
+@pytest.mark.parametrize(
+    ("token_ids", "shown"),
+    [
+        ([*"日".encode(), 0xE6], ["", "", "日", "", "�"]),
+        ([*"日".encode(), 0xC3, 256], ["", "", "日", "", "�a", ""]),
+        ([*"日".encode(), 0xFF, *"本".encode()], ["", "", "日", "�", "", "", "本", ""]),
+        ([*"🙂".encode(), 0xF0, 0x9F], ["", "", "", "🙂", "", "", "�"]),
+        ([0xE6, 0xE6, 0x97, 0xA5, 258], ["", "�", "", "日", " b", ""]),
+        ([259, *"é".encode()], ["", "�", "é", ""]),
+        ([258, 0xC3, 258], ["b", "", "� b", ""]),
+    ],
+)
+def test_a_byte_that_fits_nowhere_spoils_no_character(
+    token_ids: list[int], shown: list[str], with_bytes: Callable[[], Detokenizer]
+) -> None:
+    detokenizer = with_bytes()
+    assert [*map(detokenizer.push, token_ids), detokenizer.flush()] == shown
+
+
+@pytest.mark.covers("T36")
+@settings(max_examples=everyday(200, of=800), deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.sampled_from([0x61, 0x80, 0xBF, 0xC2, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF])
+        | st.integers(256, 259),
+        max_size=40,
+    )
+)
+def test_bytes_and_words_in_any_order_are_what_they_say(
+    with_bytes: Callable[[], Detokenizer], token_ids: list[int]
+) -> None:
+    detokenizer, shown = with_bytes(), ""
+    for token_id in token_ids:
+        shown += detokenizer.push(token_id)
+    # A first space is dropped, as the tokenizer does it.
+    whole = read(token_ids)
+    dropped = whole[1:] if token_ids and token_ids[0] == 258 else whole
+    assert shown + detokenizer.flush() == dropped
 
 
 @pytest.mark.covers("T09")

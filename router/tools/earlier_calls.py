@@ -1,0 +1,70 @@
+"""Which form of earlier calls a chat template takes, found by rendering a small conversation.
+
+Some templates want the arguments of a call as an object, others join them as text. Some refuse ids
+that other servers made, or leave a call out beside a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from common.errors import InvalidRequest
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Arguments(Enum):
+    """The form in which a template takes the arguments of earlier calls, if it takes calls."""
+
+    OBJECTS = "objects"
+    TEXTS = "texts"
+    NONE = "none"
+
+
+_ASKED = {"role": "user", "content": "Is it warm?"}
+_CALL = {
+    "id": "call_0a1b2c3d4e5f60718293_0",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
+}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT = {"role": "tool", "content": "21 degrees", "tool_call_id": _CALL["id"]}
+_TOLD = ("get_weather", "city", "Paris", "21 degrees")
+_PYTHON = "{'city'"
+"""How a template shows an object that it takes for a text."""
+
+
+def arguments_by(render: Callable[[Messages], str]) -> Arguments:
+    """Return what a template takes, which `render` renders, or refuses with `InvalidRequest`."""
+    if _is_shown(render, Arguments.OBJECTS):
+        return Arguments.OBJECTS
+    return Arguments.TEXTS if _is_shown(render, Arguments.TEXTS) else Arguments.NONE
+
+
+def _is_shown(render: Callable[[Messages], str], form: Arguments) -> bool:
+    try:
+        text = render(in_form([_ASKED, _CALLED, _RESULT], form))
+    except InvalidRequest:
+        return False
+    return _PYTHON not in text and all(one in text for one in _TOLD)
+
+
+def in_form(messages: Messages, form: Arguments) -> Messages:
+    """Return messages, whose calls have objects for arguments, in the form of a template."""
+    return [_with_texts(one) for one in messages] if form is Arguments.TEXTS else messages
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_text(call) for call in calls]}
+
+
+def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}

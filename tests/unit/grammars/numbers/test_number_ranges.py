@@ -1,0 +1,101 @@
+"""Ranges of numbers with fractions: what is in them can be written, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from grammars.texts import json_rule
+
+BYTES = LLTokenizer("byte")
+
+
+def compiled(schema: dict[str, Any], *, is_lenient: bool = False) -> LLMatcher:
+    matcher = LLMatcher(BYTES, f"start: value\nvalue: {json_rule(schema, is_lenient=is_lenient)}")
+    assert not matcher.get_error()
+    return matcher
+
+
+def takes(matcher: LLMatcher, text: str) -> bool:
+    matcher, tokens = matcher.deep_copy(), BYTES.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.covers("G24")
+@pytest.mark.parametrize("is_lenient", [False, True])
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"maximum": 0.95}, ["0.9", "0.95", "0.90", "0.949"], ["0.951", "0.96", "1"]),
+        ({"minimum": 0, "maximum": 2.255}, ["2.2", "2.25", "2", "0"], ["2.26", "2.3", "-1"]),
+        ({"minimum": -7.724}, ["-7.7", "-7.72", "-7.724"], ["-7.8", "-7.73"]),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.00001", "0.5"], ["0", "0.0", "0.6"]),
+        ({"exclusiveMinimum": 2.0, "exclusiveMaximum": 2.31}, ["2.3", "2.01"], ["2", "2.31"]),
+        ({"minimum": -9.2, "exclusiveMaximum": -9}, ["-9.1", "-9.2"], ["-9", "-9.0", "-9.3"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ["-0.5", "-0.1"], ["0", "-0", "-0.6"]),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 0.55}, ["0.5", "0.1"], ["0"]),
+        ({"minimum": 0, "exclusiveMinimum": False, "maximum": 0.55}, ["0.5", "0"], ["0.6"]),
+        ({"exclusiveMinimum": 0, "maximum": 1.5e-7}, ["0.0000001", "0.00000015"], ["0", "0.1"]),
+        ({"exclusiveMinimum": 0, "maximum": 1.5e-290}, [], ["0", "0.1"]),
+        ({"minimum": 2.2, "maximum": 2.25}, ["2.2", "2.21", "2.25"], ["2.1", "2.26"]),
+        ({"exclusiveMinimum": 2.2, "maximum": 2.25}, ["2.21"], ["2.2", "2.20"]),
+        ({"minimum": -2.25, "maximum": -2.2}, ["-2.2", "-2.21"], ["-2.1"]),
+        ({"minimum": -2.25, "exclusiveMaximum": -2.2}, ["-2.21"], ["-2.2"]),
+        ({"maximum": 0.95, "multipleOf": 0.5}, ["0.5", "0"], ["0.9", "0.95"]),
+        ({"exclusiveMinimum": 10**15, "maximum": 10**15 + 0.5}, [], ["1000000000000001"]),
+        ({"type": ["number", "null"], "maximum": 0.95}, ["0.9", "null"], ["0.96", "1"]),
+    ],
+)
+def test_what_is_in_a_range_can_be_written_and_nothing_else(
+    bounds: dict[str, Any], inside: list[str], outside: list[str], is_lenient: bool
+) -> None:
+    matcher = compiled({"type": "number", **bounds}, is_lenient=is_lenient)
+    assert [text for text in inside if not takes(matcher, text)] == []
+    assert [text for text in outside if takes(matcher, text)] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"type": "number", "maximum": 0.95}, {"type": "string"}]},
+        {"anyOf": [{"type": "null"}, {"type": "number", "maximum": 0.95, "title": "P"}]},
+        {"allOf": [{"type": "number", "minimum": 0}, {"type": "number", "maximum": 0.95}]},
+        {"$ref": "#/$defs/p", "$defs": {"p": {"type": "number", "maximum": 0.95}}},
+    ],
+)
+def test_wherever_the_range_stands(schema: dict[str, Any]) -> None:
+    matcher = compiled(schema)
+    assert takes(matcher, "0.9")
+    assert not takes(matcher, "0.96")
+
+
+NUMBERS = st.decimals(-12, 12, places=3).map(float) | st.integers(-12, 12)
+
+
+@pytest.mark.covers("G24")
+@given(near=st.tuples(NUMBERS, NUMBERS), names=st.tuples(st.booleans(), st.booleans()))
+def test_any_range(near: tuple[float, float], names: tuple[bool, bool]) -> None:
+    low, high = sorted(near)
+    if high - low < 0.01:
+        return
+    schema = {
+        "type": "number",
+        "exclusiveMinimum" if names[0] else "minimum": low,
+        "exclusiveMaximum" if names[1] else "maximum": high,
+    }
+    matcher = compiled(schema)
+    for bound in (low, high):
+        for places in range(4):
+            first = math.floor(bound * 10**places)
+            for number in range(first - 1, first + 3):
+                value = Decimal(number).scaleb(-places).normalize()
+                text = f"{value:f}"
+                over = value > Decimal(str(low)) if names[0] else value >= Decimal(str(low))
+                under = value < Decimal(str(high)) if names[1] else value <= Decimal(str(high))
+                assert takes(matcher, text) is (over and under), (schema, text)
