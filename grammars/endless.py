@@ -35,7 +35,7 @@ def end_endless(
     if not referring or any("$id" in part for part in parts if part is not whole):
         return
     anchors = {one["$anchor"]: one for one in parts if isinstance(one.get("$anchor"), str)}
-    targets = {id(part): _target(part["$ref"], whole, anchors) for part in referring}
+    targets = {id(part): _referred(part["$ref"], whole, anchors) for part in referring}
     endless = {id(part) for part in parts} - _ending(parts, targets)
     for part in referring:
         if id(targets[id(part)]) in endless:
@@ -123,7 +123,7 @@ def _size(part: Mapping[str, Any], keyword: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _target(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
+def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
     """Return what a reference names; None where that is not known."""
     own = whole.get("$id")
     if isinstance(own, str):
