@@ -53,7 +53,6 @@ from engine.core.step_again import StepAgain
 from engine.core.swapping import Swapping
 from engine.core.tried_plan import TriedPlan
 
-
 _NO_PLAN = StepPlan()
 """The plan of a node with nothing to do, which takes a turn for each message. Nobody changes it."""
 
