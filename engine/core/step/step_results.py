@@ -175,7 +175,7 @@ class StepResults:
             sequence.acceptance = speculation.learn(sequence, num_drafted, num_accepted)
 
 
-_FEW = 4
+FEW = 4
 """The most entries of a step that are not written together: one by one they take less time."""
 _OTHER = -1
 """Token of an entry that drew none or too many, or one that ends its sequence."""
@@ -194,7 +194,7 @@ class PlainDecodes:
     def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
         rows, num_steps, num_recorded = step.batch.rows, results.num_steps, results.num_recorded
         self._sequences: Items[Sequence] = ()
-        if len(rows) <= _FEW or not step.batch.has_decodes:
+        if len(rows) <= FEW or not step.batch.has_decodes:
             self.is_plain, self._are_all = np.zeros(len(rows), np.bool_), False
             return
         self._num_known, self._num_new = seats.num_known.take(rows), num_steps - num_recorded

@@ -63,13 +63,13 @@ def tell(outputs: Items[StepOutput]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("few", [0, step_results._FEW])
+@pytest.mark.parametrize("few", [0, step_results.FEW])
 @pytest.mark.parametrize("method", ["none", "ngram", "mtp"])
 @pytest.mark.parametrize("seed", range(everyday(3, of=8)))
 def test_results_together_are_results_one_after_the_other(
     method: str, seed: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_results, "_FEW", few)
+    monkeypatch.setattr(step_results, "FEW", few)
     together, apart = made(method, seed), made(method, seed)
     most_drawn = 0
     while together.scheduler.waiting or together.scheduler.running:
@@ -87,4 +87,4 @@ def test_results_together_are_results_one_after_the_other(
         for engine in (together, apart):
             for sequence in list(engine.scheduler.exporting.values()):
                 engine.scheduler.release(sequence)
-    assert most_drawn > step_results._FEW, "sequences did not decode together"
+    assert most_drawn > step_results.FEW, "sequences did not decode together"
