@@ -63,9 +63,8 @@ class TokenRules:
     @property
     def highest_token_id(self) -> int:
         """The largest token id in any rule; -1 without rules."""
-        ids = [token_id for token_id, _ in self.biases]
-        ids += [max(word) for word in self.bad_words]
-        return max(max(ids, default=-1), max(self.allowed_token_ids, default=-1))
+        biased = [token_id for token_id, _ in self.biases]
+        return max([-1, *biased, *map(max, self.bad_words), *self.allowed_token_ids])
 
 
 NO_RULES = TokenRules()

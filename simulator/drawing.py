@@ -7,6 +7,7 @@ and its index alone, so an attempt that goes on elsewhere draws the same tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +16,15 @@ from engine.core.runner_contract import DrawnTokens
 from engine.core.step.step_batch import StepBatch
 from simulator.clients import FILLER_TOKEN_ID, STOP_TOKEN_ID
 
-_ONE, _LAST = DrawnTokens((FILLER_TOKEN_ID,)), DrawnTokens((STOP_TOKEN_ID,))
-
 
 def num_left(batch: StepBatch) -> list[int]:
     """Return how many tokens of its answer each entry has still to draw."""
-    seats, rows = batch.seats, batch.rows
-    num_output = seats.num_known.take(rows) - seats.num_prompt.take(rows)
-    length_of = seats.sampling["seed"].item  # steps are of a few entries, most often
+    seats = batch.seats
+    # Row by row: steps are of a few entries, most often.
+    length_of, num_prompt_of = seats.sampling["seed"].item, seats.num_prompt.item
+    num_known_of = seats.num_known.item
     return [
-        length_of(row) - count
-        for row, count in zip(rows.tolist(), num_output.tolist(), strict=True)
+        length_of(row) - (num_known_of(row) - num_prompt_of(row)) for row in batch.rows.tolist()
     ]
 
 
@@ -39,10 +38,13 @@ def drawn(batch: StepBatch, num_steps: int, num_left: Sequence[int]) -> list[Dra
 
     Each entry has `num_left` tokens to draw; no answer ends before the last run.
     """
-    several = _ONE if num_steps == 1 else DrawnTokens((FILLER_TOKEN_ID,) * num_steps)
-    filler = (FILLER_TOKEN_ID,) * (num_steps - 1)
-    last = _LAST if num_steps == 1 else DrawnTokens((*filler, STOP_TOKEN_ID))
-    tokens = [last if left == num_steps else several for left in num_left]
+    tokens = [_drawn_by_one(num_steps, left == num_steps) for left in num_left]
     if batch.is_plain_decodes:
         return list(tokens)
     return [one if draws else None for one, draws in zip(tokens, batch.is_sampled, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _drawn_by_one(num_steps: int, is_end: bool) -> DrawnTokens:
+    last = STOP_TOKEN_ID if is_end else FILLER_TOKEN_ID
+    return DrawnTokens((FILLER_TOKEN_ID,) * (num_steps - 1) + (last,))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from operator import sub
 
 from engine.core.runner_contract import OnLayer, RunnerResult
 from engine.core.scheduler import Scheduler
@@ -203,12 +202,12 @@ class ModelledExecution:
         scheduler = self._scheduler
         if not self._may_repeat or scheduler.waiting or len(batch) < len(scheduler.running):
             return 0
-        seats, rows = batch.seats, batch.rows
-        longest: list[int] = (
-            seats.num_prompt.take(rows) + seats.max_new_tokens.take(rows)
-        ).tolist()
-        num_left: int = min(*map(sub, longest, self._num_known), *self._num_left)
-        return max(1, num_left)
+        num_prompt_of, most_of = batch.seats.num_prompt.item, batch.seats.max_new_tokens.item
+        num_left = [
+            num_prompt_of(row) + most_of(row) - num_known
+            for row, num_known in zip(batch.rows.tolist(), self._num_known, strict=True)
+        ]
+        return max(1, min(*num_left, *self._num_left))
 
     def _num_to_full_block(self) -> int:
         """Return how often the step can be run until a block is full, or an answer ends."""

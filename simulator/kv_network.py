@@ -35,21 +35,27 @@ from simulator.timeline import Timeline
 
 
 @dataclass(slots=True)
+class Port:
+    """Where a node meets the network: what takes its events, and its open landings by token."""
+
+    node: Incarnation
+    number: int
+    """It stands for the node where flows are compared."""
+    on_event: OnEvent
+    landings: dict[int, Ticket] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Transfer:
     ticket: Ticket
-    source: Incarnation
+    source: Port
+    target: Port
     num_missing: int
     """Pieces that were not pushed."""
     is_moving: bool = False
     commit: Commit | None = None
     opened_at_s: float = 0.0
     first_sent_at_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Port:
-    on_event: OnEvent
-    landings: dict[int, Ticket] = field(default_factory=dict)
 
 
 class ModelledNetwork:
@@ -63,7 +69,7 @@ class ModelledNetwork:
         self._num_layers = layout.num_layers
         self._latency_s = latency_s
         self._links = SharedLinks(bytes_per_s)
-        self._ports: dict[Incarnation, _Port] = {}
+        self._ports: dict[Incarnation, Port] = {}
         self._transfers: dict[int, _Transfer] = {}
         self._looking_at_s = inf
         """The time of the next look, at the latest the next end of a committed transfer."""
@@ -79,35 +85,36 @@ class ModelledNetwork:
 
     def join(self, node: Incarnation, on_event: OnEvent) -> ModelledConnector:
         """Return the connector of a node; `on_event` takes its events."""
-        self._ports[node] = _Port(on_event)
-        return ModelledConnector(self, node)
+        port = self._ports[node] = Port(node, len(self._ports), on_event)
+        return ModelledConnector(self, port)
 
     # Called for a receiving node.
 
-    def expect(self, node: Incarnation, ticket: Ticket) -> None:
+    def expect(self, port: Port, ticket: Ticket) -> None:
         """Open a landing. Raises `ValueError` for a token that is open."""
-        landings = self._ports[node].landings
-        if ticket.lease_token in landings:
+        if ticket.lease_token in port.landings:
             raise ValueError(f"lease {ticket.lease_token} is open")
-        landings[ticket.lease_token] = ticket
+        port.landings[ticket.lease_token] = ticket
 
-    def revoke(self, node: Incarnation, token: int) -> None:
+    def revoke(self, port: Port, token: int) -> None:
         """Close a landing; it is not written any more."""
-        if self._ports[node].landings.pop(token, None) is None:
+        if port.landings.pop(token, None) is None:
             return
-        self._ports[node].on_event(Released(token))
-        self._end(token, Revoked(f"{node} revoked the lease"))
+        port.on_event(Released(token))
+        self._end(token, Revoked(f"{port.node} revoked the lease"))
 
     # Called for a sending node.
 
-    def open(self, node: Incarnation, ticket: Ticket) -> None:
+    def open(self, port: Port, ticket: Ticket) -> None:
         """Begin a transfer. Raises `ValueError` for a token that is open."""
         if ticket.lease_token in self._transfers:
             raise ValueError(f"lease {ticket.lease_token} is open")
+        target = self._ports[ticket.decode_node]
         num_pieces = len(ticket.target_block_ids) * self._num_layers
         now_s = self._timeline.present_s
-        self._transfers[ticket.lease_token] = _Transfer(ticket, node, num_pieces, opened_at_s=now_s)
-        if ticket.lease_token not in self._ports[ticket.decode_node].landings:
+        transfer = _Transfer(ticket, port, target, num_pieces, opened_at_s=now_s)
+        self._transfers[ticket.lease_token] = transfer
+        if ticket.lease_token not in target.landings:
             self._end(ticket.lease_token, HandoffFailed("the landing is closed"))
 
     def push(self, token: int, num_blocks: int) -> None:
@@ -121,11 +128,12 @@ class ModelledNetwork:
         num_bytes = num_blocks * self._piece_bytes
         self.num_bytes += num_bytes
         self._catch_up()
-        target, now_s = transfer.ticket.decode_node, self._timeline.present_s
+        now_s = self._timeline.present_s
         if transfer.first_sent_at_s is None:
             transfer.first_sent_at_s = now_s
         transfer.is_moving = True
-        self._links.add(token, transfer.source, target, num_bytes, now_s)
+        source, target = transfer.source.number, transfer.target.number
+        self._links.add(token, source, target, num_bytes, now_s)
         self._look_at_end()
 
     def commit(self, token: int, commit: Commit) -> None:
@@ -149,7 +157,7 @@ class ModelledNetwork:
         if transfer is None:
             return
         error = GivenUp("the transfer was aborted by its sender")
-        self._timeline.after(self._latency_s, partial(self._fail, transfer.ticket, error))
+        self._timeline.after(self._latency_s, partial(self._fail, transfer, error))
         self._end(token, error)
 
     # Inside.
@@ -190,17 +198,17 @@ class ModelledNetwork:
         transfer = self._transfers.get(token)
         if transfer is None:
             return
-        port = self._ports[transfer.ticket.decode_node]
+        port = transfer.target
         assert transfer.commit is not None, "a transfer lands after its commit"
         if port.landings.pop(token, None) is not None:
             port.on_event(Landed(token, transfer.commit))
             self._end(token, None)
 
-    def _fail(self, ticket: Ticket, error: HandoffFailed) -> None:
-        port = self._ports[ticket.decode_node]
-        if port.landings.pop(ticket.lease_token, None) is not None:
-            port.on_event(LandingFailed(ticket.lease_token, error))
-            port.on_event(Released(ticket.lease_token))
+    def _fail(self, transfer: _Transfer, error: HandoffFailed) -> None:
+        port, token = transfer.target, transfer.ticket.lease_token
+        if port.landings.pop(token, None) is not None:
+            port.on_event(LandingFailed(token, error))
+            port.on_event(Released(token))
 
     def _end(self, token: int, error: HandoffFailed | None) -> None:
         """End a transfer, if it was begun; its sender hears of it one message later."""
@@ -213,7 +221,7 @@ class ModelledNetwork:
         self._look_at_end()
         timing = None if error else self._timing(transfer)
         event: KVEvent = TransferEnded(token, error, timing)
-        self._timeline.after(self._latency_s, partial(self._ports[transfer.source].on_event, event))
+        self._timeline.after(self._latency_s, partial(transfer.source.on_event, event))
 
     def _timing(self, transfer: _Transfer) -> TransferTiming:
         now_s = self._timeline.present_s
@@ -235,21 +243,21 @@ class ModelledNetwork:
 class ModelledConnector:
     """One node's connector; see `kv_transfer.contract.KVConnector`."""
 
-    def __init__(self, network: ModelledNetwork, node: Incarnation) -> None:
+    def __init__(self, network: ModelledNetwork, port: Port) -> None:
         self._network = network
-        self._node = node
+        self._port = port
 
     def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
         """Open a landing."""
-        self._network.expect(self._node, ticket)
+        self._network.expect(self._port, ticket)
 
     def revoke(self, lease_token: int) -> None:
         """Close a landing."""
-        self._network.revoke(self._node, lease_token)
+        self._network.revoke(self._port, lease_token)
 
     def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         """Begin a transfer."""
-        self._network.open(self._node, ticket)
+        self._network.open(self._port, ticket)
 
     def push(
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]

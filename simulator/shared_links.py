@@ -8,6 +8,7 @@ not use because its other end is slower stays unused, so rates are lower bounds 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ _LEAST_BYTES = 0.5
 
 @dataclass(slots=True)
 class _Flow:
-    source: int
-    target: int
+    source: Hashable
+    target: Hashable
     num_left: float
     rate: float = 0.0
 
@@ -33,11 +34,9 @@ class SharedLinks:
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._flows: dict[int, _Flow] = {}
-        self._numbers: dict[Hashable, int] = {}
-        """The number of each port: to compare names takes most of the time of many flows."""
-        self._num_out: list[int] = []
-        self._num_into: list[int] = []
-        """How many flows each port out and each port in has, by the number of the port."""
+        self._num_out: defaultdict[Hashable, int] = defaultdict(int)
+        self._num_into: defaultdict[Hashable, int] = defaultdict(int)
+        """How many flows each port out and each port in has, by its node."""
         self._moved_at_s = 0.0
 
     def __len__(self) -> int:
@@ -47,11 +46,14 @@ class SharedLinks:
     def add(
         self, flow: int, source: Hashable, target: Hashable, num_bytes: float, now_s: float
     ) -> None:
-        """Send more bytes in a flow, after those that it has left."""
+        """Send more bytes in a flow from one node to another, after those that it has left.
+
+        Nodes are compared with those of all other flows, so their names should be numbers.
+        """
         self._move(now_s)
         known = self._flows.get(flow)
         if known is None:
-            coming = _Flow(self._number(source), self._number(target), num_bytes)
+            coming = _Flow(source, target, num_bytes)
             self._flows[flow] = coming
             self._share(coming, 1)
         else:
@@ -80,14 +82,6 @@ class SharedLinks:
                 self._share(self._flows.pop(name), -1)
             ended += gone
         return ended
-
-    def _number(self, port: Hashable) -> int:
-        number = self._numbers.get(port)
-        if number is None:
-            number = self._numbers[port] = len(self._numbers)
-            self._num_out.append(0)
-            self._num_into.append(0)
-        return number
 
     def _move(self, now_s: float) -> None:
         span_s, self._moved_at_s = now_s - self._moved_at_s, now_s

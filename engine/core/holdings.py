@@ -60,6 +60,8 @@ class Holdings:
 
     def lacking(self) -> list[Lacking]:
         """Return which running sequences need blocks for their last known token, by their index."""
+        if not self.running:
+            return []
         rows = self.running.rows
         return self.seats.lacking(rows, self.seats.num_known.take(rows), self._block_size)
 

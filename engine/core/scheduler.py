@@ -118,6 +118,7 @@ class Scheduler:
         self._never_copies = not keeps_prefixes and speculation is None and self._after is None
         self._again = StepAgain(held, limits, self._prefixes, counters)
         self._no_batch = planned_batch(self.seats, np.empty(0, np.int64), [], {}, 0)
+        self._no_plan, self._no_step = StepPlan(), PlannedStep(self._no_batch)  # never changed
         self._tried, self._eos_token_ids = TriedPlan(held), eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
@@ -188,8 +189,8 @@ class Scheduler:
         if self._never_copies and not (self.running or self.waiting):  # nothing is to be planned
             self._tried.forget()
             self._take_ahead(frozenset(), has_drafts=False)
-            self.counters.on_plan(StepPlan())
-            return PlannedStep(self._no_batch)
+            self.counters.on_plan(self._no_plan)
+            return self._no_step
         self.kept_prefixes.begin_plan()
         by_id, has_drafts = self.running.by_id, self._draft()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
@@ -348,7 +349,7 @@ class Scheduler:
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
         """Decide the next step from the present state, or from what it will be."""
         if not (self.waiting or (self.running if forecast is None else forecast.running)):
-            return StepPlan()
+            return self._no_plan
         swapping, kept = self.swapping, self.kept_prefixes
         num_copies = swapping.num_under_way + len(kept.under_way)
         num_coming = swapping.num_coming(self.pool) + kept.num_coming if num_copies else 0

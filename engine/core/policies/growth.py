@@ -60,6 +60,15 @@ class GrowthColumns:
     max_new_tokens: Ints
     num_held_blocks: Ints
 
+    def taken(self, rows: Ints) -> GrowthColumns:
+        """Return these rows, in this order."""
+        return GrowthColumns(
+            self.num_known.take(rows),
+            self.num_output.take(rows),
+            self.max_new_tokens.take(rows),
+            self.num_held_blocks.take(rows),
+        )
+
 
 def to_millionths(number: float) -> int:
     """Return the nearest integer number of millionths; at least 1 if `number` is above 0."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -24,6 +25,8 @@ from engine.core.policies.growth import (
 from engine.core.policies.output_history import Ints, OutputHistory, inserted
 
 _NONE: Ints = np.zeros(0, np.int64)
+_FEW = 6
+"""The most rows of which the remaining outputs take less time one by one than together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class LearnedOutputs:
         """Return the output tokens that are still expected of each row."""
         if not self.history.can_predict:
             return all_growth_tokens(rows, self.first_share_ppm, self.clip, 0)
+        if len(rows.num_output) <= _FEW:
+            output, most = rows.num_output.tolist(), rows.max_new_tokens.tolist()
+            found = map(self.history.remaining_of, output, most, repeat(self.quantile_ppm))
+            return np.fromiter(found, np.int64, len(output))
         return self.history.remaining(rows.num_output, rows.max_new_tokens, self.quantile_ppm)
 
     def expected_of(self, view: GrowthView) -> int:
@@ -169,12 +176,14 @@ class PeakReserve:
     @classmethod
     def of(cls, policy: LearnedOutputs, rows: GrowthColumns) -> PeakReserve:
         """Return the reserve of `rows`. A sequence that leaves after its prompt never grows."""
-        if not np.count_nonzero(rows.max_new_tokens):  # as on a node that only prefills
+        growing = (rows.max_new_tokens > 0).nonzero()[0]
+        if not len(growing):  # as on a node that only prefills
             return cls._known(policy, 0, _NO_FUTURE)
-        held_tokens = int(rows.num_held_blocks.dot(rows.max_new_tokens > 0)) * policy.block_size
+        rows = rows.taken(growing)
+        held_tokens = int(rows.num_held_blocks.sum()) * policy.block_size
         ends = policy.expected(rows)
         order = ends.argsort(kind="stable")
-        order = order[len(ends) - np.count_nonzero(ends > 0) :]
+        order = order[len(ends) - np.count_nonzero(ends) :]
         ends, known = ends.take(order), rows.num_known.take(order)
         num_left = np.arange(len(ends), 0, -1)
         rest = _rest(policy)

@@ -55,6 +55,8 @@ class PrefixIndex:
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:
         size, hashes = self.block_size, sequence.block_hashes
+        if len(hashes) >= count:  # as whenever a prompt is looked up again
+            return
         num_of_prompt = min(count, sequence.num_prompt // size)
         if len(hashes) < num_of_prompt:
             root, prompt = self._root(sequence.request.cache_salt), sequence.prompt_blocks

@@ -81,7 +81,8 @@ class Seats:
         num_prompt = len(prompt_words)
         self.token_ids[seat, :num_prompt] = np.frombuffer(prompt_words, np.uint32)
         self.num_prompt[seat] = self.num_known[seat] = num_prompt
-        self.append(seat, output_token_ids)
+        if output_token_ids:
+            self.append(seat, output_token_ids)
         self.max_new_tokens[seat] = max_new_tokens
         self.set_params(seat, params)
         return seat
@@ -112,6 +113,8 @@ class Seats:
 
     def add_blocks(self, seat: int, block_ids: Items[int]) -> None:
         """Append `block_ids` to the block table of a seat."""
+        if not block_ids:
+            return
         held = self.num_blocks.item(seat)
         self.block_tables[seat, held : held + len(block_ids)] = block_ids
         self.num_blocks[seat] = held + len(block_ids)

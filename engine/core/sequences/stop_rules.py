@@ -43,10 +43,9 @@ def until_end(
     `num_known` tokens, `num_prompt` of them the prompt's, come before `drawn`. A stop token is part
     of the output that nodes report; the router decides whether to show it.
     """
-    for count, token_id in enumerate(drawn, 1):
-        if token_id in end_token_ids:
-            return drawn[:count], FinishReason.STOP
-        num_output = num_known - num_prompt + count
-        if num_output >= max_tokens or num_known + count >= max_model_len:
-            return drawn[:count], FinishReason.LENGTH
-    return drawn, None
+    most = max(1, min(max_tokens + num_prompt, max_model_len) - num_known)
+    kept = drawn[:most]
+    if not end_token_ids.isdisjoint(kept):
+        count = next(n for n, token_id in enumerate(kept, 1) if token_id in end_token_ids)
+        return kept[:count], FinishReason.STOP
+    return kept, FinishReason.LENGTH if len(kept) == most else None

@@ -4,7 +4,7 @@ Nearly all entries of a step are *plain*: they decode, draw one token and go on;
 run several times at once, one token each time. Hundreds of them are written with a few array
 operations, and their outputs are made one by one when the first of them is read: by then the next
 step may run. Which entries are plain is decided by `PlainDecodes` alone, and `StepResults` writes
-every other one by itself.
+every other one by itself; so it does with all entries of a step that has only a few.
 """
 
 from __future__ import annotations
@@ -101,10 +101,8 @@ class StepResults:
         plain = PlainDecodes(step, results, self._seats)
         plain.write(self._seats, has_drafts=self._speculation is not None)
         others: dict[int, StepOutput] = {}
-        is_block_full = plain.has_filled(self._limits.block_size)
-        looked_at = is_block_full if plain.are_all else is_block_full | ~plain.is_plain
         num_idle = 0
-        for entry in looked_at.nonzero()[0].tolist():
+        for entry in plain.looked_at(self._limits.block_size):
             sequence, drawn = step.sequences[entry], results[entry]
             if drawn is None:
                 num_idle += 1
@@ -177,6 +175,8 @@ class StepResults:
             sequence.acceptance = speculation.learn(sequence, num_drafted, num_accepted)
 
 
+FEW = 4
+"""The most entries of a step that are not written together: one by one they take less time."""
 _OTHER = -1
 """Token of an entry that drew none or too many, or one that ends its sequence."""
 
@@ -185,8 +185,8 @@ class PlainDecodes:
     """The entries of a step that decode, draw a token each time and do not end, before they are
     written.
 
-    `is_plain` says which ones they are, and `are_all` whether there are no others; neither changes
-    when something is written.
+    `is_plain` says which ones they are, and does not change when something is written. A step of a
+    few entries has none: each is written by itself.
     """
 
     is_plain: Bools
@@ -194,8 +194,8 @@ class PlainDecodes:
     def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
         rows, num_steps, num_recorded = step.batch.rows, results.num_steps, results.num_recorded
         self._sequences: Items[Sequence] = ()
-        if not step.batch.has_decodes:  # as on a node that only prefills
-            self.is_plain, self.are_all = np.zeros(len(rows), np.bool_), False
+        if len(rows) <= FEW or not step.batch.has_decodes:
+            self.is_plain, self._are_all = np.zeros(len(rows), np.bool_), False
             return
         self._num_known, self._num_new = seats.num_known.take(rows), num_steps - num_recorded
         num_output = self._num_known - seats.num_prompt.take(rows)
@@ -211,8 +211,8 @@ class PlainDecodes:
         self._sequences = step.sequences
         self._drawn = cast("Items[DrawnTokens]", results)
         chosen = self.is_plain.tolist()
-        self.are_all = all(chosen)
-        if not self.are_all:
+        self._are_all = all(chosen)
+        if not self._are_all:
             self._columns = [column[self.is_plain] for column in self._columns]
             self._num_output = num_output[self.is_plain]
             self._sequences = list(compress(step.sequences, chosen))
@@ -233,16 +233,20 @@ class PlainDecodes:
             for sequence, drawn in zip(self._sequences, self._drawn, strict=True):
                 sequence.take_drafts(drawn)
 
-    def has_filled(self, block_size: int) -> Bools:
-        """Return for each entry whether a block is full of computed tokens, if it is plain.
+    def looked_at(self, block_size: int) -> Items[int]:
+        """Return the entries of which more is to be written, ascending: those that are not plain,
+        and those with a block that is full of computed tokens now.
 
-        The KV of the last token that it draws does not exist yet.
+        The KV of the last token that an entry draws does not exist yet.
         """
         if not self._sequences:
-            return self.is_plain
+            return range(len(self.is_plain))
         num_computed = self._num_known + (self._num_new - 1)
-        filled: Bools = num_computed % block_size < self._num_new
-        return filled
+        looked_at = num_computed % block_size < self._num_new
+        if not self._are_all:
+            looked_at |= ~self.is_plain
+        entries: list[int] = looked_at.nonzero()[0].tolist()
+        return entries
 
     def outputs(self) -> list[StepOutput]:
         """Return an output for each of them."""

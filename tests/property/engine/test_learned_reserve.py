@@ -79,7 +79,7 @@ def simulated(policy: LearnedOutputs, seated: list[View]) -> int:
 
 @pytest.mark.covers("S26")
 @fixed
-@given(policies(), st.lists(views(), max_size=6), st.lists(views(), max_size=3), st.data())
+@given(policies(), st.lists(views(), max_size=10), st.lists(views(), max_size=3), st.data())
 def test_the_reserve_is_the_largest_use_of_the_simulated_future(
     policy: LearnedOutputs, seated: list[View], later: list[View], data: st.DataObject
 ) -> None:

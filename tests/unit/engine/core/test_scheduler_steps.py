@@ -70,15 +70,18 @@ def test_outputs_carry_index_token_and_reason() -> None:
 
 
 def test_a_token_that_ends_only_another_output_takes_no_detour() -> None:
-    engine = Engine()
+    engine = Engine(seats=5, num_blocks=32)
     request, neighbour = make_request(3, max_tokens=6), make_request(4, seed=1, max_tokens=6)
     stops = sorted(set(answer(request)) - set(answer(neighbour)))
     engine.add(request)
-    engine.add(make_request(4, seed=1, max_tokens=6, stop_token_ids=tuple(stops)))
+    for number in range(4):
+        name, ends = f"neighbour-{number}", tuple(stops)
+        engine.add(make_request(4, name=name, seed=1, max_tokens=6, stop_token_ids=ends))
     steps = [engine.step() for _ in range(6)]
+    every = [0, 1, 2, 3, 4]
     assert len(stops) == 6
-    assert [len(outputs) for outputs in steps] == [2] * 6
-    assert [sorted(outputs.others) for outputs in steps] == [[0, 1], [], [], [], [], [0, 1]]
+    assert [len(outputs) for outputs in steps] == [5] * 6
+    assert [sorted(outputs.others) for outputs in steps] == [every, [], [], [], [], every]
 
 
 def test_outputs_are_in_the_order_of_the_batch_wherever_one_of_them_ends() -> None:
