@@ -51,8 +51,9 @@ class AdministratorCalls:
         self._lives = lives
         self._follow, self._refresh, self._refresh_soon = follow, refresh, refresh_soon
         self.membership = membership
-        self.told_roles: dict[Incarnation, Role] = {}
-        """The role that each node has told last that was given one here."""
+        self._told_roles: dict[Incarnation, tuple[Role, int]] = {}
+        """The role that each node has told last that was given one here, and how often it had
+        changed by then."""
         self.changes = ChangesUnderWay()
 
     def give_role(self, node_id: str, role: Role) -> None:
@@ -71,6 +72,14 @@ class AdministratorCalls:
     def is_store_away(self) -> bool:
         """Whether the store did not answer when it was asked last."""
         return self.membership.is_store_away
+
+    def roles_told(self) -> dict[Incarnation, Role]:
+        """Return the roles that nodes have told here and have not changed since."""
+        return {
+            node: role
+            for node, (role, num_moves) in self._told_roles.items()
+            if self._lives[node].life.num_moves == num_moves
+        }
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen."""
@@ -96,7 +105,7 @@ class AdministratorCalls:
         `DeadlineExceeded` where it does not answer."""
         with self.changes.of_role(node, role):
             await self.call(node, lambda life: life.set_role(role, number))
-        self.told_roles[node] = role
+        self._told_roles[node] = role, self._lives[node].life.num_moves
         effects = self.membership.on_role(node, role)
         # Not in this call, whose caller would take what is wrong for a refusal of the node.
         self._clock.after(0.0, partial(self._follow, effects))

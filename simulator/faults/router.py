@@ -387,9 +387,7 @@ class FaultyRouter(WatchedRouter):
     def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
         check_views(self._membership)
         if not self.store.has_failed:
-            told = self.beside.told_roles
-            present = {node: self._nodes[node].role for node in told}
-            check_roles(self._membership.nodes(), told, present)
+            check_roles(self._membership.nodes(), self.beside.roles_told())
         return super()._choose(choice, effect)
 
     def _on_chosen(self, choice: _Choice, wanted: Choose, chosen: ChosenNodes) -> None:

@@ -37,15 +37,14 @@ def check_views(membership: Membership) -> None:
 def check_roles(
     nodes: Iterable[NodeView],
     told: Mapping[Incarnation, Role],
-    present: Mapping[Incarnation, Role],
 ) -> None:
-    """Check that a node which has told its role, and has it at `present`, is known with it.
+    """Check that a node is known with the role that it has told, if none came after it.
 
     Raises `InternalError`.
     """
     for view in nodes:
         node, role = view.incarnation, told.get(view.incarnation)
-        if role is not None and present[node] is role is not view.record.role:
+        if role not in (None, view.record.role):
             raise InternalError(f"{node} counts as {view.record.role}, and has told {role}")
 
 

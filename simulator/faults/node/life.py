@@ -73,6 +73,8 @@ class NodeLife:
         self.is_on = False
         """Whether the node drains; `NodeRole` asks for it by this name."""
         self.drain_ends_s = float("inf")
+        self.num_moves = 0
+        """How often the node's role has changed."""
         self._has_left = False
         leaving: Any = self
         self._role = NodeRole(role, leaving, refused)
@@ -96,6 +98,7 @@ class NodeLife:
         except PdserveError as refused:
             return refused
         if self.role is not earlier:
+            self.num_moves += 1
             self._store.on_role(self._node.me, number)
         return None
 

@@ -70,12 +70,10 @@ def test_a_node_without_requests_that_counts_as_used_is_noticed() -> None:
 
 
 def test_a_role_that_was_told_and_is_not_known_is_noticed() -> None:
-    present = {D: Role.PREFILL}
-    check_roles([prefill("d")], {D: Role.PREFILL}, present)
-    check_roles([node("d")], {D: Role.DECODE}, present)
-    check_roles([node("d")], {}, present)
+    check_roles([prefill("d")], {D: Role.PREFILL})
+    check_roles([node("d")], {})
     with pytest.raises(InternalError, match="d#1 counts as"):
-        check_roles([node("d")], {D: Role.PREFILL}, present)
+        check_roles([node("d")], {D: Role.PREFILL})
 
 
 def test_blocks_that_are_known_are_those_that_were_told_of() -> None:
