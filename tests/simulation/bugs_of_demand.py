@@ -110,8 +110,8 @@ SCHEDULING = [
     Bug(
         "a request is passed once more than others may pass it",
         "engine.core.planning.admission_plan",
-        "        return bypassed >= self.budget.policy.config.skip_ahead_limit\n",
-        "        return bypassed > self.budget.policy.config.skip_ahead_limit\n",
+        "        return sequence.num_bypassed + len(passing) >= limit\n",
+        "        return sequence.num_bypassed + len(passing) > limit\n",
     ),
 ]
 

@@ -353,8 +353,8 @@ ENGINE = [
     Bug(
         "an answer may have one token too many",
         "engine.core.sequences.stop_rules",
-        "num_output >= max_tokens or",
-        "num_output > max_tokens or",
+        "min(max_tokens + num_prompt, max_model_len)",
+        "min(max_tokens + num_prompt + 1, max_model_len)",
     ),
     Bug(
         "blocks of a prompt are freed while their transfer reads them",

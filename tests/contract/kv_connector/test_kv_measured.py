@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from common.errors import HandoffFailed
-from kv_transfer.contract import Commit, Landed, TransferEnded
+from kv_transfer.contract import Commit, Landed, Revoked, TransferEnded
 from tests.support.kv.kv_cluster import LAYOUT, PAIR_BYTES, Cluster
 
 NUM_BYTES = LAYOUT.num_layers * 2 * PAIR_BYTES
@@ -42,7 +41,7 @@ def test_a_handoff_is_measured_on_both_sides(cluster: Cluster) -> None:
     assert set(sent.reconnects.values()) == {0}
 
 
-def test_a_transfer_that_was_given_up_is_a_failed_one(cluster: Cluster) -> None:
+def test_a_transfer_that_was_revoked_is_an_aborted_one(cluster: Cluster) -> None:
     p, d = cluster.node("p"), cluster.node("d")
     ticket = cluster.ticket(d, (4, 5))
     d.connector.expect(ticket, sender_deadline_s=20.0)
@@ -51,9 +50,9 @@ def test_a_transfer_that_was_given_up_is_a_failed_one(cluster: Cluster) -> None:
     d.connector.revoke(ticket.lease_token)
     ended = p.wait_event()
     assert isinstance(ended, TransferEnded)
-    assert isinstance(ended.error, HandoffFailed)
+    assert isinstance(ended.error, Revoked)
     measured = p.connector.statistics().measured
-    failed = {key: count for key, count in measured.ended.items() if count}
-    assert failed in ({(cluster.lane, "failed"): 1}, {("none", "failed"): 1})
+    counted = {key: count for key, count in measured.ended.items() if count}
+    assert counted in ({(cluster.lane, "aborted"): 1}, {("none", "aborted"): 1})
     assert all(lane.duration_s.count == 0 for lane in measured.lanes.values())
     assert d.connector.statistics().measured.lanes[cluster.lane].landing_s.count == 0
