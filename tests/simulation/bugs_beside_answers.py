@@ -143,7 +143,7 @@ QUEUED = [
     Bug(
         "it is not counted how often a request was passed",
         "engine.core.sequences.waiting_queue",
-        "            sequence.num_bypassed += bypassed.get(sequence.sequence_id, 0)\n",
+        "            sequence.num_bypassed += len(bypassed.get(sequence.sequence_id, ()))\n",
         "            sequence.num_bypassed += 0\n",
     ),
 ]
