@@ -12,7 +12,6 @@ from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, RouterGone
 from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.scripted_wires import Frame
 from tests.simulation.world import ROUTER, World
 from tests.support.engine.build import make_prompt
 from tests.support.engine.choices import METHODS, MODES, ORDERS, REQUEUES, RESERVATIONS
@@ -167,10 +166,6 @@ class Storm:
         open_ones = [a for a in self.world.router.asked.values() if not a.is_done]
         return self.rng.choice(open_ones) if open_ones else None
 
-    def _one_frame(self) -> Frame | None:
-        frames = self.world.network.frames
-        return self.rng.choice(frames) if frames else None
-
     def _abort(self) -> bool:
         asked = self._one_asked()
         if asked is not None:
@@ -195,9 +190,10 @@ class Storm:
         return True
 
     def _spoil_commit(self) -> bool:
-        frame = self._one_frame()
-        if frame is None or frame.commit is None:
+        frames = [frame for frame in self.world.network.frames if frame.commit is not None]
+        if not frames:
             return False
+        frame = self.rng.choice(frames)
         commit: Commit = frame.commit
         frame.commit = replace(commit, num_tokens=commit.num_tokens + 1)
         return True
