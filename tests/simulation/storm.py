@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from common.ids import Incarnation
 from common.settings.config import SchedulingConfig
-from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, RouterGone
 from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.scripted_router import Asked
@@ -194,8 +193,8 @@ class Storm:
         if not frames:
             return False
         frame = self.rng.choice(frames)
-        commit: Commit = frame.commit
-        frame.commit = replace(commit, num_tokens=commit.num_tokens + 1)
+        assert frame.commit is not None
+        frame.commit = replace(frame.commit, num_tokens=frame.commit.num_tokens + 1)
         return True
 
     def _fail_copy(self) -> bool:
