@@ -66,17 +66,12 @@ def is_refused(name: str) -> bool:
     return bool(name) and GRAMMARS[name].is_refused
 
 
-def may_lack_room(name: str) -> bool:
-    """Return whether a node may have no room for a grammar that comes there first."""
-    return bool(name) and GRAMMARS[name].is_late
-
-
 def refusals_of_grammar(name: str) -> frozenset[str]:
     """Return how a request may end because of its grammar."""
     refusals = set()
     if is_refused(name):
         refusals.add(InvalidRequest.code)
-    if may_lack_room(name):
+    if name and GRAMMARS[name].is_late:
         refusals.add(Overloaded.code)
     return frozenset(refusals)
 
