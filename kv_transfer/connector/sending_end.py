@@ -269,7 +269,7 @@ class SendingEnd:
         frame = self._frames.add(effect, lane)
         is_in_pool = int(effect.chunk.source_blocks[0]) < self._num_blocks
         if not is_in_pool and lane.name in POOL_ONLY_LANES:
-            self._effects.extend(self.machine.on_abort(effect.lease_token))
+            self._effects.extend(self.machine.on_abort(effect.lease_token, self._clock.now_s()))
         summing = self._summing_late.get(lane.name)
         if not self.machine.is_sending(effect.lease_token):
             self._on_prepared(frame, Payload())

@@ -184,7 +184,8 @@ class TransportConnector:
         self.sending.calls.add(partial(self.sending.machine.on_commit, lease_token, commit))
 
     def abort(self, lease_token: int) -> None:
-        self.sending.calls.add(partial(self.sending.machine.on_abort, lease_token))
+        now_s = self._clock.now_s()
+        self.sending.calls.add(partial(self.sending.machine.on_abort, lease_token, now_s))
 
     def close(self) -> None:
         self.is_closing = True

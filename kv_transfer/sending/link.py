@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from common.errors import PeerProtocolError
@@ -29,6 +30,7 @@ from kv_transfer.shared.lanes import (
 from kv_transfer.shared.limits import (
     BESIDE_WINDOWS,
     MAX_FRAMES_IN_FLIGHT,
+    MAX_TRANSFERS_PER_LINK,
     Limits,
     frame_blocks_towards,
 )
@@ -87,6 +89,7 @@ class Link:
         self.wanted_verify = self.lane = self.verify = ""
         self._lane_reply = b""
         self._window_bytes = self._frame_blocks = 0
+        self._late_aborts: deque[LeaseFrame] = deque(maxlen=MAX_TRANSFERS_PER_LINK)
         self._quiet_s = 0
         self._limits = limits
         self._block_bytes = block_bytes
@@ -418,6 +421,18 @@ class Link:
             return []
         abort = Abort(lease.lease_token, lease.generation)
         return [SendToPeer(self.peer, abort, is_behind_writes=True)]
+
+    def abort_when_ready(self, lease: LeaseFrame) -> None:
+        """Report with the next WELCOME that nothing of this lease is written.
+
+        Of very many the first are not reported: their leases end by their deadlines.
+        """
+        self._late_aborts.append(lease)
+
+    def take_late_aborts(self) -> list[SenderEffect]:
+        """Return the frames that `abort_when_ready` asked for, once."""
+        leases, self._late_aborts = self._late_aborts, deque(maxlen=MAX_TRANSFERS_PER_LINK)
+        return [frame for lease in leases for frame in self.abort_frames(lease)]
 
     def stop_report(self, lease: LeaseFrame) -> list[SenderEffect]:
         """Return the report that this side, which writes the peer's pool, has stopped writing."""

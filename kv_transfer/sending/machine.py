@@ -150,7 +150,9 @@ class Sender:
         self.links.look_at(link, 0.0)
         return self._pump.out_of_turn(link)
 
-    def on_abort(self, token: int) -> Effects:
+    def on_abort(self, token: int, now_s: float) -> Effects:
+        """Abort a transfer. It ends when its peer has confirmed it, or at once if no BEGIN was ever
+        sent: then nothing can have been committed, and the peer is told when it is connected."""
         link = self.link_of.get(token)
         if link is None:
             return []
@@ -158,6 +160,9 @@ class Sender:
         is_first = transfer.state is not HandoffState.ABORTING
         transfer.advance(HandoffStep.ABORT)
         transfer.drop_pieces()
+        if not transfer.was_begun:
+            link.abort_when_ready(transfer.ticket)
+            return self._end(link, transfer, HandoffStep.CONFIRM, _aborted(), now_s)
         return link.abort_frames(transfer.ticket) if is_first else []
 
     def on_close(self, now_s: float) -> Effects:
@@ -317,8 +322,7 @@ class Sender:
                 effects = link.stop_report(frame)
                 return effects + self._on_end(link, frame, HandoffStep.FAIL, error, now_s)
             case frames.Aborted():
-                aborted = TransferAborted("the transfer was aborted by its sender")
-                return self._on_end(link, frame, HandoffStep.CONFIRM, aborted, now_s)
+                return self._on_end(link, frame, HandoffStep.CONFIRM, _aborted(), now_s)
             case _:
                 raise PeerProtocolError(f"{link.peer} sent a {type(frame).__name__}")
 
@@ -331,6 +335,7 @@ class Sender:
             return [take] if link.takes_anew(welcome) else []
         effects: Effects = [take]
         effects += link.channels.open(welcome.num_channels, welcome.group, now_s)
+        effects += link.take_late_aborts()
         for transfer in link.all():
             effects += self._begin(link, transfer, now_s)
         self.links.look_at(link, link.next_deadline_s())  # Pings depend on the lane.
@@ -346,6 +351,7 @@ class Sender:
                 f"this cache has {self._layout.fingerprint}"
             )
             return self._give_up(link, [transfer], HandoffStep.FAIL, error, now_s)
+        transfer.was_begun = True
         transfer.is_begun, transfer.may_spread = link.lane not in ONE_SIDED_LANES, False
         link.has_work(transfer.token)
         begin = frames.Begin(transfer.token, transfer.ticket.generation)
@@ -438,3 +444,7 @@ class Sender:
     def _drop(self, link: Link) -> Effects:
         self.links.drop(link)
         return [Disconnect(link.peer), *link.channels.close()]
+
+
+def _aborted() -> TransferAborted:
+    return TransferAborted("the transfer was aborted by its sender")

@@ -71,8 +71,9 @@ class Transfer:
 
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
     was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
-    saw that everything was pushed. `is_begun` is whether pieces may be sent on this connection: on
-    a one-sided lane not before the receiver has registered the writer. `may_spread` is whether they
+    saw that everything was pushed. `was_begun` is whether a BEGIN was ever sent. `is_begun` is
+    whether pieces may be sent on this connection: on a one-sided lane not before the receiver has
+    registered the writer. `may_spread` is whether they
     may be sent on further ones: not before the receiver knows the transfer.
     """
 
@@ -100,7 +101,7 @@ class Transfer:
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
-        self.is_begun = self.may_spread = False
+        self.was_begun = self.is_begun = self.may_spread = False
         self.num_in_flight = 0
         self._num_acknowledged = 0
         self.opened_at_s = now_s

@@ -8,8 +8,9 @@
         └────────────────────┴── fail ► FAILED   expire ► EXPIRED   revoke ► ABORTED
 
 A sender's side begins at `open`, and aborts by a request: only the receiver knows whether the
-commit came first. A receiver's side is RESERVED until a sender begins. On a one-sided lane an
-ending that its sender did not confirm quarantines the blocks until they are released.
+commit came first. One whose BEGIN was never sent has no commit, and is ABORTED at once. A
+receiver's side is RESERVED until a sender begins. On a one-sided lane an ending that its sender did
+not confirm quarantines the blocks until they are released.
 
 The connection that carries the sender's frames:
 

@@ -156,7 +156,7 @@ class KVEnd:
 
     def abort(self, lease_token: int) -> None:
         """Abort a transfer."""
-        self.perform(self.sender.on_abort(lease_token))
+        self.perform(self.sender.on_abort(lease_token, self.clock.now_s()))
 
     def close(self) -> None:
         """End all transfers and landings. A process that dies does not do it."""
@@ -371,7 +371,7 @@ class KVEnd:
         lane = connection.lane
         is_in_pool = int(effect.chunk.source_blocks[0]) < self._pool.num_blocks
         if not is_in_pool and lane in POOL_ONLY_LANES:
-            self.perform(self.sender.on_abort(effect.lease_token))
+            self.perform(self.sender.on_abort(effect.lease_token, self.clock.now_s()))
         if self.ring is not None:
             self.ring.send(effect, lane, is_in_pool=is_in_pool)
         elif not self.sender.is_sending(effect.lease_token):

@@ -102,7 +102,7 @@ class SenderFuzz:
             self._commit(transfer)
         elif transfer is not None and choice < 0.82:
             transfer.is_aborted = True
-            self._do(self._machine.on_abort(transfer.token))
+            self._do(self._machine.on_abort(transfer.token, self._now_s))
         elif choice < 0.83:
             self._do(self._machine.on_link_lost(rng.choice(PEERS), self._now_s))
         else:

@@ -71,7 +71,7 @@ def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
                 world.do(world.sender.on_commit(TOKEN, COMMIT))
             case "abort" if may_give_up:
                 has_given_up = True
-                world.do(world.sender.on_abort(TOKEN))
+                world.do(world.sender.on_abort(TOKEN, world.now_s))
             case "revoke" if may_give_up:
                 has_given_up = world.is_revoked = True
                 world.do(world.receiver.on_revoke(TOKEN))
@@ -206,7 +206,7 @@ def test_writes_that_come_when_all_is_over_change_nothing(
                 world.tick(0.05)
     match ending:
         case "abort":
-            world.do(world.sender.on_abort(TOKEN))
+            world.do(world.sender.on_abort(TOKEN, world.now_s))
         case "revoke":
             world.do(world.receiver.on_revoke(TOKEN))
         case "cut":

@@ -58,7 +58,7 @@ def test_links_that_wait_for_the_shared_window_are_served_in_turn() -> None:
     for number in range(6):
         push(sender, number)
     for number in range(3):
-        sender.on_abort(number)
+        sender.on_abort(number, 0.0)
     answers = [sent_to(sender.on_frame(peer(n), frames.Ack(4), 0.1)) for n in range(3)]
     assert answers == [[], [3, 4, 5], [3, 4, 5]]
 
@@ -68,7 +68,7 @@ def test_a_push_on_a_link_that_waits_takes_nobodys_turn() -> None:
     for number in range(7):
         push(sender, number)
     assert [b // PAIR_BYTES for b in sender.in_flight_bytes.values()] == [8, 8, 8, 4, 2, 2, 2]
-    sender.on_abort(0)
+    sender.on_abort(0, 0.0)
     assert sent_to(sender.on_frame(peer(0), frames.Ack(8), 0.1)) == [3, 4, 5]
     # There is room for one more, which is the next one's that waits when somebody acknowledges.
     assert sent_to(push(sender, 3, layer=1) + push(sender, 6, layer=1)) == []

@@ -106,7 +106,7 @@ def test_all_parts_are_sent_once_and_the_commit_behind_the_last() -> None:
 def test_nothing_of_a_large_push_is_sent_behind_an_abort() -> None:
     sending = Sending()
     sending.push(1)
-    assert sent(sending.sender.on_abort(1)) == [frames.Abort(1, 3)]
+    assert sent(sending.sender.on_abort(1, 0.0)) == [frames.Abort(1, 3)]
     sending.push(1, 1)
     assert not chunks(sending.acknowledge())
     assert not sending.transfer(1).has_pieces

@@ -31,7 +31,7 @@ def idle(welcome: frames.Welcome = QUIET) -> Sender:
     sender.on_open(ticket(), 100.0, 0.0)
     sender.hello(PEER, {"zmq": b""}, "auto")
     sender.on_frame(PEER, welcome, 0.0)
-    sender.on_abort(1)
+    sender.on_abort(1, 0.0)
     assert len(ends(sender.on_frame(PEER, frames.Aborted(1, 3), 0.0))) == 1
     return sender
 

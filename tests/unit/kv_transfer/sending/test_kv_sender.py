@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import HandoffFailed
 from common.ids import Incarnation
-from kv_transfer.contract import Commit, TransferEnded
+from kv_transfer.contract import Commit, Ticket, TransferEnded
 from kv_transfer.sending.effects import (
     Connect,
     Disconnect,
@@ -17,6 +17,7 @@ from kv_transfer.sending.effects import (
     TakeLane,
 )
 from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer_errors import TransferAborted
 from kv_transfer.sending.unreachable import FIRST_PAUSE_S
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import MAX_TRANSFERS_PER_LINK
@@ -197,7 +198,7 @@ def test_an_abort_while_disconnected_is_told_after_the_reconnect() -> None:
     sender = ready(ticket())
     push(sender, 1, 0)
     sender.on_link_lost(PEER, 1.0)
-    assert sender.on_abort(1) == []
+    assert sender.on_abort(1, 1.0) == []
     sender.on_tick(1.05)
     effects = welcome(sender, 1.1)
     assert effects == [TAKE_LANE, SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)]
@@ -206,10 +207,49 @@ def test_an_abort_while_disconnected_is_told_after_the_reconnect() -> None:
     assert isinstance(ended.error, HandoffFailed)
 
 
+def not_begun(*tickets: Ticket) -> Sender:
+    """Return a machine with these transfers open, whose peer has not answered yet."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    for one in tickets:
+        sender.on_open(one, 100.0, 0.0)
+        push(sender, one.lease_token, 0)
+    return sender
+
+
+def test_a_transfer_aborted_before_its_peer_answers_ends_at_once() -> None:
+    """Nothing was sent, so there is nothing that the peer would have to confirm."""
+    sender = not_begun(ticket(1), ticket(2))
+    (ended,) = ends(sender.on_abort(1, 0.1))
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(ended.error, TransferAborted)
+    assert sender.num_transfers == 1
+    assert sender.on_abort(1, 0.1) == []
+
+
+def test_a_peer_that_answers_later_hears_of_an_abort_before_it_once() -> None:
+    sender = not_begun(ticket(1), ticket(2))
+    sender.on_abort(1, 0.1)
+    abort = SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)
+    effects = welcome(sender, 0.2)
+    assert effects[:3] == [TAKE_LANE, abort, SendToPeer(PEER, frames.Begin(2, 3))]
+    assert sender.on_frame(PEER, frames.Aborted(1, 3), 0.3) == []
+    sender.on_link_lost(PEER, 0.4)
+    sender.on_tick(0.5)
+    assert frames.Abort(1, 3) not in sent(welcome(sender, 0.6))
+
+
+def test_a_transfer_aborted_after_a_connection_was_lost_waits_for_its_peer() -> None:
+    """Pieces of it may be on their way, and a commit may have come first."""
+    sender = ready(ticket(1))
+    sender.on_link_lost(PEER, 1.0)
+    assert sender.on_abort(1, 1.1) == []
+    assert sender.num_transfers == 1
+
+
 @pytest.mark.covers("F120")
 def test_an_idle_link_is_closed_and_a_busy_one_is_not() -> None:
     sender = ready(ticket())
-    sender.on_abort(1)
+    sender.on_abort(1, 0.0)
     sender.on_frame(PEER, frames.Aborted(1, 3), 1.0)
     for step in range(1, 20):
         sender.on_tick(1.0 + 0.5 * step - 0.1)
@@ -220,7 +260,7 @@ def test_an_idle_link_is_closed_and_a_busy_one_is_not() -> None:
 
 def test_an_idle_link_that_breaks_is_forgotten() -> None:
     sender = ready(ticket())
-    sender.on_abort(1)
+    sender.on_abort(1, 0.0)
     sender.on_frame(PEER, frames.Aborted(1, 3), 1.0)
     assert sender.on_link_lost(PEER, 2.0) == [Disconnect(PEER)]
     assert Connect(PEER) in sender.on_open(ticket(2), 5.0, 3.0)
@@ -305,7 +345,7 @@ def test_what_is_sent_of_a_transfer_is_wanted_until_it_is_given_up() -> None:
     sender = ready(ticket(1), ticket(2))
     assert sender.is_sending(1)
     assert not sender.is_sending(3)
-    sender.on_abort(1)
+    sender.on_abort(1, 0.0)
     assert not sender.is_sending(1)
     assert sender.is_sending(2)
     sender.on_frame(PEER, frames.Failed(2, 3, "handoff_failed", "revoked"), 0.1)
@@ -314,7 +354,7 @@ def test_what_is_sent_of_a_transfer_is_wanted_until_it_is_given_up() -> None:
 
 def test_every_abort_travels_behind_the_writes() -> None:
     sender = one_sided(ticket(1), ticket(2), ticket(3))
-    aborts = sender.on_abort(1)
+    aborts = sender.on_abort(1, 0.0)
     sender.on_frame(PEER, frames.Pong(), 99.9)
     sender.on_tick(99.9)
     aborts += [effect for effect in sender.on_tick(100.0) if isinstance(effect, SendToPeer)]

@@ -38,5 +38,5 @@ def test_another_node_or_life_that_answers_is_not_sent_to(other: Incarnation) ->
 def test_an_abort_is_told_once() -> None:
     sender = ready(ticket())
     abort = SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)
-    assert sender.on_abort(1) == [abort]
-    assert sender.on_abort(1) == []
+    assert sender.on_abort(1, 0.0) == [abort]
+    assert sender.on_abort(1, 0.0) == []
