@@ -53,7 +53,7 @@ class AdministratorCalls:
         self.membership = membership
         self._told_roles: dict[Incarnation, tuple[Role, int]] = {}
         """The role that each node has told last that was given one here, and how often it had
-        changed by then."""
+        changed when it answered."""
         self.changes = ChangesUnderWay()
 
     def give_role(self, node_id: str, role: Role) -> None:
@@ -103,9 +103,17 @@ class AdministratorCalls:
     async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         """Give a node another role for new work. Raises the error with which the node refuses, and
         `DeadlineExceeded` where it does not answer."""
+        num_moves = 0
+
+        def ask(life: NodeLife) -> PdserveError | None:
+            nonlocal num_moves
+            refusal = life.set_role(role, number)
+            num_moves = life.num_moves  # It may change again before its answer arrives.
+            return refusal
+
         with self.changes.of_role(node, role):
-            await self.call(node, lambda life: life.set_role(role, number))
-        self._told_roles[node] = role, self._lives[node].life.num_moves
+            await self.call(node, ask)
+        self._told_roles[node] = role, num_moves
         effects = self.membership.on_role(node, role)
         # Not in this call, whose caller would take what is wrong for a refusal of the node.
         self._clock.after(0.0, partial(self._follow, effects))

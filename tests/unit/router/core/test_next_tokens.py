@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.request import (
     FinishReason,
@@ -88,8 +89,11 @@ def test_anything_else_is_left_to_the_whole_machine(
 def test_tokens_behind_the_last_one_are_still_an_error() -> None:
     ledger = TokenLedger(SamplingParams(max_tokens=3))
     assert ledger.push(output(FIRST, 0, 10), 0) is not None
-    assert ledger.take_next(output(FIRST, 1, 11, 12, 13)) is None
-    assert ledger.num_emitted == 1
+    too_many = output(FIRST, 1, 11, 12, 13)
+    assert ledger.take_next(too_many) is None
+    with pytest.raises(PeerProtocolError, match="token index 3, max_tokens is 3"):
+        ledger.push(too_many, 0)
+    assert ledger.emitted == [10]
 
 
 def test_log_probabilities_are_left_to_the_whole_machine() -> None:

@@ -544,3 +544,19 @@ def test_a_second_attempt_computes_its_prompt_where_no_prefill_node_takes_it(is_
     effects = flow.on_output(D1, output(THIRD, 0, 10))
     assert emitted(effects) == [10]
     assert aborts(effects) == {(D0, FIRST)}
+
+
+def test_an_attempt_that_is_begun_again_still_asks_one_node_when_that_computes_its_prompt() -> None:
+    flow = reserving()
+    flow.on_node_suspected(D0)
+    flow.on_no_choice(Overloaded("all are full"))
+    flow.on_waited()
+    flow.on_choice(D1, P0, "another node", 11.0)
+    flow.on_node_suspected(P0)
+    flow.on_reserve_reply(D1, THIRD, TICKET, 11.0)
+    fourth = AttemptId("req", 4)
+    effects = flow.on_choice(D1, None, "no prefill node is left", 12.0)
+    reserve = next(one for one in effects if isinstance(one, SendReserve))
+    assert (reserve.node, reserve.request.id) == (D1, fourth)
+    effects = flow.on_reserve_reply(D1, fourth, Overloaded("full"), 12.0)
+    assert effects == [LegClosed(D1, has_prompt=True), Wait(WAIT_S)]
