@@ -160,6 +160,16 @@ def test_the_first_arrival_of_an_index_counts() -> None:
     assert chunk.of_prompt is None, "they are token 0's"
 
 
+def test_what_is_said_of_the_prompt_comes_with_token_0_once() -> None:
+    ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
+    first = ledger.push(node_output(ID, 0, (1,), compute_s=3.0), 0)
+    assert first is not None
+    assert first.of_prompt == PromptResult(queue_s=0.0, compute_s=3.0)
+    again = ledger.push(node_output(ID, 0, (1, 2), compute_s=4.0), 0)
+    assert again is not None
+    assert (again.first_index, again.token_ids, again.of_prompt) == (1, (2,), None)
+
+
 def test_a_new_attempt_goes_on_behind_what_was_emitted() -> None:
     ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
     ledger.push(node_output(ID, 0, (1, 2), num_drafted=3, num_accepted=1), 0)
