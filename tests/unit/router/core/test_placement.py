@@ -16,6 +16,7 @@ from placement.store import LiveNode
 from router.core.effects import Choose
 from router.core.known.node_view import NodeView
 from router.core.known.roster import Roster
+from router.core.known.sessions import Placed
 from router.core.membership import Membership
 from router.core.placement import Chooser, ChosenNodes, Placer
 from router.core.policies import POLICIES
@@ -142,6 +143,24 @@ def test_a_new_answer_goes_wherever_there_is_most_room() -> None:
     assert (names(chosen), chosen.layout) == (("d0", None), "new")
     chosen, _ = chooser.choose(Roster(nodes), query(), Choose(None, NOBODY, "f"), 0.0)
     assert (names(chosen), chosen.layout) == (("d1", None), "f")
+
+
+def test_a_session_stays_where_it_was_placed_and_other_requests_are_none() -> None:
+    chooser = Chooser("least_loaded", 600.0, 0)
+    in_session = query()
+    in_session.session = b"a"
+    nodes = [node("d0", num_requests=1), node("d1"), prefill("p0")]
+    chosen = {
+        "first": chooser.choose(Roster(nodes), in_session, Choose(None, NOBODY), 0.0),
+        "other": chooser.choose(Roster(nodes), query(), Choose(None, NOBODY), 0.0),
+    }
+    assert [placed for _, placed in chosen.values()] == [Placed.NEW, None]
+    assert chooser.num_sessions == 1
+    nodes[1] = node("d1", num_requests=1)
+    later, placed = chooser.choose(Roster(nodes), in_session, Choose(None, NOBODY), 1.0)
+    assert (names(later), placed) == (("d1", "p0"), Placed.KEPT)
+    other, _ = chooser.choose(Roster(nodes), query(), Choose(None, NOBODY), 1.0)
+    assert names(other) == ("d0", "p0")
 
 
 def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:
