@@ -238,6 +238,17 @@ def test_all_others_are_tried_before_a_request_is_refused(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_that_was_refused_goes_to_any_of_the_others(policy: str) -> None:
+    """Not to the first of them: many requests may be refused at the same time."""
+    roster, placer = Roster([*decoders(), *prefillers()]), Placer(policy)
+    chosen = Counter(
+        names(placer.choose(roster, query(first=20 * n), {me("d007")})) for n in range(100)
+    )
+    assert "d007" not in {decode for decode, _ in chosen}
+    assert len({decode for decode, _ in chosen}) > 25
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_last_node_that_was_not_tried_is_found(policy: str) -> None:
     roster = Roster([*decoders(), *prefillers()])
     for last in range(0, NUM_NODES, 9):
