@@ -167,6 +167,7 @@ class Node(SimulatedNode):
             has_grammars=True,
             hand_over=HandOver(scheduler.prefix_transfers) if world.hands_over else None,
         )
+        flow.attempts.keep_ended()
         self.clock = ProcessClock(world.clock)
         timeline: Any = self.clock
         steps: Any = (_StepsBeside if world.is_async else _StepsHere)(self, self.clock)
@@ -239,7 +240,8 @@ class Node(SimulatedNode):
         return is_busy
 
     def check_empty(self) -> None:
-        """All blocks are free or cached, all books are empty, and nothing of KV is on its way."""
+        """All blocks are free or cached, all books are empty, nothing of KV is on its way, and of
+        each attempt it is known how it ended."""
         check_idle(self.scheduler)
         flow, connector = self.flow, self.connector
         held = {
@@ -254,6 +256,8 @@ class Node(SimulatedNode):
             "landings in quarantine": len(connector.quarantined),
         }
         assert not any(held.values()), f"{self.me} still holds {held}"
+        unexplained = [one.id for one in flow.attempts.take_ended() if not one.outcome]
+        assert not unexplained, f"{self.me} does not say how {unexplained} ended"
 
     # Called by the loop and the effects.
 

@@ -64,8 +64,6 @@ def test_a_prompt_that_is_handed_off() -> None:
 @pytest.mark.parametrize("size", [NodeSize(budget=6), NodeSize()])
 def test_chunks_are_the_steps_of_a_prompt_on_the_node_that_computes_it(size: NodeSize) -> None:
     world = World(prefill=size)
-    for node in world.nodes.values():
-        node.flow.attempts.keep_ended()
     world.ask(12, max_tokens=5, ignore_eos=True)
     world.settle()
     ended = {

@@ -38,11 +38,11 @@ def test_a_prefill_node_computes_only_what_is_new() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
     before = world.p.num_computed()
-    world.p.flow.attempts.keep_ended()
     asked = next_turn(world, prompt)
+    world.settle()
+    (ended,) = world.p.flow.attempts.take_ended()
     assert_finished(world, asked)
     assert world.p.pulls() == {"landed": 1}
-    (ended,) = world.p.flow.attempts.take_ended()
     assert (ended.num_pulled_tokens, ended.sequence.num_cached_tokens) == (16, 24)
     num_cached = (9 + 16 - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert world.p.num_computed() - before == len(prompt) - num_cached
