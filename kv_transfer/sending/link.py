@@ -16,6 +16,7 @@ from kv_transfer.sending.channels import (
 )
 from kv_transfer.sending.effects import SayHello, SenderEffect, SendToPeer
 from kv_transfer.sending.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
+from kv_transfer.sending.shared_window import SharedWindow
 from kv_transfer.sending.transfer import Transfer, Turns
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.shared.chunks import LayerChunk
@@ -37,24 +38,6 @@ from kv_transfer.shared.limits import (
 from kv_transfer.wire.frames import Abort, LeaseFrame, Ping, Welcome
 
 RECONNECT_AFTER_S = 0.05
-
-
-class SharedWindow:
-    """The bytes that all links of a sender have in flight together, and each link's part of them.
-
-    Each link may have as much in flight as is left for all (a dynamic threshold, as in the shared
-    buffers of network switches). One link alone uses its whole window. Links that do not
-    acknowledge hold what they took, and a part of the rest is left for others. Two frames per link
-    do not count: however many peers are slow, another one keeps its frames coming.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.in_flight_bytes = 0
-
-    def has_room(self, own_bytes: int, num_bytes: int) -> bool:
-        """Return whether a link with `own_bytes` in flight may add `num_bytes`."""
-        return own_bytes + num_bytes <= self._most_bytes - self.in_flight_bytes
 
 
 class Link:

@@ -17,8 +17,9 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from kv_transfer.sending.channels import Channel
 from kv_transfer.sending.effects import SendChunk, SenderEffect, SendToPeer, asking_for_credit
-from kv_transfer.sending.link import Link, SharedWindow
+from kv_transfer.sending.link import Link
 from kv_transfer.sending.link_rates import RateMeter, UsualRates
+from kv_transfer.sending.shared_window import SharedWindow
 from kv_transfer.sending.transfer import Transfer
 from kv_transfer.shared.deadlines import Deadlines
 from kv_transfer.shared.effects import Peer
