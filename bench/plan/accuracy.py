@@ -60,7 +60,7 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
 from common.settings.config import Config, EngineConfig, ModelConfig
 from common.settings.tracing_config import TracingConfig
-from engine.runner.control_group import num_cores
+from common.control_group import num_cores
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.configuration.flags import UP_DEFAULTS
 from pdserve.planning.search import Fleet

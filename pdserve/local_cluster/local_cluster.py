@@ -25,7 +25,7 @@ from common.errors import PdserveError
 from common.ids import Incarnation
 from common.observing.clock import Clock, MonotonicClock
 from common.settings.config import Config
-from engine.runner.control_group import num_cores
+from common.control_group import num_cores
 from engine.runner.memory_meter import HostMeter
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.commands.answer_stream import printable

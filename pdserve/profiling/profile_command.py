@@ -26,7 +26,7 @@ from common.measured_profile import (
 from common.settings.config import Config
 from common.version import VERSION
 from engine.core.step.step_batch import StepBatch
-from engine.runner.control_group import num_cores
+from common.control_group import num_cores
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
