@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 
-from common.errors import ConfigError
 from common.control_group import num_cores
+from common.errors import ConfigError
 
 _spec = importlib.util.find_spec("paddle")
 _WITHOUT_CUDA = re.compile(r"^cuda_version\s*=\s*'False'", re.MULTILINE)

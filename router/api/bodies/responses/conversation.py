@@ -174,7 +174,8 @@ def _content(content: Any, field: str) -> Any:
             parts.append({"type": "text", "text": part.get("text")})
         elif not isinstance(part, Mapping):
             raise InvalidRequest(
-                f'{field}.{index} is not a content part: wanted {{"type": "input_text", "text": …}}',
+                f"{field}.{index} is not a content part: wanted "
+                '{"type": "input_text", "text": …}',
                 param=f"{field}.{index}",
             )
         else:
