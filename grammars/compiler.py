@@ -25,7 +25,7 @@ from common.files.tokenizer_files import within_vocabulary
 from common.grammar import Grammar, GrammarKind
 from common.observing.histogram import Histogram, HistogramView
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
-from grammars.endless_rules import endless_rules
+from grammars.endless.endless_rules import endless_rules
 from grammars.heap import allocated_bytes
 from grammars.kept import KeptGrammars
 from grammars.own_stack import on_own_stack
