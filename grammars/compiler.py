@@ -46,6 +46,9 @@ _DEAD_END = "NoExtensionBias"
 _NO_VALUES = "Unsatisfiable schema: anyOf is empty"
 """How it says that a schema is one without values, as `endless` writes them."""
 _NO_TEXT = "no text follows it"
+_ONE_OF = "oneOf constraints are not supported"
+"""How it says that choices may share a value; what it adds is about options that clients lack."""
+_SHARING = "the choices of oneOf are not known to exclude each other: wanted anyOf"
 _BEYOND_LIMITS = re.compile(
     r"[0-9]+ items; max is|[Tt]oo many (items|states|expressions)|fuel exhausted"
 )
@@ -390,4 +393,6 @@ def _problem(matcher: LLMatcher) -> str:
     text = _PLACE_OF_JSON.sub("", text)
     if text.startswith(_NO_VALUES):
         return _NO_TEXT
+    if text.startswith(_ONE_OF):
+        return _SHARING
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"

@@ -133,7 +133,7 @@ def test_they_are_followed(
 def test_the_work_grows_with_the_length_of_what_is_listed() -> None:
     def look(length: int) -> None:
         names = [str(number) for number in range(length)]
-        known = {name: True for name in names}
+        known = dict.fromkeys(names, True)
         with_any_of({"oneOf": [{"enum": [name + kind for name in names]} for kind in "xy"]})
         with_any_of({"oneOf": [{"properties": known, "required": names}] * 2})
 
