@@ -196,7 +196,7 @@ async def test_a_bound_of_as_many_digits_as_json_may_have(bound: str) -> None:
     tool["function"]["strict"] = True
     param, message = await refused(edge, ASKED | {"tools": [tool]})
     assert param == "tools.0.function.parameters"
-    assert f"{str(longest)[:40]}… at #/properties/a/{bound}: wanted at most" in message
+    assert f"{str(longest)[:40]}… at #/properties/a/{bound}: wanted one from" in message
 
 
 async def test_the_grammar_goes_with_the_request() -> None:
