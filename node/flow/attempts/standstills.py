@@ -25,7 +25,7 @@ class Standstills:
         self._usual_s = 0.0
         self._seen_at_s: float | None = None
         self._kept: deque[tuple[float, float]] = deque(maxlen=_MOST_KEPT)
-        """When each was over, and how many seconds of it are left out."""
+        """The end of each standstill, and the seconds of it that are left out."""
 
     def look(self, now_s: float, *, is_busy: bool) -> None:
         """Take the end of a turn, and of an idle time; `is_busy`: another turn begins at once."""
