@@ -12,6 +12,7 @@ errors            the typed errors, each with a stable code
 version           the version of this package
 addresses         host:port, and what is loopback
 child_process     how a process starts another, which never outlives it
+control_group     what a container's limits leave of memory and cores
 long_lived        what lives as long as the process is excluded from garbage collection
 model_names       the models that are known by name, and names of a served one
 kv/               the KV cache in numbers

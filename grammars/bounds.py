@@ -15,7 +15,9 @@ from grammars.numbers.exact_numbers import (
     GREATEST_INTEGER,
     LEAST_INTEGER,
     MAX_EXACT,
+    MAX_OPEN,
     inexact_numbers,
+    open_bounds,
 )
 from grammars.places import NAMED_PARTS, escaped
 from grammars.schema_walk import DATA
@@ -34,10 +36,9 @@ MAX_EMBEDDED = 256
 """JSON schemas within one Lark grammar; a tool's arguments are one."""
 
 _MAX_DIGITS = 40
-_WANTED_NUMBER = (
-    f"at most {MAX_EXACT}, up or down, or one that a 64-bit float holds, from {LEAST_INTEGER} to "
-    f"{GREATEST_INTEGER}"
-)
+_WANTED_NUMBER = f"one from {LEAST_INTEGER} to {GREATEST_INTEGER}"
+_WANTED_EXACT = f"at most {MAX_EXACT}, up or down, or one that a 64-bit float holds"
+_WANTED_NEIGHBOUR = f"{_WANTED_EXACT} together with the integer next to it"
 
 _JSON = re.compile(r"%json\s*")
 
@@ -147,7 +148,12 @@ def beyond_bounds(schema: Mapping[str, Any], *, has_numbers: bool = True) -> Ite
             yield Beyond("allOf", f"{num_patterns} patterns", wanted, "/allOf")
     for place, number in inexact_numbers(schema) if has_numbers else ():
         what = f"the number {_shown(number)}"
-        yield Beyond(place.partition("/")[0], what, _WANTED_NUMBER, f"/{place}")
+        yield Beyond(place.partition("/")[0], what, _wanted(place, number), f"/{place}")
+    for keyword, bound, missing in open_bounds(schema) if has_numbers else ():
+        what = f"the number {_shown(bound)}"
+        yield Beyond(
+            keyword, what, f"less than {MAX_OPEN}, up or down, or a `{missing}` too", f"/{keyword}"
+        )
 
 
 def _num_optional(schema: Mapping[str, Any]) -> int:
@@ -169,6 +175,13 @@ def _has_many_remainders(multiple: object) -> bool:
     assert isinstance(exponent, int)
     scaled = int("".join(map(str, digits))) * 10 ** max(0, exponent)
     return scaled > MAX_MULTIPLE and digits != (1,)
+
+
+def _wanted(place: str, number: int | float) -> str:
+    """Return what is wanted in place of a number that is not held as it is."""
+    if not LEAST_INTEGER <= number <= GREATEST_INTEGER:
+        return _WANTED_NUMBER
+    return _WANTED_NEIGHBOUR if place.startswith("exclusive") else _WANTED_EXACT
 
 
 def _shown(number: int | float) -> str:

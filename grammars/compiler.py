@@ -25,6 +25,7 @@ from common.files.tokenizer_files import within_vocabulary
 from common.grammar import Grammar, GrammarKind
 from common.observing.histogram import Histogram, HistogramView
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
+from grammars.endless.endless_rules import endless_rules
 from grammars.heap import allocated_bytes
 from grammars.kept import KeptGrammars
 from grammars.own_stack import on_own_stack
@@ -38,11 +39,16 @@ STACK_BYTES = 32 << 20
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Bounds of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
+_MOST_NAMED = 8
+"""Rules that a problem names."""
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
 _NO_VALUES = "Unsatisfiable schema: anyOf is empty"
 """How it says that a schema is one without values, as `endless` writes them."""
 _NO_TEXT = "no text follows it"
+_ONE_OF = "oneOf constraints are not supported"
+"""How it says that choices may share a value; what it adds is about options that clients lack."""
+_SHARING = "the choices of oneOf are not known to exclude each other: wanted anyOf"
 _BEYOND_LIMITS = re.compile(
     r"[0-9]+ items; max is|[Tt]oo many (items|states|expressions)|fuel exhausted"
 )
@@ -304,6 +310,8 @@ class GrammarCompiler:
         lark = as_lark(grammar, "start")
         matcher = self.compile_text(lark, LIMITS)
         problem = _problem(matcher)
+        if grammar.kind is GrammarKind.LARK and _may_be_endless(problem):
+            problem = _endless(grammar.text) or problem
         if problem:
             if grammar.kind is GrammarKind.JSON_SCHEMA:
                 place = place_of(schema_of(grammar), self._trials(lark, problem))
@@ -349,6 +357,21 @@ def is_beyond_limits(problem: str) -> bool:
     return bool(_BEYOND_LIMITS.search(problem))
 
 
+def _may_be_endless(problem: str) -> bool:
+    """Return whether a grammar with this `problem`, or with none, was read without an error."""
+    return not problem or problem == _NO_TEXT or is_beyond_limits(problem)
+
+
+def _endless(lark: str) -> str:
+    """Return which rules of a grammar never end; "" where each can."""
+    names = endless_rules(lark)
+    if not names:
+        return ""
+    told = ", ".join([*names[:_MOST_NAMED], "…"] if len(names) > _MOST_NAMED else names)
+    kind, verb = ("rule", "has") if len(names) == 1 else ("rules", "have")
+    return f"the {kind} {told[:_MAX_PROBLEM_CHARS]} {verb} no text with an end"
+
+
 def _problem(matcher: LLMatcher) -> str:
     """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
     if not matcher.is_error():
@@ -370,4 +393,6 @@ def _problem(matcher: LLMatcher) -> str:
     text = _PLACE_OF_JSON.sub("", text)
     if text.startswith(_NO_VALUES):
         return _NO_TEXT
+    if text.startswith(_ONE_OF):
+        return _SHARING
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
@@ -153,10 +154,11 @@ def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         codes = {404: "not_found", 405: "method_not_allowed"}
-        where = f"{request.method} {request.scope['path']}"
+        path = request.scope["path"]
+        meant = _meant_path(path, app) if error.status_code == 404 else ""
         wrong = ApiError(
             error.status_code,
-            f"{where}: {error.detail}",
+            f"{request.method} {path}: {error.detail}{meant and f': wanted {meant}'}",
             code=codes.get(error.status_code, "http_error"),
             headers=dict(error.headers or {}),
         )
@@ -170,6 +172,13 @@ def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
         return _error_response(error, request.scope)
 
     app.add_middleware(_LastResort)
+
+
+def _meant_path(path: str, app: FastAPI) -> str:
+    """Return the path that a client with another base URL meant; "" where there is none."""
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    likely = f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")
+    return next((one for one in likely if one in paths and one != "/"), "")
 
 
 def _error_response(error: ApiError, scope: Scope) -> Response:

@@ -55,12 +55,12 @@ from bench.plan.recorded_steps import read_steps, timed_steps
 from bench.plan.stages import RealStages, Run, planned_cpu_s, planned_stages, stages_of
 from bench.running_cluster import Load, RunningCluster, started_cluster
 from bench.serving import WARM_UP, Times, replay
+from common.control_group import num_cores
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
 from common.settings.config import Config, EngineConfig, ModelConfig
 from common.settings.tracing_config import TracingConfig
-from engine.runner.control_group import num_cores
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.configuration.flags import UP_DEFAULTS
 from pdserve.planning.search import Fleet

@@ -25,7 +25,6 @@ The rooms, from the top down; imports go down only:
     flat_batch     a planned step as flat arrays
     memory_meter   how much memory there is, and how much of it was taken
     paddle_import  Paddle, imported once and in the right environment
-    control_group  what a container's limits leave of memory and cores
 
 `start.load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file
 imports nothing, because the environment of Paddle's math libraries is set before Paddle is

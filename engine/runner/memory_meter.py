@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Protocol
 
+from common.control_group import group_limit_bytes
 from common.kv.memory_plan import DeviceMemory
-from engine.runner.control_group import group_limit_bytes
 
 SHARE_OF_ITS_OWN = 0.9
 """Share of memory that nobody else uses: a GPU's, or that of a container with a limit."""

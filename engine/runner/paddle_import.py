@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 
+from common.control_group import num_cores
 from common.errors import ConfigError
-from engine.runner.control_group import num_cores
 
 _spec = importlib.util.find_spec("paddle")
 _WITHOUT_CUDA = re.compile(r"^cuda_version\s*=\s*'False'", re.MULTILINE)

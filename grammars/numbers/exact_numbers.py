@@ -19,11 +19,15 @@ LEAST_INTEGER = 513 - 2**63
 """Least integer of 64 bits that a schema may have. Those below are -2**63 as floating-point
 numbers, and the compiler's recursion has no end."""
 GREATEST_INTEGER = 2**63 - 1
+MAX_OPEN = 10**18
+"""A minimum without a maximum is less than this, and a maximum without a minimum more than its
+negative: the compiler has ranges up to the next power of ten, in 64 bits."""
 _MAX_STEPPED = 2**64
 """Largest bound that is replaced; beyond it no integer is held."""
 _NUMBERS = ("integer", "number")
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
 """What lies between a bound and the first integer that it allows."""
+_EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 
 
 def inexact_numbers(part: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
@@ -41,6 +45,23 @@ def inexact_numbers(part: Mapping[str, Any]) -> Iterator[tuple[str, int | float]
             yield from _inexact_values(part[keyword], keyword, are_integers="integer" in kinds)
 
 
+def open_bounds(part: Mapping[str, Any]) -> Iterator[tuple[str, int | float, str]]:
+    """Yield the keyword, the value and the missing other keyword of each bound of `MAX_OPEN`.
+
+    Bounds that are not held as they are do not count.
+    """
+    kinds = _kinds(part)
+    for side, other, sign in (("minimum", "maximum", 1), ("maximum", "minimum", -1)):
+        if any(_is_number(part.get(keyword)) for keyword in (other, _EXCLUSIVE[other])):
+            continue
+        for keyword in (side, _EXCLUSIVE[side]):
+            bound = part.get(keyword)
+            if not _is_number(bound) or not kinds or not bound * sign >= MAX_OPEN:
+                continue
+            if _is_exact_bound(bound, _BOUNDS[keyword], kinds):
+                yield keyword, bound, other
+
+
 def with_whole_bounds(part: dict[str, Any]) -> None:
     """Replace large exclusive bounds of integers by the inclusive ones that say the same.
 
@@ -49,7 +70,7 @@ def with_whole_bounds(part: dict[str, Any]) -> None:
     kinds = _kinds(part)
     if "integer" not in kinds or "number" in kinds:
         return
-    for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+    for inclusive, exclusive in _EXCLUSIVE.items():
         bound, other = part.get(exclusive), part.get(inclusive)
         if not _is_number(bound) or not MAX_EXACT <= abs(bound) <= _MAX_STEPPED:
             continue

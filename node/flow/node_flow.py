@@ -208,7 +208,7 @@ class NodeFlow:
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
         pulled = self.pulls.begin_waiting(now_s) if self.pulls.wait_for_room else []
         step = self.scheduler.plan()
-        self._shedding.on_step(now_s, self.scheduler.waiting)
+        self._shedding.on_step(now_s, self.scheduler.waiting, runs=bool(step.batch))
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
         if step.swap_copies:

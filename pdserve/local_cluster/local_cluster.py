@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TextIO
 
 from common.child_process import module_command, module_environment
+from common.control_group import num_cores
 from common.errors import PdserveError
 from common.ids import Incarnation
 from common.observing.clock import Clock, MonotonicClock
 from common.settings.config import Config
-from engine.runner.control_group import num_cores
 from engine.runner.memory_meter import HostMeter
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.commands.answer_stream import printable

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from common.control_group import num_cores
 from common.errors import ConfigError, PdserveError
 from common.files.cache_folder import cache_root, full_path
 from common.kv.kv_layout import KVLayout
@@ -26,7 +27,6 @@ from common.measured_profile import (
 from common.settings.config import Config
 from common.version import VERSION
 from engine.core.step.step_batch import StepBatch
-from engine.runner.control_group import num_cores
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation

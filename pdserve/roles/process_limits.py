@@ -6,10 +6,10 @@ gRPC and the tokenizer end a process by a signal where they get no thread or no 
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import threading
 
+from common.control_group import num_visible_cores
 from common.errors import ConfigError
 
 log = logging.getLogger("pdserve")
@@ -23,7 +23,7 @@ def require_threads() -> None:
 
     They are begun and ended: what limits them, and how many others count, is the system's.
     """
-    wanted = THREADS + len(os.sched_getaffinity(0))
+    wanted = THREADS + num_visible_cores()
     is_over = threading.Event()
     begun: list[threading.Thread] = []
     try:

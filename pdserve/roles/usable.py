@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from common.control_group import num_visible_cores
 from common.errors import ConfigError
 from common.files.cache_folder import cache_root, full_path
 from common.files.trusted_folder import why_untrusted
@@ -51,6 +52,11 @@ def _size_problems(config: Config, num_nodes: int, memory: DeviceMemory) -> Iter
         sizes["kv_cache_memory"] = engine.kv_cache_memory
     asked = {name: size for name, size in sizes.items() if size}
     taken = sum(asked.values()) * num_nodes
+    if engine.num_threads > num_visible_cores() and not engine.gpus:
+        yield (
+            f"num_threads is {engine.num_threads}: wanted 0 to {num_visible_cores()}, the cores on "
+            "which a node may run"
+        )
     if taken > memory.total_bytes:
         are = " and ".join(f"{name} {_size(size)}" for name, size in asked.items())
         yield (

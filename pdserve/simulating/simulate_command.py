@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from common.control_group import num_cores
 from common.errors import ConfigError
 from common.observing.clock import Clock, MonotonicClock
 from common.recording.file import is_recording
-from engine.runner.control_group import num_cores
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.configuration.option_values import count_from_text
 from pdserve.simulating.on_all_cores import wrong_histories_in_processes

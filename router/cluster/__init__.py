@@ -1,7 +1,7 @@
 """The cluster for its users and operators.
 
 view            readiness, /v1/cluster, and what the live page reads
-troubles        nodes that are missing, not listed, or whose KV no node can take
+troubles        nodes that are not listed, or whose KV no node can take
 role_keeper     which router gives nodes other roles, and how
 cluster_routes  `/ready`, `/v1/cluster` and `/v1/scaling`
 shapes          what these endpoints take and answer, for /openapi.json

@@ -1,43 +1,15 @@
-"""Warnings about a cluster: nodes that are missing, or whose KV no node can take."""
+"""Warnings about a cluster: nodes without a lease, or whose KV no node can take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from common.nodes import NodeRecord, Role
-from router.core.known.node_view import NodeView
 from router.core.membership import Membership
+from router.dispatch.missing_nodes import counted
 
 MAX_WARNINGS = 8
 MAX_NAMED = 8
-
-
-def what_is_missing(
-    heard: Sequence[NodeView], membership: Membership, *, model: str, others: Sequence[str]
-) -> str:
-    """Return why no node can finish an answer, with what is heard and what the store lists.
-
-    `others`: the models of listed nodes that do not serve this router's `model`.
-    """
-    finishers = [node for node in heard if node.record.role is not Role.PREFILL]
-    if finishers:
-        return "every decode or mixed node is draining"
-    facts = ["no decode or mixed node is heard"]
-    if heard:
-        facts.append(_counted(len(heard), "prefill node is", "prefill nodes are"))
-    if membership.is_store_away:
-        facts.append("the placement store is away")
-    elif membership.num_listed:
-        nodes = _counted(membership.num_listed, "node", "nodes")
-        facts.append(f"the placement store lists {nodes} of this model")
-    elif membership.num_other_versions:
-        nodes = _counted(membership.num_other_versions, "node", "nodes")
-        facts.append(f"the placement store lists {nodes} of another protocol version")
-    elif not others:
-        facts.append("the placement store lists none")
-    if others:
-        facts.append(f"nodes serve {', '.join(others)}, this router {model}")
-    return ", ".join(facts)
 
 
 def unlisted_nodes(membership: Membership) -> list[str]:
@@ -47,7 +19,7 @@ def unlisted_nodes(membership: Membership) -> list[str]:
         return []
     named = ", ".join(str(node) for node in unlisted[:MAX_NAMED])
     more = f" and {len(unlisted) - MAX_NAMED} more" if len(unlisted) > MAX_NAMED else ""
-    heard = _counted(len(unlisted), "node is heard", "nodes are heard")
+    heard = counted(len(unlisted), "node is heard", "nodes are heard")
     return [f"{heard} that the placement store does not list ({named}{more}): it takes no leases"]
 
 
@@ -81,7 +53,3 @@ def _those_of(decoders: Sequence[NodeRecord]) -> str:
         f"{record.node_id} ({described(record)})"
         for record in list(by_layout.values())[::-1][:MAX_WARNINGS]
     )
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

@@ -13,11 +13,12 @@ from common.nodes import NodeRecord
 from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from router.cluster.shapes import PlacementFacts, ScrapeTarget
-from router.cluster.troubles import unlisted_nodes, unpaired_prefill_nodes, what_is_missing
+from router.cluster.troubles import unlisted_nodes, unpaired_prefill_nodes
 from router.core.known.node_view import NodeView
 from router.core.known.pair_health import Pair
 from router.core.known.roster import Roster
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.missing_nodes import what_is_missing
 from router.live.reading import Reading, live_requests
 from router.watch.recent_placements import RecentPlacement
 from router.watch.scaling_report import ScalingAnswer
@@ -55,12 +56,7 @@ class DispatcherView:
         if self.max_model_len() is not None:
             return ""
         pool = self._dispatcher.pool
-        return what_is_missing(
-            pool.nodes(),
-            pool.membership,
-            model=self._dispatcher.model,
-            others=pool.membership.other_models,
-        )
+        return what_is_missing(pool.nodes(), pool.membership)
 
     def warnings(self) -> list[str]:
         """Return a sentence for each prefill node without a partner, and one for missing leases."""

@@ -58,7 +58,7 @@ class Membership:
     """
 
     def __init__(self, *, model: str, lease_s: float) -> None:
-        self._model = model
+        self.model = model
         self._lease_s = lease_s
         self._members: dict[Incarnation, Member] = {}
         self._is_store_away = False
@@ -84,12 +84,12 @@ class Membership:
     @property
     def other_models(self) -> list[str]:
         """The models of the nodes that are left out, ordered."""
-        return sorted({one.model for one in self._left_out.values() if one.model != self._model})
+        return sorted({one.model for one in self._left_out.values() if one.model != self.model})
 
     @property
     def num_other_versions(self) -> int:
         """The nodes of this model that are left out, because of the protocol that they speak."""
-        return sum(one.model == self._model for one in self._left_out.values())
+        return sum(one.model == self.model for one in self._left_out.values())
 
     @property
     def is_store_away(self) -> bool:
@@ -323,7 +323,7 @@ class Membership:
         effects: list[MembershipEffect] = []
         for node in nodes:
             record = node.record
-            is_of_model, is_router = record.model == self._model, record.role is Role.ROUTER
+            is_of_model, is_router = record.model == self.model, record.role is Role.ROUTER
             if is_of_model and can_speak(record.protocol):
                 if not is_router and len(usable) < MAX_NODES:
                     usable[record.incarnation] = node
@@ -335,8 +335,8 @@ class Membership:
         return usable, effects
 
     def _why_left_out(self, record: NodeRecord) -> str:
-        if record.model != self._model:
-            return f"it serves {record.model}, not {self._model}"
+        if record.model != self.model:
+            return f"it serves {record.model}, not {self.model}"
         versions = f"{record.protocol}, this router's {PROTOCOL_VERSION}"
         return f"its protocol version is {versions}"
 

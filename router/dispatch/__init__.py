@@ -4,6 +4,7 @@ dispatcher          starts, feeds and ends the flows
 flow_calls          what a flow asks for: nodes of the chooser, work of nodes, records
 running_choice      one choice in progress, with its timers
 node_pool           the nodes of the cluster: membership, and one client per member
+missing_nodes       why no node can finish an answer
 client/             the router's end of one node
 liveness/           whether a node lives, and gets what it is sent
 handoff_watch       which handoffs work, as outputs show: for placement, metrics and the log

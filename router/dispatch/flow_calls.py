@@ -14,9 +14,11 @@ from protos import pdserve_node_pb2 as pb
 from router.core.counted_legs import CountedEffect, count_legs
 from router.core.effects import Choose, Effect, PlaceRecord, SendAbort, SendPrefill, SendReserve
 from router.core.placement import Chooser
+from router.core.policies.query import NoneStays
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.client.node_calls import NodeCalls
 from router.dispatch.client.stream_calls import Caller
+from router.dispatch.missing_nodes import what_is_missing
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.running_choice import RunningChoice
@@ -65,6 +67,9 @@ class FlowCalls:
         choice.trace.on_choosing(flow.attempt, now_s, is_reserved=is_reserved, failure=flow.failure)
         try:
             chosen, placed = self._chooser.choose(nodes, query, effect, now_s)
+        except NoneStays as none_left:
+            missing = what_is_missing(nodes, self._pool.membership)
+            return flow.on_no_choice(NoneStays(missing, retry_after_s=none_left.retry_after_s))
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
         if placed is not None:

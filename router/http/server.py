@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,8 @@ from http_serving.abort_connection import abort_connection
 from http_serving.bounded_connections import ConnectionLimits, Refused
 from http_serving.certificate import Certificate
 from http_serving.server import Server, bind, make_server
+
+log = logging.getLogger("pdserve.router")
 
 BACKLOG = 2048
 GRACE_S = 3.0
@@ -107,6 +110,7 @@ async def _drain(
     timeout_s: float,
 ) -> None:
     """Stop accepting; return when the running requests have ended, or at a stop."""
+    log.info("draining: running requests have %g s to finish", timeout_s)
     await server.stop_accepting(listener)
     await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
     server.end_within_s = timeout_s
@@ -114,6 +118,8 @@ async def _drain(
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
         server.cancel_requests()
+    elif not server.force_exit:
+        log.info("drained: nothing is left")
 
 
 def _closing(app: ASGIApp, drain: asyncio.Event) -> ASGIApp:

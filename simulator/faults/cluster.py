@@ -33,7 +33,7 @@ from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.kinds import BREAKING, CHANGES, DRAINS, LOSES_TIME, FaultKind
+from simulator.faults.kinds import BREAKING, CHANGES, DRAINS, FaultKind
 from simulator.faults.kv.wires import KVWires
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
@@ -367,10 +367,7 @@ class FaultyCluster:
         began_s = max(asked.at_s, self._faults_end_s)
         enough_s = max(ENOUGH_S, ENOUGH_STEPS * self.history.shape.step_s)
         has_time = asked.at_s + asked.deadline_s > began_s + enough_s
-        is_late = outcome == DeadlineExceeded.code
-        # A node that has lost time refuses for a while what it takes for late after that.
-        if not any(fault.kind in LOSES_TIME for fault in self.history.faults):
-            is_late |= outcome == DeadlineUnreachable.code
+        is_late = outcome in (DeadlineExceeded.code, DeadlineUnreachable.code)
         num_wanted = tokens_wanted(asked, len(request.answered.tokens))
         can_decode = any(
             node.role is not Role.PREFILL and longest_of(self.history.shape, name) >= num_wanted

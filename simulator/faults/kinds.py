@@ -76,8 +76,6 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
 }
 OF_STEPS = (FaultKind.STEP, FaultKind.HANG)
 """The kinds that happen in the steps of a node."""
-LOSES_TIME = (FaultKind.FREEZE, FaultKind.HANG, FaultKind.CLOCK)
-"""The kinds after which a node has measured a time in which it did nothing."""
 BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
 """The kinds that end connections."""
 BETWEEN_TWO = (FaultKind.PARTITION, *BREAKS)

@@ -22,7 +22,7 @@ from grammars.bounds import (
     MAX_PATTERNS,
 )
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
-from grammars.numbers.exact_numbers import GREATEST_INTEGER, LEAST_INTEGER, MAX_EXACT
+from grammars.numbers.exact_numbers import GREATEST_INTEGER, LEAST_INTEGER, MAX_EXACT, MAX_OPEN
 from grammars.trying import queue
 from grammars.trying.server import MAX_TRIAL_S
 from grammars.trying.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
@@ -172,6 +172,9 @@ ROUTER = {
     "integers in a schema": (
         f"{MAX_EXACT}, up or down; beyond that those that a 64-bit float holds, from "
         f"{LEAST_INTEGER} to {GREATEST_INTEGER}"
+    ),
+    "a `minimum` in a schema without a `maximum`, and the other way round": (
+        f"less than {MAX_OPEN}, up or down"
     ),
     "parts of tools' schemas that are tried, to find what cannot be enforced": (
         f"{MAX_TRIES}, {size(MAX_TRIED_CHARS)} of JSON"

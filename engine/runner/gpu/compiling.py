@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common.child_process import module_command, module_environment
+from common.control_group import num_cores
 from common.files.code_cache import code_cache_folder
 from engine.runner.gpu.launcher import KernelSpec
 
@@ -47,7 +48,7 @@ def compile_together(specs: Sequence[KernelSpec], capability: int) -> None:
     stamp = use_own_cache() / f"together-{digest.hexdigest()[:32]}"
     if len(specs) <= _FEW or stamp.exists():
         return
-    count = min(_MOST_PROCESSES, os.cpu_count() or 1, len(specs))
+    count = min(_MOST_PROCESSES, num_cores(), len(specs))
     command, environment = module_command("engine.runner.gpu.compiling"), module_environment()
     processes = []
     for first in range(count):

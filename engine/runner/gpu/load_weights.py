@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from common.control_group import num_cores
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.repacking import float8_words, repacked
 from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
@@ -128,7 +128,7 @@ class _Loader:
             else:
                 self._send_groups(one)
 
-        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+        with ThreadPoolExecutor(min(_MOST_THREADS, num_cores())) as threads:
             # The largest first, so that none of them is sent alone at the end.
             largest_first = sorted(self.uploads, key=lambda one: -one.num_bytes)
             list(threads.map(send, largest_first))

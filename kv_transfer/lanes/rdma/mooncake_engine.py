@@ -28,6 +28,7 @@ import os
 from pathlib import Path
 
 from common.addresses import host_port
+from common.control_group import num_cores
 from kv_transfer.lanes.rdma.slabs import Ranges
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -61,7 +62,7 @@ class MooncakeEngine:
         _check_devices(devices)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        if len(os.sched_getaffinity(0)) < FEW_PROCESSORS:
+        if num_cores() < FEW_PROCESSORS:
             os.environ.setdefault(WORKERS, "1")
         try:
             from mooncake.engine import TransferEngine

@@ -2,7 +2,7 @@
 
 While requests wait, the tokens that leave the queue in a second are the node's throughput, whatever
 limits it: computing, blocks or seats. A measurement loses half of its weight in some seconds, so
-that the estimate follows the load.
+that the estimate follows the load. Time in which the node stood still is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from common.errors import DeadlineUnreachable
 from common.request import GenerationRequest
 from engine.core.sequences.waiting_queue import WaitingQueue
 from node.flow.attempts.attempt_table import NodeAttempt
+from node.flow.attempts.standstills import Standstills
 
 _HALF_LIFE_S = 10.0
 _LEAST_MEASURED_S = 1.0
@@ -31,12 +32,17 @@ class Shedding:
         self._num_outputs = 0.0
         self._output_tokens = 0.0
         self._output_s = 0.0
+        self._standstills = Standstills()
 
-    def on_step(self, now_s: float, waiting: WaitingQueue) -> None:
-        """Record how many tokens have left the queue since the start, and whether any remain."""
+    def on_step(self, now_s: float, waiting: WaitingQueue, *, runs: bool) -> None:
+        """Record how many tokens have left the queue since the start, and whether any remain.
+
+        `runs`: a step begins now.
+        """
+        self._standstills.look(now_s, is_busy=runs or bool(waiting))
         num_taken_tokens = waiting.num_taken_tokens
         if self._seen_at_s is not None and now_s > self._seen_at_s:
-            span_s = now_s - self._seen_at_s
+            span_s = self._standstills.span_s(self._seen_at_s, now_s)
             weight = 0.5 ** (span_s / _HALF_LIFE_S)
             taken = num_taken_tokens - self._seen_tokens
             self._taken_tokens = self._taken_tokens * weight + taken
@@ -48,8 +54,10 @@ class Shedding:
 
     def on_end(self, attempt: NodeAttempt, now_s: float) -> None:
         """Record a complete output: its length and its time."""
+        self._standstills.look(now_s, is_busy=True)
         began_at_s = attempt.landed_at_s or attempt.first_token_at_s or now_s
-        num_tokens, span_s = attempt.sequence.num_output, now_s - began_at_s
+        num_tokens = attempt.sequence.num_output
+        span_s = self._standstills.span_s(began_at_s, now_s)
         self._num_outputs = self._num_outputs * _OUTPUT_WEIGHT + 1
         self._output_tokens = self._output_tokens * _OUTPUT_WEIGHT + num_tokens
         self._output_s = self._output_s * _OUTPUT_WEIGHT + span_s

@@ -156,9 +156,13 @@ def _text(field: str, message: ChatMessage) -> str:
         raise InvalidRequest(f"{field} is missing", param=field)
     texts = []
     for index, part in enumerate(content):
+        if isinstance(part, str):  # as LiteLLM and LangChain write a history, and vLLM takes it
+            texts.append(part)
+            continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidRequest(
-                f'{field}.{index} is not a content part: wanted {{"type": "text", "text": …}}',
+                f"{field}.{index} is not a content part: wanted text or "
+                '{"type": "text", "text": …}',
                 param=f"{field}.{index}",
             )
         kind = part["type"]

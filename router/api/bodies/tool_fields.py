@@ -87,8 +87,10 @@ def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
         return None
     if not isinstance(schema, Mapping):
         raise _wrong(field, schema, "a JSON schema of an object")
-    if schema.get("type", "object") != "object":
-        raise _wrong(f"{field}.type", schema["type"], "object: arguments have names")
+    kind = schema.get("type", "object")
+    # Where it may be null too, as a schema of something optional says, a call has an object.
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise _wrong(f"{field}.type", kind, "object: arguments have names")
     check_depth(schema, MAX_SCHEMA_DEPTH, field)
     return schema or None
 

@@ -65,6 +65,14 @@ def test_gbnf_has_bounds(text: str, words: str) -> None:
     assert raised.value.param == "ebnf"
 
 
+def test_a_text_of_neither_form_is_told_both() -> None:
+    for text in ("", "hello", '?start: "a"', 'root: "a"'):
+        with pytest.raises(
+            InvalidRequest, match=r"neither `root ::=`, as in GBNF, nor .* `start:`"
+        ):
+            lark_of_gbnf(Gbnf(text, "ebnf"))
+
+
 @pytest.mark.parametrize(
     "text", ["", "root ::= (", "root ::= x", "a ::= a", "root ::= " + "(" * 5000]
 )

@@ -160,6 +160,10 @@ def _texts(content: Any, field: str) -> Any:
 
 def _text(block: Any, field: str) -> dict[str, Any]:
     """Return a block as text. Raises `InvalidRequest` for one that is none."""
+    if not isinstance(block, Mapping):
+        raise InvalidRequest(
+            f'{field} is not a content block: wanted {{"type": "text", "text": …}}', param=field
+        )
     match _kind(block):
         case "text":
             return {"type": "text", "text": block.get("text")}

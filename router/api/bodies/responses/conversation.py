@@ -172,6 +172,12 @@ def _content(content: Any, field: str) -> Any:
             parts.append(part)
         elif kind in ("input_text", "output_text", "text"):
             parts.append({"type": "text", "text": part.get("text")})
+        elif not isinstance(part, Mapping):
+            raise InvalidRequest(
+                f"{field}.{index} is not a content part: wanted "
+                '{"type": "input_text", "text": …}',
+                param=f"{field}.{index}",
+            )
         else:
             where = f"{field}.{index}.type"
             raise InvalidRequest(

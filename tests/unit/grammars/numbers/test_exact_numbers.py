@@ -55,7 +55,10 @@ def test_those_are_refused_with_their_place(number: int, compiler: GrammarCompil
         with pytest.raises(InvalidRequest, match="JSON schema has the number") as refused:
             follows_schema(compiler, schema, str(number))
         if "exclusive" not in way and way != "or null":
-            assert f" at {place}: wanted at most 9007199254740992, up or down" in str(refused.value)
+            wanted = "one from -9223372036854775295 to 9223372036854775807"
+            if -(2**63) + 513 <= number < 2**63:
+                wanted = "at most 9007199254740992, up or down, or one that a 64-bit float holds"
+            assert str(refused.value).endswith(f" at {place}: wanted {wanted}")
         assert refused.value.param == "guided_json"
         assert len(str(refused.value)) < 300
 
@@ -105,3 +108,36 @@ def test_other_numbers_mean_what_they_meant(
 ) -> None:
     assert follows_schema(compiler, schema, right)
     assert not follows_schema(compiler, schema, wrong)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["number", "null"]])
+@pytest.mark.parametrize(
+    ("keyword", "number", "missing"),
+    [
+        ("minimum", 10**18, "maximum"),
+        ("minimum", 1e18, "maximum"),
+        ("maximum", -(10**18), "minimum"),
+    ],
+)
+def test_a_large_bound_needs_one_on_the_other_side(
+    kind: Any, keyword: str, number: float, missing: str, compiler: GrammarCompiler
+) -> None:
+    schema = {"type": kind, keyword: number}
+    # What is wanted is taken.
+    taken = "9" * 18 if number > 0 else "-" + "9" * 18
+    assert follows_schema(compiler, {"type": kind, keyword: number // 10}, taken)
+    assert follows_schema(compiler, {**schema, missing: 2 * number}, str(int(number)))
+    with pytest.raises(InvalidRequest) as refused:
+        follows_schema(compiler, schema, taken)
+    wanted = f"wanted less than 1000000000000000000, up or down, or a `{missing}` too"
+    assert str(refused.value).endswith(f" at #/{keyword}: {wanted}")
+
+
+@pytest.mark.parametrize("number", [1e21, -1e21, 1e300])
+def test_a_number_beyond_64_bits_is_told_the_bounds(
+    number: float, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        follows_schema(compiler, {"type": "number", "minimum": number}, "1")
+    wanted = "wanted one from -9223372036854775295 to 9223372036854775807"
+    assert str(refused.value) == f"the JSON schema has the number {number} at #/minimum: {wanted}"

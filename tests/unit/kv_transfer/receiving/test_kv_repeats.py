@@ -348,7 +348,7 @@ def test_a_peer_that_asks_for_ever_is_given_up() -> None:
 def test_a_transfer_that_is_over_or_aborted_sends_nothing_again() -> None:
     machine = sending.ready(sending.ticket(1), sending.ticket(2))
     sending.push(machine, 1, 0)
-    machine.on_abort(1)
+    machine.on_abort(1, 0.1)
     assert machine.on_frame(sending.PEER, frames.Repeat(1, 3, 0, (1,)), 0.1) == []
     effects = machine.on_frame(sending.PEER, frames.Repeat(7, 3, 0, (1,)), 0.1)
     assert sending.sent(effects) == [frames.Abort(7, 3)]

@@ -103,6 +103,14 @@ def test_sizes_that_no_machine_of_this_memory_has_are_refused(name: str) -> None
     assert problems(1, **{name: 16 * GIB}) == []
 
 
+def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5})
+    assert problems(num_threads=3) == problems(num_threads=4, gpus="0") == []
+    assert problems(num_threads=4) == [
+        "num_threads is 4: wanted 0 to 3, the cores on which a node may run"
+    ]
+
+
 def test_a_cache_on_a_card_is_not_in_the_memory_of_the_machine() -> None:
     assert problems(kv_cache_memory=60 * GIB, gpus="0") == []
 

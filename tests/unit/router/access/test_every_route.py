@@ -277,6 +277,26 @@ async def test_an_error_names_the_path_whatever_the_host_header_is(world: World)
             assert answer.json()["error"]["message"] == "GET /nothing: Not Found"
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", ": wanted /v1/chat/completions"),
+        ("/v1/v1/chat/completions", ": wanted /v1/chat/completions"),
+        ("/v1/chat/completions/", ": wanted /v1/chat/completions"),
+        ("/v1/tokenize", ": wanted /tokenize"),
+        ("/v1/chat", ""),
+        ("/v1/", ""),
+    ],
+)
+async def test_a_path_of_another_base_url_is_told_the_right_one(
+    world: World, path: str, meant: str
+) -> None:
+    async with world.edge.client(headers=_bearer(world, "admin")) as client:
+        answer = await client.post(path, json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"POST {path}: Not Found{meant}"
+
+
 async def test_nothing_is_redirected(world: World) -> None:
     for path in ("/health/", "/v1/completions/", "/docs/"):
         assert await ask_app(world, "admin", "GET", path, b"") in REFUSED

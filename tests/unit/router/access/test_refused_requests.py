@@ -27,6 +27,7 @@ def _at_info(caplog: pytest.LogCaptureFixture) -> None:
     ("method", "path", "status", "code", "reason"),
     [
         ("GET", "/nowhere", 404, "not_found", "GET /nowhere: Not Found"),
+        ("GET", "/models", 404, "not_found", "GET /models: Not Found: wanted /v1/models"),
         (
             "DELETE",
             "/v1/models",

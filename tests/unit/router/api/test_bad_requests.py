@@ -138,7 +138,7 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     (message(role="robot"), "messages.0.role", "'user'"),
     (message(content=5), "messages.0.content", "text or a list"),
     (message(content=None), "messages.0.content", "missing"),
-    (message(content=["Hi"]), "messages.0.content.0", "content part"),
+    (message(content=[5]), "messages.0.content.0", "content part"),
     (message(content=[{"type": "text"}]), "messages.0.content.0.text", "not text"),
     (
         message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),

@@ -91,6 +91,7 @@ async def test_messages_of_every_shape() -> None:
         {"role": "assistant", "content": None, "refusal": None, "tool_calls": None},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"role": "user", "content": "c", "name": "Ann"},
+        {"role": "user", "content": ["d", {"type": "text", "text": "e"}, "f"]},
     ]
     call = await call_of(CHAT_PATH, CHAT | {"messages": messages})
     text = "".join(
@@ -101,6 +102,7 @@ async def test_messages_of_every_shape() -> None:
             ("assistant", ""),
             ("assistant", "No."),
             ("user", "c"),
+            ("user", "d\ne\nf"),
         )
     )
     assert call.prompt_token_ids == encode(text + "<|im_start|>assistant\n")

@@ -196,7 +196,7 @@ async def test_a_bound_of_as_many_digits_as_json_may_have(bound: str) -> None:
     tool["function"]["strict"] = True
     param, message = await refused(edge, ASKED | {"tools": [tool]})
     assert param == "tools.0.function.parameters"
-    assert f"{str(longest)[:40]}… at #/properties/a/{bound}: wanted at most" in message
+    assert f"{str(longest)[:40]}… at #/properties/a/{bound}: wanted one from" in message
 
 
 async def test_the_grammar_goes_with_the_request() -> None:
@@ -450,6 +450,11 @@ def deep(levels: int) -> dict[str, Any]:
 BAD += [
     (with_parameters([]), "tools.0.function.parameters", "list"),
     (with_parameters({"type": "string"}), "tools.0.function.parameters.type", "'string'"),
+    (
+        with_parameters({"type": ["array", "null"]}),
+        "tools.0.function.parameters.type",
+        "of type list: wanted object",
+    ),
     (with_parameters(deep(40)), "tools.0.function.parameters", "64 levels"),
     (with_parameters({}, strict="yes"), "tools.0.function.strict", "'yes'"),
     (
@@ -467,6 +472,19 @@ async def test_bad_tools_are_named(fields: dict[str, Any], param: str, words: st
     assert named == param
     assert words in message
     assert not edge.generator.calls
+
+
+@pytest.mark.parametrize("kinds", [["object", "null"], ["object"]])
+@pytest.mark.parametrize("strict", [True, False])
+async def test_parameters_that_may_be_null_are_an_object(kinds: list[str], *, strict: bool) -> None:
+    """As schemas of optional values are written. A call has arguments in any case."""
+    edge = edge_that_says("x")
+    parameters = {"type": kinds, "properties": {"a": {"type": "string"}}}
+    await post(edge, ASKED | with_parameters(parameters, strict=strict))
+    grammar = edge.generator.calls[0].sampling.grammar
+    assert grammar is not None
+    assert '{"type": "object", "properties"' in grammar.text
+    assert '"null"' not in grammar.text
 
 
 @pytest.mark.parametrize("arguments", [5, [], True])

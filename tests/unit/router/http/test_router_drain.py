@@ -99,11 +99,15 @@ async def test_a_stream_goes_on_to_its_end_and_then_its_connection_ends(
         await router.ends()
 
 
-async def test_an_idle_router_ends_at_once() -> None:
-    async with serving(make_edge()) as router:
+async def test_an_idle_router_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(make_edge(), drain_timeout_s=20.0) as router:
         router.drain.set()
         await router.ends()
         assert not router.is_open()
+    # In the words that nodes use.
+    begin, end = "draining: running requests have 20 s to finish", "drained: nothing is left"
+    assert [line for line in caplog.messages if "drain" in line] == [begin, end]
 
 
 async def who_connected_last_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +204,7 @@ async def test_a_kept_connection_without_a_request_is_closed() -> None:
 async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_signal(
     is_told_to_stop: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     edge = make_edge(hangs_after(chunks([65, 66])[:1]))
     timeout_s = 1000.0 if is_told_to_stop else 0.0
     async with (
@@ -221,6 +226,8 @@ async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_sign
     assert '"code":"overloaded"' in last
     assert end.startswith("[DONE]")
     assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
+    assert "cancelled 1 requests that were in progress at the end" in caplog.messages
+    assert not [line for line in caplog.messages if line.startswith("drained")]
 
 
 async def test_a_client_that_still_waits_for_a_whole_answer_is_told_to_come_back() -> None:

@@ -26,7 +26,7 @@ def measured(queue: WaitingQueue, *, tokens_per_s: int, for_s: int = 4) -> Shedd
     """A node from whose queue so many tokens have left in each second."""
     shedding = Shedding()
     for second in range(for_s + 1):
-        shedding.on_step(100.0 + second, queue)
+        shedding.on_step(100.0 + second, queue, runs=True)
         queue.num_taken_tokens += tokens_per_s
     return shedding
 
@@ -34,11 +34,12 @@ def measured(queue: WaitingQueue, *, tokens_per_s: int, for_s: int = 4) -> Shedd
 def end(
     shedding: Shedding, num_tokens: int, span_s: float, landed_at_s: float | None = None
 ) -> None:
+    """End an output at 104 s, when `measured` took its last step."""
     output = tuple(range(num_tokens))
     sequence = Sequence(99, make_request(4, max_tokens=1000, output_token_ids=output))
     attempt = NodeAttempt(AttemptId("r", 1), Incarnation("router", 1), sequence, 1e9, 0.0)
-    attempt.first_token_at_s, attempt.landed_at_s = 200.0, landed_at_s
-    shedding.on_end(attempt, 200.0 + span_s)
+    attempt.first_token_at_s, attempt.landed_at_s = 104.0 - span_s, landed_at_s
+    shedding.on_end(attempt, 104.0)
 
 
 def refusal(
@@ -85,17 +86,17 @@ def test_nobody_is_refused_without_a_queue_or_before_it_has_moved() -> None:
 @pytest.mark.parametrize(("span_s", "is_known"), [(0.9, False), (1.0, True)])
 def test_less_than_a_second_says_nothing(span_s: float, is_known: bool) -> None:
     queue, shedding = queue_of(900), Shedding()
-    shedding.on_step(100.0, queue)
+    shedding.on_step(100.0, queue, runs=True)
     queue.num_taken_tokens = 100
-    shedding.on_step(100.0 + span_s, queue)
+    shedding.on_step(100.0 + span_s, queue, runs=True)
     assert (refusal(shedding, queue, 0.1) is not None) is is_known
 
 
 def test_what_leaves_within_one_moment_counts_with_the_next_step() -> None:
     queue, shedding = queue_of(900), Shedding()
-    for now_s in (100.0, 100.0, 102.0):
-        shedding.on_step(now_s, queue)
-        queue.num_taken_tokens += 100
+    for now_s in (100.0, 100.0, 101.0):
+        shedding.on_step(now_s, queue, runs=True)
+        queue.num_taken_tokens += 50
     assert refusal(shedding, queue, 10.0) is None
     assert refusal(shedding, queue, 9.9) is not None
 
@@ -103,7 +104,7 @@ def test_what_leaves_within_one_moment_counts_with_the_next_step() -> None:
 def test_an_output_whose_prompt_was_computed_elsewhere_began_when_it_landed() -> None:
     queue = queue_of(900)
     shedding = measured(queue, tokens_per_s=100)
-    end(shedding, num_tokens=20, span_s=4.0, landed_at_s=201.0)
+    end(shedding, num_tokens=20, span_s=4.0, landed_at_s=101.0)
     assert refusal(shedding, queue, 13.1, max_tokens=1000) is None
     assert refusal(shedding, queue, 12.9, max_tokens=1000) is not None
 
@@ -113,9 +114,9 @@ def test_what_leaves_while_nobody_waits_measures_nothing() -> None:
     shedding = measured(queue, tokens_per_s=100)
     empty = queue_of()
     empty.num_taken_tokens = queue.num_taken_tokens
-    shedding.on_step(105.0, empty)
+    shedding.on_step(105.0, empty, runs=False)
     empty.num_taken_tokens += 1_000_000
-    shedding.on_step(106.0, empty)
+    shedding.on_step(106.0, empty, runs=False)
     assert refusal(shedding, queue, 9.9) is not None
     assert refusal(shedding, queue, 10.1) is None
 
@@ -126,7 +127,7 @@ def test_the_estimate_follows_the_load() -> None:
     taken = queue.num_taken_tokens
     for second in range(1, 41):
         queue.num_taken_tokens = taken + 1000 * second
-        shedding.on_step(160.0 + second, queue)
+        shedding.on_step(160.0 + second, queue, runs=True)
     late = refusal(shedding, queue, 0.5)
     assert late is not None
     assert 1.0 <= float(str(late).split()[5]) <= 1.2
@@ -165,3 +166,28 @@ def test_a_prompt_that_is_sent_on_has_no_output_here() -> None:
     request = make_request(100, deadline_s=10.0, max_tokens=100)
     assert shedding.refusal(request, queue) is not None
     assert shedding.refusal(request, queue, is_prompt=True) is None
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["in a step", "while it waits for others"])
+def test_a_time_in_which_the_node_stood_still_does_not_make_the_queue_slow(*, runs: bool) -> None:
+    queue, shedding = queue_of(900), Shedding()
+    for tenth in range(40):
+        shedding.on_step(100.0 + tenth / 10, queue, runs=runs)
+        queue.num_taken_tokens += 10
+    shedding.on_step(124.0, queue, runs=runs)
+    assert refusal(shedding, queue, 13.0) is None
+    # The longest turn that may be usual counts.
+    assert refusal(shedding, queue, 12.0) is not None
+
+
+def test_an_output_is_not_long_because_the_node_stood_still() -> None:
+    queue = queue_of(900)
+    shedding = measured(queue, tokens_per_s=100)
+    output = Sequence(99, make_request(4, max_tokens=1000, output_token_ids=tuple(range(20))))
+    attempt = NodeAttempt(AttemptId("r", 1), Incarnation("router", 1), output, 1e9, 0.0)
+    attempt.first_token_at_s = 104.0
+    shedding.on_end(attempt, 164.0)
+    shedding.on_step(164.0, queue, runs=True)
+    late = refusal(shedding, queue, 0.0, max_tokens=1000)
+    assert late is not None
+    assert float(str(late).split()[5]) < 40.0

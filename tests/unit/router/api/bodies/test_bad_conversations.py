@@ -56,6 +56,26 @@ async def answered(path: str, body: dict[str, Any]) -> tuple[int, str]:
         (RESPONSES, response(nested(65)), "input.0.arguments has more"),
         (RESPONSES, response(f'{{"a": "{HALF}"}}'), "input.0.arguments"),
         (MESSAGES, message(nested(65)), "messages.0.content.0.input has more"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": ["a", 5]}]},
+            'messages.0.content.1 is not a content part: wanted text or {"type": "text", "text":',
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": ["a"]}]},
+            'input.0.content.0 is not a content part: wanted {"type": "input_text", "text": …}',
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 9, "messages": [{"role": "user", "content": ["a"]}]},
+            'messages.0.content.0 is not a content block: wanted {"type": "text", "text": …}',
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 9, "system": ["a"], "messages": [{"role": "user", "content": "a"}]},
+            'system.0 is not a content block: wanted {"type": "text", "text": …}',
+        ),
     ],
 )
 async def test_arguments_of_a_call(path: str, body: dict[str, Any], field: str) -> None:

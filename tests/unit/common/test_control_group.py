@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from engine.runner.control_group import group_limit_bytes, num_cores
+from common.control_group import group_limit_bytes, num_cores
 from tests.support.observing.control_groups import put_in_group
+from tests.unit.tree import name_of, python_files
 
 MIB = 1 << 20
+MACHINE_SIZE = re.compile(r"\bcpu_count\b|\bsched_getaffinity\b")
+"""How many cores there are, of which a container may have the time of fewer."""
 UNLIMITED = "9223372036854771712"
 
 
@@ -110,3 +114,14 @@ def test_cores_whose_time_is_limited(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     put_in_group(tmp_path, lines, {f"sys/fs/cgroup/{name}": one for name, one in files.items()})
     assert num_cores(tmp_path) == wanted
+
+
+def test_numbers_of_threads_and_processes_follow_what_a_container_may_use() -> None:
+    """What is not asked of `control_group` ignores them."""
+    elsewhere = ("tests/", "bench/", "tools/")
+    sizing = [
+        name_of(path)
+        for path in python_files()
+        if not name_of(path).startswith(elsewhere) and MACHINE_SIZE.search(path.read_text())
+    ]
+    assert sizing == ["common/control_group.py"]

@@ -26,6 +26,15 @@ def group_limit_bytes(root: Path) -> int | None:
     return min(limits, default=None)
 
 
+def num_visible_cores() -> int:
+    """Return on how many cores this process may run, whatever time of them it gets.
+
+    Libraries that look at no control group begin as many threads.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
+
+
 def num_cores(root: Path = Path("/")) -> int:
     """Return how many cores this process may keep busy.
 
@@ -33,14 +42,13 @@ def num_cores(root: Path = Path("/")) -> int:
     as with `docker run --cpus`: with a thread on each core it would stand still for most of each
     tenth of a second. A part of a core counts as one.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limits = [
         int(quota) / int(period)
         for group, is_first_version in _groups(root, "cpu")
         for quota, period in _times(group, is_first_version)
         if quota.isdecimal() and period.isdecimal()
     ]
-    return max(1, math.ceil(min([*limits, cores or 1])))
+    return max(1, math.ceil(min([*limits, num_visible_cores()])))
 
 
 def _times(group: Path, is_first_version: bool) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
-from grammars.endless import end_endless
+from grammars.endless.endless_parts import end_endless
 from grammars.parts import GrammarParts, SchemaPart
 from grammars.schema_walk import copied_parts
 from grammars.texts import json_rule

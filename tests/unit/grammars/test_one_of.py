@@ -1,0 +1,146 @@
+"""Which choices exclude each other, so that one of them is any of them."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest
+from grammars.compiler import GrammarCompiler
+from grammars.one_of import with_any_of
+from tests.support.clocks.lines_run import lines_run
+from tests.unit.grammars.matching import follows_schema
+
+
+def least(bound: float, **more: Any) -> dict[str, Any]:
+    return {"type": "integer", "minimum": bound} | more
+
+
+def most(bound: float, **more: Any) -> dict[str, Any]:
+    return {"type": "integer", "maximum": bound} | more
+
+
+def an_object(name: str, part: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: part}, "required": [name]} | more
+
+
+EXCLUDING: list[list[Any]] = [
+    [most(1), least(2)],
+    [{"type": "number", "maximum": 0.5}, {"type": "number", "exclusiveMinimum": 0.5}],
+    [{"type": "number", "exclusiveMaximum": 2}, least(2)],
+    # As the fourth draft has it.
+    [{"type": "number", "maximum": 2, "exclusiveMaximum": True}, least(2)],
+    [{"type": "integer", "minimum": 1, "maximum": 3}, least(7), most(0), {"type": "string"}],
+    [{"const": -1}, least(0)],
+    [{"enum": [-1, -2]}, least(0, maximum=9), {"type": ["string", "null"]}],
+    [{"const": 1}, {"const": 2}, {"const": "1"}, {"const": True}, {"const": None}],
+    [{"enum": [[1], "a"]}, {"enum": ["b", {"a": 1}]}],
+    [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 4}],
+    [{"type": "array", "maxItems": 1}, {"type": "array", "minItems": 2}],
+    [an_object("a", most(1)), an_object("a", least(2))],
+    [an_object("b", an_object("a", most(1))), an_object("b", an_object("a", least(2)))],
+    [False, most(1), least(2)],
+    [most(1)],
+]
+SHARING: list[list[Any]] = [
+    [most(2), least(2)],
+    [most(3), least(2), {"type": "string"}],
+    [{"type": "number"}, {"type": "integer"}],
+    [{"maximum": 1}, {"minimum": 2}],  # a text is of both
+    [{"const": 3}, least(0)],
+    [{"const": 1}, {"enum": [1.0, 2]}],
+    [{"const": [1]}, {"const": [1.0]}],
+    [{"type": "number", "multipleOf": 3}, {"type": "number", "multipleOf": 5}],
+    [{"type": "boolean"}, {"type": ["boolean", "null"]}],
+    [{"type": "string", "maxLength": 4}, {"type": "string", "minLength": 4}],
+    [an_object("a", most(1), required=[]), an_object("a", least(2))],
+    [an_object("a", {"maximum": 1}), an_object("a", {"minimum": 2})],
+    [an_object("a", most(1)), an_object("b", least(2))],
+    [{"$ref": "#/x", "maximum": 1, "type": "integer"}, least(2)],
+    [True, most(1)],
+    [most(1), least("x")],  # type: ignore[arg-type]
+    [most(float("nan")), least(2)],
+    [{"type": 5, "maximum": 1}, least(2, type=[5])],
+]
+
+
+@pytest.mark.parametrize("choices", EXCLUDING, ids=json.dumps)
+def test_choices_that_exclude_each_other_are_any_of_them(choices: list[Any]) -> None:
+    part = {"oneOf": choices, "title": "x"}
+    with_any_of(part)
+    assert part == {"anyOf": choices, "title": "x"}
+
+
+@pytest.mark.parametrize("choices", SHARING, ids=json.dumps)
+def test_choices_that_may_share_a_value_stay(choices: list[Any]) -> None:
+    part = {"oneOf": choices}
+    with_any_of(part)
+    assert part == {"oneOf": choices}
+
+
+def test_the_type_around_choices_counts() -> None:
+    part = {"type": "integer", "oneOf": [{"maximum": 1}, {"minimum": 2}]}
+    with_any_of(part)
+    assert "anyOf" in part
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"oneOf": [most(1), least(2)], "anyOf": [most(0)]}, {"oneOf": 5}, {}],
+    ids=["both", "none", "nothing"],
+)
+def test_other_parts_stay(part: dict[str, Any]) -> None:
+    before = dict(part)
+    with_any_of(part)
+    assert part == before
+
+
+def test_more_choices_than_pairs_are_looked_at_stay() -> None:
+    part = {"oneOf": [{"const": number} for number in range(65)]}
+    with_any_of(part)
+    assert "oneOf" in part
+
+
+@pytest.mark.parametrize(
+    ("choices", "texts", "others"),
+    [
+        ([most(1), least(20)], ["1", "-7", "20", "31"], ["2", "19"]),
+        ([{"const": -1}, least(0, maximum=9)], ["-1", "0", "9"], ["-2", "10"]),
+        (
+            [{"type": "number", "maximum": 0.5}, {"type": "number", "minimum": 0.75}],
+            ["0.5", "0.75", "0.8", "0.0", "3"],
+            ["0.6", "0.74"],
+        ),
+        (
+            [an_object("a", most(1)), an_object("a", least(5))],
+            ['{"a": 1}', '{"a": 6}'],
+            ['{"a": 3}'],
+        ),
+    ],
+)
+def test_they_are_followed(
+    compiler: GrammarCompiler, choices: list[Any], texts: list[str], others: list[str]
+) -> None:
+    for text in texts:
+        assert follows_schema(compiler, {"oneOf": choices}, text), text
+    for text in others:
+        assert not follows_schema(compiler, {"oneOf": choices}, text), text
+
+
+def test_the_work_grows_with_the_length_of_what_is_listed() -> None:
+    def look(length: int) -> None:
+        names = [str(number) for number in range(length)]
+        known = dict.fromkeys(names, True)
+        with_any_of({"oneOf": [{"enum": [name + kind for name in names]} for kind in "xy"]})
+        with_any_of({"oneOf": [{"properties": known, "required": names}] * 2})
+
+    short, long = (lines_run(partial(look, length)) for length in (200, 400))
+    assert long < 2.2 * short
+
+
+def test_choices_that_share_values_are_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="oneOf"):
+        follows_schema(compiler, {"oneOf": [most(2), least(2)]}, "2")
