@@ -307,6 +307,12 @@ def test_a_file_that_cannot_be_read_is_the_only_problem(
     assert problem.startswith(f"the configuration file {file} {reason}")
 
 
+@pytest.mark.covers("M11")
+def test_a_byte_order_mark_and_lines_of_windows_are_read(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf[model]\r\nmodel = 'there'\r\n")
+    assert load("--config", str(file), "--role", "router").config.model.model == "there"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     assert problems("--config", str(missing)) == [
