@@ -59,7 +59,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.covers("M10")
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")],
+    [("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"), ("OTEL_ATTRIBUTE_COUNT_LIMIT", "many")],
 )
 def test_a_variable_that_the_sdk_refuses_is_named(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
