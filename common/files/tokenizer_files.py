@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
+from common.files.kept_files import KeptFiles
 
 
-def tokenizer_end_ids(folder: Path) -> frozenset[int]:
+def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset[int]:
     """Return the end token that the tokenizer's files name, beside those of the model's files.
 
     Fine-tunes often change it there alone. Raises `CheckpointError` for a file that is no JSON.
     """
+    files = KeptFiles() if files is None else files
     path = folder / "tokenizer.json"
-    end = _end_text(folder)
-    if end is None or not path.exists():
+    end = _end_text(folder, files)
+    if end is None or not files.has(path):
         return frozenset()
-    layout = _read(path)
+    layout = _read(path, files)
     for added in layout.get("added_tokens") or []:
         if added.get("content") == end:
             return frozenset({int(added["id"])})
@@ -64,20 +66,20 @@ def _spells(merge: Any, tokens: set[str]) -> bool:
     return not tokens.isdisjoint((left, right, left + right))
 
 
-def _end_text(folder: Path) -> str | None:
+def _end_text(folder: Path, files: KeptFiles) -> str | None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
-        if path.exists():
-            token = _read(path).get("eos_token")
+        if files.has(path):
+            token = _read(path, files).get("eos_token")
             text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str):
                 return text
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, files: KeptFiles) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(files.read(path) or b"")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
