@@ -79,7 +79,7 @@ def keep_compiled(caching: Any, sources: Path, *facts: object) -> str:
 
     caching.CacheImpl._locator_classes.insert(0, BySource)
     caching.Cache._guard_against_spurious_io_errors = _kept_if_possible
-    if caching.IndexDataCacheFile.__module__ == caching.__name__:  # another package may have done it
+    if caching.IndexDataCacheFile.__module__ == caching.__name__:
         caching.IndexDataCacheFile = _whole_files(caching.IndexDataCacheFile)
     return folder
 

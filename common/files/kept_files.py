@@ -26,12 +26,12 @@ class KeptFiles:
 
     @property
     def kept(self) -> Mapping[str, int]:
-        """Descriptors of what was read, by path; a helper that inherits them makes its files of it."""
+        """Descriptors of what was read, by path: a helper that inherits them reads them."""
         return self._kept
 
     def has(self, path: Path) -> bool:
         """Return whether there is a file to read."""
-        return str(path) in self._kept or not self._is_closed and path.exists()
+        return str(path) in self._kept or (not self._is_closed and path.exists())
 
     def read(self, path: Path, most_bytes: int = -1) -> bytes | None:
         """Return the content of a file, or its first `most_bytes`; None where there is none.

@@ -5,6 +5,7 @@ Both read the same folder, so that they stop at the same tokens and compile the 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from common.errors import CheckpointError
 from common.files.kept_files import KeptFiles
+
+MAX_PLAIN_CHARS = 8
 
 
 def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset[int]:
@@ -31,6 +34,30 @@ def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset
     vocab = (layout.get("model") or {}).get("vocab") or {}
     ids = vocab if isinstance(vocab, dict) else {one[0]: at for at, one in enumerate(vocab)}
     return frozenset({ids[end]} if end in ids else ())
+
+
+def plain_tokens_digest(folder: Path, files: KeptFiles | None = None) -> str:
+    """Return what tells tokenizers apart: a digest of the ids of short words; empty: unknown.
+
+    Of one tokenizer it is the same from every form of its file: how special tokens, bytes and
+    spaces are written, and what fills up a vocabulary, does not count.
+    """
+    files = KeptFiles() if files is None else files
+    path = folder / "tokenizer.json"
+    if not files.has(path):
+        return ""
+    try:
+        vocab = _read(path, files)["model"]["vocab"]
+        if isinstance(vocab, list):
+            vocab = {one[0]: at for at, one in enumerate(vocab)}
+        plain = sorted(
+            (at, token)
+            for token, at in vocab.items()
+            if len(token) <= MAX_PLAIN_CHARS and token.isascii() and token.isalnum()
+        )
+    except (CheckpointError, AttributeError, LookupError, TypeError):  # others tell of it
+        return ""
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16] if plain else ""
 
 
 def known_ids(token_ids: Iterable[int], vocab_size: int) -> frozenset[int]:

@@ -79,12 +79,10 @@ class LogOutput(logging.Handler):
         """Let a line follow that says how many are missing before it."""
         num_lost, self._num_lost = self._num_lost, 0
         message = "%d log lines are missing here: nobody read them in time"
-        self.emit(
-            logging.LogRecord("pdserve", logging.WARNING, "", 0, message, (num_lost,), None)
-        )
+        self.emit(logging.LogRecord("pdserve", logging.WARNING, "", 0, message, (num_lost,), None))
 
     def _write(self, line: bytes) -> None:
-        """Write all of it, or as much as there is room for on a disk or until the reader is gone."""
+        """Write all of it, or what a disk has room for, or nothing where the reader is gone."""
         rest = memoryview(line)
         while rest:
             try:

@@ -17,6 +17,7 @@ from common.errors import PdserveError
 from common.files.cache_folder import full_path
 from common.files.kept_files import KeptFiles
 from common.files.keys_folder import Keys
+from common.files.tokenizer_files import plain_tokens_digest
 from common.long_lived import exclude_from_collection
 from common.model_names import model_names
 from common.nodes import Role
@@ -81,7 +82,7 @@ async def run_router_role(
         raise
     registry = process_registry(lambda: Role.ROUTER, keys)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
-    placing = _placing(config)
+    placing = _placing(config, plain_tokens_digest(Path(model.model), files))
     recording = _recording(config, router_id, placing)
     dispatcher = _make_dispatcher(store, placing, recording, router_id, registry, shutdown, keys)
     await dispatcher.start()
@@ -181,13 +182,14 @@ def _make_dispatcher(
     )
 
 
-def _placing(config: Config) -> Placing:
+def _placing(config: Config, tokens: str) -> Placing:
     return Placing(
         model=model_names(config.model.served_model_name)[0],
         lease_s=config.placement.node_lease_s,
         policy=config.placement.placement_policy,
         session_ttl_s=config.placement.session_ttl_s,
         seed=secrets.randbits(64),
+        tokens=tokens,
     )
 
 

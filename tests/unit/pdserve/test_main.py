@@ -141,7 +141,7 @@ sys.exit(main())
 @pytest.mark.covers("M06")
 @pytest.mark.parametrize("place", [("unshare", "-rp", "--fork"), ()], ids=["first", "other"])
 def test_sigterm_while_the_command_is_loaded_ends_it(place: tuple[str, ...]) -> None:
-    """A container's first process, which the kernel ends by no signal that it does not handle, too."""
+    """The kernel ends the first process of a container by no signal that it does not handle."""
     if place and subprocess.run([*place, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may make no namespace of processes")
     command = [*place, sys.executable, "-P", "-c", _FIRST]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,12 @@ LEASE_S = 5.0
 
 
 def live(
-    name: str, role: Role, *, is_draining: bool = False, protocol: int = PROTOCOL_VERSION
+    name: str,
+    role: Role,
+    *,
+    is_draining: bool = False,
+    protocol: int = PROTOCOL_VERSION,
+    tokens: str = "",
 ) -> LiveNode:
     load = NodeLoad(
         free_blocks=1,
@@ -27,7 +33,8 @@ def live(
         queued_tokens=0,
         is_draining=is_draining,
     )
-    return LiveNode(record=record(name, role, protocol=protocol), load=load)
+    told = replace(record(name, role, protocol=protocol), tokens=tokens)
+    return LiveNode(record=told, load=load)
 
 
 DECODE, PREFILL = live("d0", Role.DECODE), live("p0", Role.PREFILL)
@@ -35,7 +42,7 @@ DECODE, PREFILL = live("d0", Role.DECODE), live("p0", Role.PREFILL)
 
 def membership(heard: Sequence[LiveNode], listed: Sequence[LiveNode]) -> Membership:
     """These are heard, and these are in the store for longer than a lease."""
-    membership = Membership(model="m", lease_s=LEASE_S)
+    membership = Membership(model="m", lease_s=LEASE_S, tokens="t")
     membership.on_listing(heard, 0.0)
     for node in heard:
         membership.on_heard(node.record.incarnation)
@@ -76,6 +83,13 @@ def membership(heard: Sequence[LiveNode], listed: Sequence[LiveNode]) -> Members
             [],
             "no decode or mixed node is heard, "
             "the placement store lists 2 nodes of another protocol version",
+        ),
+        (
+            [],
+            [live("d0", Role.DECODE, tokens="u")],
+            [],
+            "no decode or mixed node is heard, "
+            "the placement store lists 1 node with another tokenizer",
         ),
         (
             [live("d0", Role.DECODE, is_draining=True)],

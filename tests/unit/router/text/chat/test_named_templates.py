@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from router.text.chat.chat_template import ChatOptions
 from common.files.kept_files import KeptFiles
+from router.text.chat.chat_template import ChatOptions
 from router.text.chat.conversation import ChatSettings, Conversation
 from router.text.model_files import read_chat_templates
 from router.tools.fenced import FENCED

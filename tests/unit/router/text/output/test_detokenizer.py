@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from router.text.model_files import read_tokenizer
 from common.files.kept_files import KeptFiles
+from router.text.model_files import read_tokenizer
 from router.text.output.detokenizer import MAX_PENDING, Detokenizer
 from router.text.token_lookup import TokenBytes, TokenTextCache
 from tests.support.examples import everyday
