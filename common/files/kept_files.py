@@ -7,6 +7,7 @@ what it has read in files without a name, and hands these to its helpers.
 
 from __future__ import annotations
 
+import codecs
 import os
 import weakref
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,8 @@ class KeptFiles:
     def read(self, path: Path, most_bytes: int = -1) -> bytes | None:
         """Return the content of a file, or its first `most_bytes`; None where there is none.
 
+        A byte order mark, as editors of Windows write it, is not a part of it: of a chat template
+        it would be in every prompt.
         Raises `OSError`.
         """
         name = str(path)
@@ -45,7 +48,7 @@ class KeptFiles:
             return None
         try:
             with path.open("rb") as file:
-                content = file.read(most_bytes)
+                content = file.read(most_bytes).removeprefix(codecs.BOM_UTF8)
         except FileNotFoundError:
             return None
         self._kept[name] = _nameless_file(content)

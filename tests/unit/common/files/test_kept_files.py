@@ -36,6 +36,14 @@ def test_a_helper_has_what_was_read_and_nothing_else(tmp_path: Path) -> None:
     assert of_helper.read(unread) is None
 
 
+@pytest.mark.covers("M11")
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf{{ messages }}")
+    files = KeptFiles()
+    assert files.read(tmp_path / "chat_template.jinja") == b"{{ messages }}"
+    assert KeptFiles(files.kept).read(tmp_path / "chat_template.jinja") == b"{{ messages }}"
+
+
 def test_what_is_missing_or_cannot_be_read(tmp_path: Path) -> None:
     files = KeptFiles()
     assert files.read(tmp_path / "nowhere") is None
