@@ -19,7 +19,7 @@ class KeptFiles:
     """Contents by path."""
 
     def __init__(self, kept: Mapping[str, int] | None = None) -> None:
-        """Take over what an owner has kept, as descriptors by path, and nothing else; None: read."""
+        """Take over what an owner has kept (descriptors by path) and nothing else; None: read."""
         self._kept = dict(kept or {})
         self._is_closed = kept is not None
         if not self._is_closed:
