@@ -26,7 +26,7 @@ sys.exit(server.main(sys.argv[1:]))
 
 
 def start_patient(
-    command: Sequence[str], descriptors: Collection[int]
+    command: Sequence[str], descriptors: Collection[int] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the process of trials, for `trials.start_helper`."""
     return start_helper((sys.executable, "-c", _SERVER, command[-1]), descriptors)
