@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,8 +34,10 @@ def module_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def start_helper(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process and return it with a socket to its standard input.
+def start_helper(
+    command: Sequence[str], descriptors: Collection[int] = ()
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process, which inherits `descriptors`; return it with a socket to its standard input.
 
     It is its standard output too. Started by vfork or the like, not by fork: no
     library's fork handler runs, and those of gRPC end a child at its birth. Raises `OSError`.
@@ -47,6 +49,7 @@ def start_helper(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socke
                 command,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
+                pass_fds=descriptors,
                 env=module_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches its owner only
             )

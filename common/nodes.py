@@ -43,6 +43,8 @@ class NodeRecord:
     `kv_cache_bytes` is the memory of its KV blocks as they are stored; 0: unknown. `device` names
     the accelerator that it computes on; empty: it computes on a CPU, or does not tell.
     `roles` are those that it can be given while it runs; empty: it keeps its own.
+    `tokens` tell its tokenizer apart (`common.files.tokenizer_files.plain_tokens_digest`); empty:
+    unknown.
     `num_host_blocks` fit into its host memory for preempted sequences and prefixes, and
     `num_disk_blocks` into its files of prefixes; 0: it has none, or does not tell.
 
@@ -74,6 +76,7 @@ class NodeRecord:
     num_host_blocks: Count = 0
     num_disk_blocks: Count = 0
     roles: Annotated[tuple[Role, ...], Bounds(max_length=MAX_ROLES)] = ()
+    tokens: Text = ""
     incarnation: Incarnation = field(init=False, repr=False, compare=False)
     """The node in its present life: follows from the others, and is kept because a router asks for
     it again and again."""

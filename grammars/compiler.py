@@ -21,6 +21,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from common.errors import CheckpointError, InternalError, InvalidRequest
+from common.files.kept_files import KeptFiles
 from common.files.tokenizer_files import within_vocabulary
 from common.grammar import Grammar, GrammarKind
 from common.observing.histogram import Histogram, HistogramView
@@ -115,16 +116,18 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         weigh: Callable[[Grammar], int] | None = None,
+        files: KeptFiles | None = None,
     ) -> GrammarCompiler | None:
         """Read `tokenizer.json` of a checkpoint; None where there is none, or no end token.
 
         Raises `CheckpointError` when it cannot be read.
         """
+        files = KeptFiles() if files is None else files
         path, ends = folder / "tokenizer.json", sorted(eos_token_ids)
-        if not path.exists() or not ends:
+        if not files.has(path) or not ends:
             return None
         try:
-            text = within_vocabulary(path.read_text(encoding="utf-8"), vocab_size)
+            text = within_vocabulary((files.read(path) or b"").decode(), vocab_size)
             added = json.loads(text).get("added_tokens") or []
             texts = [str(one["content"]) for one in added]
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)

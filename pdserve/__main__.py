@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _ASCII = codecs.lookup("ascii")
 def main() -> int:
     """Run `pdserve.cli.main`; end as it does also where Ctrl-C comes before it catches that."""
     try:
+        _end_when_told()
         _take_own_modules()
         open_standard_streams()
         from pdserve.cli import main as run
@@ -37,6 +39,16 @@ def main() -> int:
         _print_no_more()
         print(f"pdserve: the output cannot be written: {error.strerror}", file=sys.stderr)
         return _EXIT_FAILED
+
+
+def _end_when_told() -> None:
+    """Let SIGTERM end also the first process of a container, until a role handles it.
+
+    The kernel ends no such process by a signal that it does not handle, and loading takes seconds:
+    the signal would be lost, and who stops the container would wait for the whole grace period.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
 
 def _take_own_modules() -> None:

@@ -7,6 +7,7 @@ trusted_folder  whether only this user and root can put files into a folder
 code_cache      where compiled kernels are kept
 file_stamp      detects that a file has changed
 tokenizer_files a tokenizer's end token, and its tokens within a vocabulary
+kept_files      small files of a model, read once for this process and its helpers
 tls_handshake   TLS within this process, to check a certificate
 
 Decisions:

@@ -100,10 +100,23 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
     building = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         build(building)
+        _flush(building)
         building.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from other users
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Write to the disk what is in a folder: a loss of power would leave names without bytes."""
+    for path in (*folder.rglob("*"), folder):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            continue
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager

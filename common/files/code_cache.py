@@ -79,7 +79,44 @@ def keep_compiled(caching: Any, sources: Path, *facts: object) -> str:
 
     caching.CacheImpl._locator_classes.insert(0, BySource)
     caching.Cache._guard_against_spurious_io_errors = _kept_if_possible
+    if caching.IndexDataCacheFile.__module__ == caching.__name__:
+        caching.IndexDataCacheFile = _whole_files(caching.IndexDataCacheFile)
     return folder
+
+
+def _whole_files(base: Any) -> Any:
+    """Return numba's class of the files of one function, for which a broken file is a missing one.
+
+    By itself numba ends the process with such a file, at each start: nothing replaces it.
+    """
+
+    class WholeFiles(base):  # type: ignore[misc]  # numba has no types
+        def load(self, key: Any) -> Any:
+            try:
+                return super().load(key)
+            except OSError:
+                raise
+            except Exception as error:  # bytes that are no pickle raise anything
+                _say_broken(self._index_path, error)
+                return None  # what is compiled instead is written over it
+
+        def _load_index(self) -> Any:
+            try:
+                return super()._load_index()
+            except OSError:
+                raise
+            except Exception as error:
+                _say_broken(self._index_path, error)
+                return {}
+
+        @contextmanager
+        def _open_for_write(self, filepath: str) -> Iterator[Any]:
+            with super()._open_for_write(filepath) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # a loss of power would leave its name without its bytes
+
+    return WholeFiles
 
 
 @contextmanager
@@ -93,6 +130,10 @@ def _kept_if_possible(_cache: object) -> Iterator[None]:
         yield
     except OSError as error:
         _say_once(error.strerror or str(error))
+
+
+def _say_broken(path: str, error: Exception) -> None:
+    _logger.warning("%s: the file or what it names is broken, and made anew: %r", path, error)
 
 
 @cache

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from common.ids import AttemptId
+from common.observing.log_output import LogOutput
 
 MAX_MESSAGE_CHARS = 4096
 MAX_FIELD_CHARS = 512
@@ -45,7 +46,7 @@ def set_up_logs(
     `level` is for pdserve's own loggers. Those of libraries log nothing below INFO, because their
     debug lines contain headers and commands, and these contain secrets.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream) if stream else LogOutput(sys.stderr.fileno())
     handler.setFormatter(JsonLines(role, node_id) if log_format == "json" else HumanLines())
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -59,6 +60,12 @@ def set_up_logs(
     logging._srcfile = None
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
+
+
+def flush_logs() -> None:
+    """Wait until what was logged is written, though not for a reader that stands still."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def name_node(node_id: str) -> None:

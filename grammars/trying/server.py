@@ -24,6 +24,7 @@ from typing import Any
 
 from common.child_process import begin_helper, end_with_parent
 from common.errors import CheckpointError, InvalidRequest, Overloaded
+from common.files.kept_files import KeptFiles
 from common.grammar import Grammar
 from grammars.compiler import GrammarCompiler
 from grammars.heap import use_one_arena
@@ -216,7 +217,9 @@ def _compiler_of(settings: dict[str, Any]) -> tuple[GrammarCompiler | None, str]
     """Return the compiler of a model's tokenizer, or why there is none."""
     name, ends = settings["model"], settings["eos_token_ids"]
     try:
-        found = GrammarCompiler.load(Path(settings["folder"]), settings["vocab_size"], ends)
+        files = KeptFiles(settings["files"])
+        folder, vocab_size = Path(settings["folder"]), settings["vocab_size"]
+        found = GrammarCompiler.load(folder, vocab_size, ends, files=files)
     except CheckpointError as error:
         return None, f"the tokenizer of model {name!r} cannot be used for grammars: {error}"
     return found, f"model {name!r} has no end-of-sequence token, which grammars need"

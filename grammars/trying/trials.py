@@ -24,6 +24,7 @@ from typing import Any
 
 from common.child_process import module_command, start_helper
 from common.errors import Overloaded, PdserveError
+from common.files.kept_files import KeptFiles
 from common.grammar import Grammar
 from grammars.trying.messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
 from grammars.trying.server import MAX_TRIAL_S
@@ -58,14 +59,21 @@ class GrammarTrials:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         limits: TrialLimits,
+        files: KeptFiles | None = None,
     ) -> None:
-        """Try for the tokenizer in `folder`; `model` is for messages. Starts nothing yet."""
+        """Try for the tokenizer in `folder`; `model` is for messages. Starts nothing yet.
+
+        `files` keep what is read of the folder. Raises `OSError` where it cannot be read.
+        """
+        self._files = KeptFiles() if files is None else files
+        self._files.read(folder / "tokenizer.json")
         settings = {
             "folder": str(folder),
             "model": model,
             "vocab_size": vocab_size,
             "eos_token_ids": sorted(eos_token_ids),
             "limits": asdict(limits),
+            "files": self._files.kept,
         }
         module = "grammars.trying.server"
         self._command = module_command(module, json.dumps(settings))
@@ -167,7 +175,7 @@ class GrammarTrials:
     def _serve(self) -> None:
         """Run one process until it ends, or must."""
         try:
-            process, ours = start_helper(self._command)
+            process, ours = start_helper(self._command, self._files.kept.values())
         except Exception as error:  # there may be no memory for it: a later one may start
             log.warning("the process that compiles grammars does not start: %r", error)
             self._fail(lambda asked: Overloaded(_NO_ROOM))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from common.addresses import host_port
+from common.files.tokenizer_files import plain_tokens_digest
 from common.ids import Incarnation
 from common.kv.token_budget import num_speculative_tokens
 from common.model_names import model_names
@@ -48,10 +50,12 @@ def node_records(
 
     The ports are those of its control service and of its metrics.
     """
-    return {
+    tokens = plain_tokens_digest(Path(config.model.model))
+    records = {
         role: _record(replace(config, role=role), model, incarnation, ports, roles)
         for role in roles
     }
+    return {role: replace(record, tokens=tokens) for role, record in records.items()}
 
 
 def _record(

@@ -71,7 +71,7 @@ def _parsed(path: Path) -> dict[str, object]:
             f"the configuration file {path} is larger than {_LARGEST_FILE_BYTES} bytes"
         )
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))  # editors of Windows write a mark
     except UnicodeDecodeError:
         raise ConfigError(f"the configuration file {path} is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:

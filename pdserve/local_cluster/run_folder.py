@@ -31,12 +31,13 @@ class RunFolder:
 
     def __init__(self, log_folder: Path | None = None) -> None:
         self.path = _private_folder(_PREFIX, _temporary_folder())
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._locks = [_locked(self.path)]
         self.private = self.path / "private"
         self.private.mkdir(mode=0o700)
         self.sockets = _folder_of_sockets(self.private)
         """A private folder whose path is short enough for sockets; most often `private`."""
+        if self.sockets != self.private:
+            self._locks.append(_locked(self.sockets))
         self._log_folder = log_folder
         self._keeps_logs = False
 
@@ -51,7 +52,8 @@ class RunFolder:
     ) -> None:
         for folder in (self.sockets, self.private if self._keeps_logs else self.path):
             shutil.rmtree(folder, ignore_errors=True)
-        os.close(self._lock)
+        for lock in self._locks:
+            os.close(lock)
 
     @property
     def logs(self) -> Path:
@@ -70,6 +72,14 @@ class RunFolder:
     def keep_logs(self) -> None:
         """Keep the logs after the run, for the diagnosis of a failure."""
         self._keeps_logs = self._log_folder is None
+
+
+def _locked(folder: Path) -> int:
+    """Return the locked descriptor of a folder: systemd-tmpfiles, which removes what is old from
+    folders for temporary files, leaves out what is locked."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def make_log_folder(folder: Path) -> None:

@@ -15,7 +15,9 @@ from starlette.types import ASGIApp
 
 from common.errors import PdserveError
 from common.files.cache_folder import full_path
+from common.files.kept_files import KeptFiles
 from common.files.keys_folder import Keys
+from common.files.tokenizer_files import plain_tokens_digest
 from common.long_lived import exclude_from_collection
 from common.model_names import model_names
 from common.nodes import Role
@@ -72,21 +74,23 @@ async def run_router_role(
     certificate = _certificate(config)
     listener = bind_http(config.server.host, port)
     try:
-        text_model = _text_model(model, chat)
+        files = KeptFiles()
+        text_model = _text_model(model, chat, files)
         await _require_welcome(store)
     except PdserveError:
         listener.close()
         raise
     registry = process_registry(lambda: Role.ROUTER, keys)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
-    placing = _placing(config)
+    placing = _placing(config, plain_tokens_digest(Path(model.model), files))
     recording = _recording(config, router_id, placing)
     dispatcher = _make_dispatcher(store, placing, recording, router_id, registry, shutdown, keys)
     await dispatcher.start()
     planning = PlanningProcess(
-        planning_command(model.model, model.served_model_name, model.max_model_len, chat)
+        planning_command(model.model, model.served_model_name, model.max_model_len, chat, files),
+        files,
     )
-    trials = _trials(model, text_model)
+    trials = _trials(model, text_model, files)
     try:
         name_node(dispatcher.incarnation.node_id)
         roles = _make_role_keeper(config, store, dispatcher, registry)
@@ -128,7 +132,7 @@ def check_router(config: Config, model: ModelConfig | None, keys: Keys | None) -
     _api_keys(config, keys)
     _certificate(config)
     if model is not None:
-        _text_model(model, _chat_settings(config))
+        _text_model(model, _chat_settings(config), KeptFiles())
 
 
 def _chat_settings(config: Config) -> ChatSettings:
@@ -139,8 +143,9 @@ def _chat_settings(config: Config) -> ChatSettings:
     )
 
 
-def _text_model(model: ModelConfig, chat: ChatSettings) -> TextModel:
-    return TextModel.load(Path(model.model), model.served_model_name, model.max_model_len, chat)
+def _text_model(model: ModelConfig, chat: ChatSettings, files: KeptFiles) -> TextModel:
+    name, max_model_len = model.served_model_name, model.max_model_len
+    return TextModel.load(Path(model.model), name, max_model_len, chat, files)
 
 
 async def _require_welcome(store: PlacementStore) -> None:
@@ -177,13 +182,14 @@ def _make_dispatcher(
     )
 
 
-def _placing(config: Config) -> Placing:
+def _placing(config: Config, tokens: str) -> Placing:
     return Placing(
         model=model_names(config.model.served_model_name)[0],
         lease_s=config.placement.node_lease_s,
         policy=config.placement.placement_policy,
         session_ttl_s=config.placement.session_ttl_s,
         seed=secrets.randbits(64),
+        tokens=tokens,
     )
 
 
@@ -232,9 +238,9 @@ async def _serve(
     )
 
 
-def _trials(model: ModelConfig, text_model: TextModel) -> GrammarTrials:
-    vocab_size, ends = text_model.vocab_size, text_model.eos_token_ids
-    return GrammarTrials(Path(model.model), text_model.name, vocab_size, ends, ROUTER_LIMITS)
+def _trials(model: ModelConfig, text_model: TextModel, files: KeptFiles) -> GrammarTrials:
+    folder, vocab_size, ends = Path(model.model), text_model.vocab_size, text_model.eos_token_ids
+    return GrammarTrials(folder, text_model.name, vocab_size, ends, ROUTER_LIMITS, files)
 
 
 def _certificate(config: Config) -> Certificate | None:

@@ -11,7 +11,7 @@ from prometheus_client import disable_created_metrics
 
 from common.files.keys_folder import Keys, load_keys
 from common.nodes import Role
-from common.observing.logs import set_up_logs
+from common.observing.logs import flush_logs, set_up_logs
 from common.settings.config import Config
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.roles.certificate_watch import CertificateWatch
@@ -28,12 +28,15 @@ def run_role(config: Config) -> int:
     Raises `PdserveError` when the role cannot start.
     """
     server = config.server
+    require_threads()
     set_up_logs(server.log_level, server.log_format, role=config.role.value, node_id=server.node_id)
     # One more series for each counter and histogram, which no dashboard reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    require_threads()
     warn_of_little_address_space()
-    return uvloop.run(_run(config))
+    try:
+        return uvloop.run(_run(config))
+    finally:
+        flush_logs()  # what ends the role is said behind it
 
 
 async def _run(config: Config) -> int:

@@ -57,8 +57,9 @@ class Membership:
     Each `on_…` returns the effects to perform, in order.
     """
 
-    def __init__(self, *, model: str, lease_s: float) -> None:
+    def __init__(self, *, model: str, lease_s: float, tokens: str = "") -> None:
         self.model = model
+        self._tokens = tokens
         self._lease_s = lease_s
         self._members: dict[Incarnation, Member] = {}
         self._is_store_away = False
@@ -89,7 +90,15 @@ class Membership:
     @property
     def num_other_versions(self) -> int:
         """The nodes of this model that are left out, because of the protocol that they speak."""
-        return sum(one.model == self.model for one in self._left_out.values())
+        return sum(not can_speak(one.protocol) for one in self._left_out_of_model())
+
+    @property
+    def num_other_tokenizers(self) -> int:
+        """The nodes of this model that are left out, because token ids mean others there."""
+        return sum(can_speak(one.protocol) for one in self._left_out_of_model())
+
+    def _left_out_of_model(self) -> list[NodeRecord]:
+        return [one for one in self._left_out.values() if one.model == self.model]
 
     @property
     def is_store_away(self) -> bool:
@@ -324,7 +333,7 @@ class Membership:
         for node in nodes:
             record = node.record
             is_of_model, is_router = record.model == self.model, record.role is Role.ROUTER
-            if is_of_model and can_speak(record.protocol):
+            if is_of_model and can_speak(record.protocol) and self._has_our_tokens(record):
                 if not is_router and len(usable) < MAX_NODES:
                     usable[record.incarnation] = node
             elif (is_of_model or not is_router) and len(left_out) < MAX_NODES:
@@ -334,9 +343,16 @@ class Membership:
         self._left_out = left_out
         return usable, effects
 
+    def _has_our_tokens(self, record: NodeRecord) -> bool:
+        """Return whether token ids mean the same on a node, as far as both sides are known."""
+        is_router = record.role is Role.ROUTER
+        return is_router or record.tokens in ("", self._tokens) or not self._tokens
+
     def _why_left_out(self, record: NodeRecord) -> str:
         if record.model != self.model:
             return f"it serves {record.model}, not {self.model}"
+        if can_speak(record.protocol):
+            return "its tokenizer is another one than this router's (tokenizer.json)"
         versions = f"{record.protocol}, this router's {PROTOCOL_VERSION}"
         return f"its protocol version is {versions}"
 

@@ -85,10 +85,12 @@ class Placing:
     policy: str
     session_ttl_s: float
     seed: int
+    tokens: str = ""
+    """What tells the router's tokenizer apart, see `NodeRecord`."""
 
     def machines(self) -> tuple[Membership, Chooser]:
         """Return both, new. Raises `KeyError` for a policy that does not exist."""
-        membership = Membership(model=self.model, lease_s=self.lease_s)
+        membership = Membership(model=self.model, lease_s=self.lease_s, tokens=self.tokens)
         return membership, Chooser(self.policy, self.session_ttl_s, self.seed)
 
 

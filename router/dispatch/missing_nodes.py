@@ -26,6 +26,9 @@ def what_is_missing(heard: Sequence[NodeView], membership: Membership) -> str:
     elif membership.num_other_versions:
         nodes = counted(membership.num_other_versions, "node", "nodes")
         facts.append(f"the placement store lists {nodes} of another protocol version")
+    elif membership.num_other_tokenizers:
+        nodes = counted(membership.num_other_tokenizers, "node", "nodes")
+        facts.append(f"the placement store lists {nodes} with another tokenizer")
     elif not others:
         facts.append("the placement store lists none")
     if others:

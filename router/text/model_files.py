@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
+from common.files.kept_files import KeptFiles
 from common.files.tokenizer_files import within_vocabulary
 
 MAX_JSON_BYTES = 64 << 20
@@ -17,15 +18,15 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 """The names of chat templates that are read: of any chat, and of one with tools."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, files: KeptFiles) -> dict[str, Any]:
     """Return the JSON object in `path`; `CheckpointError` names the file and the problem."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes: wanted at most {MAX_JSON_BYTES}")
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        content = files.read(path, MAX_JSON_BYTES + 1)
+        if content is None:
+            raise CheckpointError(f"{path} is missing")
+        if len(content) > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
@@ -33,12 +34,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json_if_there(path: Path) -> dict[str, Any]:
+def read_json_if_there(path: Path, files: KeptFiles) -> dict[str, Any]:
     """Return the JSON object in `path`, or an empty one without a file."""
-    return read_json(path) if path.exists() else {}
+    return read_json(path, files) if files.has(path) else {}
 
 
-def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+def read_tokenizer(folder: Path, vocab_size: int, files: KeptFiles) -> Tokenizer:
     """Read `tokenizer.json`, without padding and truncation that training may have left in it.
 
     Tokens that the model does not have, of which there are `vocab_size`, are left out.
@@ -46,13 +47,13 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     Raises `CheckpointError` when it is missing or broken.
     """
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not files.has(path):
         raise CheckpointError(f"{path} is missing")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        content = files.read(path) or b""
+        tokenizer = Tokenizer.from_buffer(content)
         if max(tokenizer.get_vocab().values(), default=0) >= vocab_size:
-            text = within_vocabulary(path.read_text(encoding="utf-8"), vocab_size)
-            tokenizer = Tokenizer.from_str(text)
+            tokenizer = Tokenizer.from_str(within_vocabulary(content.decode(), vocab_size))
     except Exception as error:  # the library raises bare `Exception`
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_padding()
@@ -60,7 +61,9 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def read_chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+def read_chat_templates(
+    folder: Path, tokenizer_config: dict[str, Any], files: KeptFiles
+) -> dict[str, str]:
     """Return the chat templates of a checkpoint by name, of `DEFAULT` and `TOOL_USE` those it has.
 
     They are in tokenizer_config.json, where one without a name is the default; files in the folder
@@ -84,16 +87,16 @@ def read_chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[
         (DEFAULT, folder / "chat_template.jinja"),
         (TOOL_USE, more / f"{TOOL_USE}.jinja"),
     ):
-        if path.exists():
-            templates[name] = _read_text(path)
+        if files.has(path):
+            templates[name] = _read_text(path, files)
     if templates and DEFAULT not in templates:
         templates[DEFAULT] = templates[TOOL_USE]
     return templates
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, files: KeptFiles) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return (files.read(path) or b"").decode()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
+from common.files.kept_files import KeptFiles
 from common.files.tokenizer_files import known_ids, tokenizer_end_ids
 from common.model_names import model_names
 from common.request import SamplingParams
@@ -71,25 +72,27 @@ class TextModel:
         served_model_name: str,
         max_model_len: int,
         chat: ChatSettings = DEFAULT_CHAT,
+        files: KeptFiles | None = None,
     ) -> TextModel:
-        """Read a Hugging Face folder.
+        """Read a Hugging Face folder, and what `chat` names; `files` keep what was read.
 
         `served_model_name` '' means the folder's name, and names after commas are other ones;
         `max_model_len` 0 means the model's length.
         Raises `CheckpointError`, naming the file at fault, and `ConfigError` when `max_model_len`
         is more than the model's positions, or the tool template of `chat` is not one.
         """
-        if not folder.is_dir():
+        files = KeptFiles() if files is None else files
+        if not files.kept and not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: wanted a Hugging Face checkpoint")
-        config = read_json(folder / "config.json")
+        config = read_json(folder / "config.json", files)
         vocab_size = _positive_int(config, "vocab_size", folder)
-        tokenizer = read_tokenizer(folder, vocab_size)
-        tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
-        generation = read_json_if_there(folder / "generation_config.json")
+        tokenizer = read_tokenizer(folder, vocab_size, files)
+        tokenizer_config = read_json_if_there(folder / "tokenizer_config.json", files)
+        generation = read_json_if_there(folder / "generation_config.json", files)
         ends = (
             _eos_token_ids(generation, folder / "generation_config.json")
             | _eos_token_ids(config, folder / "config.json")
-            | tokenizer_end_ids(folder)
+            | tokenizer_end_ids(folder, files)
         )
         added = tokenizer.get_added_tokens_decoder()
         texts = {token.content for token in added.values()}
@@ -97,7 +100,7 @@ class TextModel:
             model_names(served_model_name) if served_model_name else (folder.resolve().name,)
         )
         token_bytes = TokenBytes(tokenizer)
-        talk = Conversation.load(folder, tokenizer_config, chat, texts)
+        talk = Conversation.load(folder, tokenizer_config, chat, texts, files)
         return cls(
             name=name,
             other_names=tuple(other_names),

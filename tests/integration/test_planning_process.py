@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import pytest_asyncio
 import uvloop
 
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
+from common.files.kept_files import KeptFiles
 from router.api.bodies.asked import RequestKind
 from router.api.planning import process
 from router.api.planning.messages import pack_message, pack_request
 from router.api.planning.planner import Planner, RequestPlan
 from router.api.planning.process import PlanningProcess, planning_command
 from router.http.errors import api_error
+from router.text.chat.conversation import ChatSettings
 from router.text.text_model import TextModel
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.processes import is_alive
@@ -53,6 +56,15 @@ async def own_planning(command: list[str]) -> AsyncIterator[PlanningProcess]:
     planning = PlanningProcess(command)
     yield planning
     await planning.close()
+
+
+def put_another_model(folder: Path) -> None:
+    """Two letters are each other's tokens."""
+    path = folder / "tokenizer.json"
+    layout = json.loads(path.read_bytes())
+    vocab = layout["model"]["vocab"]
+    vocab["h"], vocab["x"] = vocab["x"], vocab["h"]
+    path.write_text(json.dumps(layout))
 
 
 def body_of(**fields: Any) -> bytes:
@@ -221,6 +233,26 @@ async def test_a_model_that_is_gone_says_so(
         await hello_of(planning)
     await planning.close()
     assert "gone is not a folder" in capfd.readouterr().err
+
+
+@pytest.mark.covers("M07")
+@pytest.mark.parametrize("change", [shutil.rmtree, put_another_model])
+async def test_a_folder_that_has_changed_since_the_start_changes_no_plan(
+    change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """A router is there for weeks, and the process may be started at any time, and again."""
+    folder, template = write_model_folder(tmp_path / "tiny"), tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    chat, files = ChatSettings(tool_template=str(template)), KeptFiles()
+    model = TextModel.load(folder, "tiny", 0, chat, files)
+    change(folder)
+    template.unlink()
+    planning = PlanningProcess(planning_command(str(folder), "tiny", 0, chat, files), files)
+    try:
+        plan = await planning.plan(COMPLETION, body_of(prompt="hello", seed=1), CONTEXT)
+    finally:
+        await planning.close()
+    assert plan.prompts[0].token_ids == model.encode("hello", add_special_tokens=True, param="")
 
 
 async def test_no_process_can_be_started(tmp_path: Path) -> None:

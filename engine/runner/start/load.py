@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import CheckpointError, ConfigError
+from common.files.kept_files import KeptFiles
 from common.files.tokenizer_files import known_ids
 from common.kv.token_budget import num_speculative_tokens
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
@@ -139,8 +140,9 @@ def _masks(
     from engine.runner.memory_meter import return_freed_memory
 
     try:
-        trials = GrammarTrials(folder, folder.name, vocab_size, eos_token_ids, NODE_LIMITS)
-        grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids, trials.weigh)
+        files = KeptFiles()
+        trials = GrammarTrials(folder, folder.name, vocab_size, eos_token_ids, NODE_LIMITS, files)
+        grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids, trials.weigh, files)
     except CheckpointError as error:  # a tokenizer may have more ids than the model
         _logger.warning("answers under grammars are refused: %s", error)
         return None

@@ -28,7 +28,8 @@ class Checkpoint(TensorSource):
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
         """Read all headers.
 
-        Raises `CheckpointError`, naming the file and the first tensor that is missing or wrong.
+        Raises `CheckpointError`, naming the file and the first tensor that is missing, wrong or not
+        written yet.
         """
         shapes = expected_shapes(spec)
         link = folder / WEIGHTS_FILE
@@ -46,6 +47,20 @@ class Checkpoint(TensorSource):
         self.metadata = self._source.metadata
         for name, shape in shapes.items():
             self._source.check(folder, name, shape)
+        self._check_norms(link.resolve() if link.exists() else folder, shapes)
+
+    def _check_norms(self, where: Path, names: Iterable[str]) -> None:
+        """Raise `CheckpointError` for a norm that holds zeros alone.
+
+        A copy that reserves its space first has the size of the whole file, and zeros where it has
+        not come yet. Norms are short, lie in every part of a file, and are never zero.
+        """
+        for name in names:
+            if name.endswith("norm.weight") and not self.read(name).any():
+                raise CheckpointError(
+                    f"{where}: tensor {name} holds zeros alone: its file is still being copied, or "
+                    "was not copied wholly"
+                )
 
     def identity(self) -> str:
         return self._source.identity()

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from common.child_process import begin_helper
 from common.errors import InvalidRequest, PdserveError
+from common.files.kept_files import KeptFiles
 from router.api.planning.messages import (
     LENGTHS,
     Message,
@@ -75,10 +76,11 @@ def main(arguments: Sequence[str]) -> int:
     # Nothing else that is printed may come between the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    folder, name, max_model_len, settings = arguments
-    chat = ChatSettings(**json.loads(settings))
+    folder, name, max_model_len, settings_json = arguments
+    settings = json.loads(settings_json)
+    chat, files = ChatSettings(**settings["chat"]), KeptFiles(settings["files"])
     try:
-        model = TextModel.load(Path(folder), name, int(max_model_len), chat)
+        model = TextModel.load(Path(folder), name, int(max_model_len), chat, files)
     except PdserveError as error:
         sys.stderr.write(f"planning process: {error}\n")
         return 1

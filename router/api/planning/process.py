@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 from common.child_process import module_command, start_helper
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
+from common.files.kept_files import KeptFiles
 from router.api.bodies.asked import RequestKind
 from router.api.planning.messages import (
     LENGTHS,
@@ -78,20 +79,29 @@ class _Job:
 
 
 def planning_command(
-    folder: str, model_name: str, max_model_len: int, chat: ChatSettings = DEFAULT_CHAT
+    folder: str,
+    model_name: str,
+    max_model_len: int,
+    chat: ChatSettings = DEFAULT_CHAT,
+    files: KeptFiles | None = None,
 ) -> list[str]:
-    """Return the command of the planning process of a model, as `TextModel.load` takes it."""
+    """Return the command of the planning process of a model, as `TextModel.load` takes it.
+
+    It reads nothing but `files`, which it has to inherit; without them it reads the folder.
+    """
     module = "router.api.planning.child"
-    settings = json.dumps(asdict(chat))
+    settings = json.dumps({"chat": asdict(chat), "files": files and files.kept})
     return module_command(module, folder, model_name, str(max_model_len), settings)
 
 
 class PlanningProcess:
     """A `LargeBodies`. Its owner closes it."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """Plan with the process that `command` starts; nothing is started yet."""
+    def __init__(self, command: Sequence[str], files: KeptFiles | None = None) -> None:
+        """Plan with the process that `command` starts, which inherits `files`; nothing is started
+        yet."""
         self._command = command
+        self._files = KeptFiles() if files is None else files
         self._jobs: OrderedDict[_Job, None] = OrderedDict()
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
@@ -202,7 +212,7 @@ class PlanningProcess:
             return process
         await self._end_process()
         try:
-            started, ours = start_helper(self._command)
+            started, ours = start_helper(self._command, self._files.kept.values())
         except OSError as error:
             log.warning("the planning process does not start: %s", error)
             raise Overloaded("no room to read a large body now: send it again") from error

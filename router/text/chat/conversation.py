@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
+from common.files.kept_files import KeptFiles
 from router.text.chat.chat_template import ChatOptions, ChatTemplate
 from router.text.model_files import (
     DEFAULT,
@@ -77,13 +80,14 @@ class Conversation:
         tokenizer_config: dict[str, Any],
         settings: ChatSettings,
         added_tokens: Collection[str],
+        files: KeptFiles,
     ) -> Conversation:
         """Read the templates of a checkpoint and of `settings`.
 
         Raises `CheckpointError` for the checkpoint's and `ConfigError` for the other.
         """
         texts = special_token_texts(tokenizer_config)
-        sources = read_chat_templates(folder, tokenizer_config)
+        sources = read_chat_templates(folder, tokenizer_config, files)
         own = {name: ChatTemplate(source, texts) for name, source in sources.items()}
         template, wanted = own.get(DEFAULT), settings.tool_template
         if wanted == BUILTIN:
@@ -94,7 +98,7 @@ class Conversation:
             ]
             return cls(template, known[0] if known else None, settings, added_tokens)
         try:
-            tool_template = ChatTemplate(_read(Path(wanted)), texts)
+            tool_template = ChatTemplate(_read(Path(wanted), files), texts)
         except CheckpointError as error:
             raise ConfigError(f"tool_template is {wanted!r}: {error}") from error
         return cls(template, tool_template, settings, added_tokens)
@@ -157,10 +161,11 @@ def _can_call(template: ChatTemplate, settings: ChatSettings) -> bool:
     return template.knows_tools and template.knows_calls and is_known
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, files: KeptFiles) -> str:
     try:
-        with path.open("rb") as file:
-            found = file.read(MAX_TEMPLATE_BYTES + 1)
+        found = files.read(path, MAX_TEMPLATE_BYTES + 1)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if len(found) > MAX_TEMPLATE_BYTES:
             raise CheckpointError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
         return found.decode()

@@ -48,6 +48,7 @@ RECORD: dict[str, Any] = {
     "num_host_blocks": 0,
     "num_disk_blocks": 0,
     "roles": [],
+    "tokens": "",
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

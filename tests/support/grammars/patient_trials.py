@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from common.child_process import start_helper
 from grammars.trying import trials
@@ -25,9 +25,11 @@ sys.exit(server.main(sys.argv[1:]))
 """
 
 
-def start_patient(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_patient(
+    command: Sequence[str], descriptors: Collection[int] = ()
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the process of trials, for `trials.start_helper`."""
-    return start_helper((sys.executable, "-c", _SERVER, command[-1]))
+    return start_helper((sys.executable, "-c", _SERVER, command[-1]), descriptors)
 
 
 def wait_for_trials() -> None:

@@ -27,11 +27,11 @@ def live(name: str, role: Role, *, is_draining: bool = False, **more: Any) -> Li
 
 
 def membership(heard: Sequence[LiveNode], listed: Sequence[LiveNode]) -> Membership:
-    """Return that of a router of the model `m`.
+    """Return that of a router of the model `m`, whose tokenizer is `t`.
 
     These nodes are heard, and these are in the store for longer than a lease.
     """
-    membership = Membership(model="m", lease_s=LEASE_S)
+    membership = Membership(model="m", lease_s=LEASE_S, tokens="t")
     membership.on_listing(heard, 0.0)
     for node in heard:
         membership.on_heard(node.record.incarnation)

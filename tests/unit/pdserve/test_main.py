@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,35 @@ def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_trace(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pdserve.cli", _Interrupted("pdserve.cli"))
     assert main() == 130
+
+
+_FIRST = """
+import os, signal, sys
+from types import ModuleType
+from pdserve.__main__ import main
+
+def run():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("goes on as process", os.getpid())
+    return 0
+
+loaded = sys.modules["pdserve.cli"] = ModuleType("pdserve.cli")
+loaded.main = run
+sys.exit(main())
+"""
+
+
+@pytest.mark.covers("M06")
+@pytest.mark.parametrize("place", [("unshare", "-rp", "--fork"), ()], ids=["first", "other"])
+def test_sigterm_while_the_command_is_loaded_ends_it(place: tuple[str, ...]) -> None:
+    """The kernel ends the first process of a container by no signal that it does not handle."""
+    if place and subprocess.run([*place, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no namespace of processes")
+    command = [*place, sys.executable, "-P", "-c", _FIRST]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ended.stdout == "", ended.stderr
+    assert ended.returncode == (128 + signal.SIGTERM if place else -signal.SIGTERM)
 
 
 def test_the_exit_code_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -117,3 +117,27 @@ def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path, copies: Copies) 
     assert copies.result_and_hits(here, before=_READ_ONLY) == [2, 1]
     assert copies.result_and_hits(here, step=2, before=_READ_ONLY) == [3, 0]
     assert copies.result_and_hits(here, step=2) == [3, 0], "it was kept"
+
+
+@pytest.mark.covers("M04")
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: bytes(len(content)),
+        lambda content: b"\xb1" + content[1:],
+    ],
+    ids=["empty", "cut off", "zeros", "other bytes"],
+)
+def test_a_file_that_is_broken_is_compiled_again(
+    tmp_path: Path, copies: Copies, ending: str, spoilt: Callable[[bytes], bytes]
+) -> None:
+    """A machine that lost its power leaves such files, or a disk that was full."""
+    here = tmp_path / "here"
+    assert copies.result_and_hits(here) == [2, 0]
+    (file,) = copies.cache.rglob(f"*.{ending}")
+    file.write_bytes(spoilt(file.read_bytes()))
+    assert copies.result_and_hits(here) == [2, 0]
+    assert copies.result_and_hits(here) == [2, 1], "it was kept whole"

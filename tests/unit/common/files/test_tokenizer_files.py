@@ -11,12 +11,19 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from common.errors import CheckpointError
-from common.files.tokenizer_files import known_ids, tokenizer_end_ids, within_vocabulary
+from common.files.tokenizer_files import (
+    known_ids,
+    plain_tokens_digest,
+    tokenizer_end_ids,
+    within_vocabulary,
+)
 from common.grammar import Grammar, GrammarKind
 from engine.runner.weights.model_spec import read_eos_token_ids
 from grammars.compiler import GrammarCompiler
+from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from router.text.text_model import TextModel
 from tests.support.http.edge_model import EOS, write_model_folder
+from tests.support.models.tokenizer_gguf import TOKENS, write_tiny_gguf
 
 END = 1
 
@@ -61,6 +68,46 @@ def test_a_file_that_is_no_json_is_named(folder: Path, text: str) -> None:
     (folder / "tokenizer_config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
         tokenizer_end_ids(folder)
+
+
+def vocabulary_of(folder: Path, vocab: Any) -> str:
+    layout = {"model": {"type": "BPE", "vocab": vocab}}
+    (folder / "tokenizer.json").write_text(json.dumps(layout))
+    return plain_tokens_digest(folder)
+
+
+@pytest.mark.covers("M08")
+def test_a_tokenizer_is_told_apart_by_its_words_alone(folder: Path) -> None:
+    known = vocabulary_of(folder, {"a": 5, "of": 9, "2": 3})
+    assert known
+    assert known == vocabulary_of(folder, {"2": 3, "of": 9, "a": 5})
+    assert known == vocabulary_of(
+        folder, {"a": 5, "of": 9, "2": 3, "<s>": 1, "\u0120of": 7, "[PAD17]": 17, "\u00e9": 8}
+    ), "what forms of one tokenizer write in different ways"
+    assert known != vocabulary_of(folder, {"a": 9, "of": 5, "2": 3})
+    assert known != vocabulary_of(folder, {"a": 5, "of": 9, "2": 3, "to": 4})
+    pieces = [["<unk>", 0.0], ["a", -1.0], ["of", -2.0]]
+    assert vocabulary_of(folder, pieces) == vocabulary_of(folder, {"a": 1, "of": 2})
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": 1}'])
+def test_of_a_tokenizer_that_cannot_be_read_nothing_is_known(
+    folder: Path, text: str | None
+) -> None:
+    path = folder / "tokenizer.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    assert plain_tokens_digest(folder) == ""
+
+
+@pytest.mark.covers("M08")
+def test_a_gguf_file_has_the_words_of_the_tokenizer_that_it_was_made_from(tmp_path: Path) -> None:
+    words = {token: at for at, token in enumerate(TOKENS) if token[0] not in "<\u0120"}
+    folder = tmp_path / "made"
+    folder.mkdir()
+    make_gguf_folder(write_tiny_gguf(tmp_path / "model.gguf"), folder)
+    assert plain_tokens_digest(folder) == vocabulary_of(tmp_path, words)
 
 
 @pytest.mark.covers("K09")

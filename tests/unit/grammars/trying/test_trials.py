@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -217,10 +218,14 @@ def test_forks_end_with_the_process_that_made_them(trials: GrammarTrials) -> Non
             os.kill(fork, signal.SIGKILL)
 
 
+def put_another_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
 def start_stranger(text: bytes) -> Callable[..., tuple[subprocess.Popen[bytes], socket.socket]]:
     """Start a process that answers anything with `text`, in place of one that tries grammars."""
     answer = f"import os; os.read(0, 1 << 20); os.write(1, {text!r}); os.read(0, 1)"
-    return lambda _: start_helper((sys.executable, "-c", answer))
+    return lambda *_: start_helper((sys.executable, "-c", answer))
 
 
 @pytest.mark.covers("F148")
@@ -238,8 +243,22 @@ def test_a_process_that_answers_something_else_costs_one_more_try(
     text: bytes, trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = iter([start_stranger(text), start_patient])
-    monkeypatch.setattr(trials_module, "start_helper", lambda command: next(starts)(command))
+    monkeypatch.setattr(trials_module, "start_helper", lambda *asked: next(starts)(*asked))
     assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
+
+
+@pytest.mark.covers("M07")
+@pytest.mark.parametrize("change", [shutil.rmtree, put_another_tokenizer])
+def test_a_folder_that_has_changed_since_the_start_changes_no_trial(
+    change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    trials = GrammarTrials(folder, "tiny", 320, {1}, ROUTER_LIMITS)
+    change(folder)
+    try:
+        assert trials.begin(GOOD).result(WAIT_S).num_bytes > 0
+    finally:
+        trials.close()
 
 
 @pytest.mark.covers("F148")
@@ -247,7 +266,7 @@ def test_a_process_that_answers_something_else_costs_one_more_try(
 def test_a_process_that_does_not_start_is_started_for_the_next_one(
     error: Exception, trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: Any) -> Any:
+    def start(*_: Any) -> Any:
         raise error
 
     monkeypatch.setattr(trials_module, "start_helper", start)

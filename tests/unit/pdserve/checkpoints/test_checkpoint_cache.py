@@ -121,6 +121,28 @@ def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> No
     assert (tmp_path / "thing" / "file").exists()
 
 
+@pytest.mark.covers("M04")
+def test_a_loss_of_power_leaves_no_name_without_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = set()
+
+    def note(opened: int) -> None:
+        flushed.add(Path(f"/proc/self/fd/{opened}").readlink())
+
+    def build(folder: Path) -> None:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_text("whole")
+        (folder / "link").symlink_to("/nowhere")
+        built.append(folder)
+
+    built: list[Path] = []
+    monkeypatch.setattr("common.files.cache_folder.os.fsync", note)
+    build_once(tmp_path / "thing", build)
+    (folder,) = built
+    assert flushed == {folder, folder / "deep", folder / "deep" / "file"}
+
+
 def test_a_killed_build_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"

@@ -307,6 +307,25 @@ def test_a_file_that_cannot_be_read_is_the_only_problem(
     assert problem.startswith(f"the configuration file {file} {reason}")
 
 
+@pytest.mark.covers("M12")
+@pytest.mark.parametrize(
+    "variable", ["PDSERVE_API_KEY", "PDSERVE_REDIS_URL", "PDSERVE_SERVED_MODEL_NAME"]
+)
+def test_a_secret_with_the_end_of_a_line_is_told_at_the_start(variable: str) -> None:
+    """As `echo key | base64` makes it for Kubernetes: no client could send such a key."""
+    router = ("--role", "router", "--model", "m")
+    (problem,) = problems(*router, environ={variable: "secret\n"})
+    assert problem.endswith(
+        f"wanted UTF-8 text without control characters (from variable {variable})"
+    )
+
+
+@pytest.mark.covers("M11")
+def test_a_byte_order_mark_and_lines_of_windows_are_read(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf[model]\r\nmodel = 'there'\r\n")
+    assert load("--config", str(file), "--role", "router").config.model.model == "there"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     assert problems("--config", str(missing)) == [

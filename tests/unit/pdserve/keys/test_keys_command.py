@@ -144,6 +144,17 @@ def test_certificates_name_their_kind_and_end_when_asked(
     assert not loaded.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     left = loaded.not_valid_after_utc - datetime.now(UTC)
     assert timedelta(days=29) < left <= timedelta(days=30)
+
+
+@pytest.mark.covers("M13")
+@pytest.mark.parametrize("file", ["ca/ca.pem", "router/cert.pem", "node/cert.pem"])
+def test_certificates_are_valid_where_a_clock_is_behind(file: str, tmp_path: Path) -> None:
+    from cryptography import x509
+
+    assert main(["keys", "init", str(tmp_path)]) == 0
+    if file.startswith("node"):
+        assert main(["keys", "renew", str(tmp_path), "node"]) == 0
+    loaded = x509.load_pem_x509_certificate((tmp_path / file).read_bytes())
     assert loaded.not_valid_before_utc < datetime.now(UTC) - timedelta(minutes=30)
 
 

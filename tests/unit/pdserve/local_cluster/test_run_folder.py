@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -93,6 +94,24 @@ def test_sockets_have_a_short_folder_where_temporary_files_have_a_long_one(
         run.keep_logs()
     assert not sockets.exists()
     assert run.path.exists()
+
+
+@pytest.mark.covers("M09")
+def test_its_folders_are_locked_so_that_nobody_removes_what_is_old_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd-tmpfiles removes what was not used for ten days, sockets and keys too, except below
+    a folder that is locked."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with RunFolder() as run:
+        assert run.sockets.parent != run.private
+        for folder in (run.path, run.sockets):
+            opened = os.open(folder, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.close(opened)
 
 
 @pytest.mark.parametrize("name", [b"a\xff", b"a\nb"])

@@ -56,6 +56,20 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         make_tracing(config_with("http://c:4317"))
 
 
+@pytest.mark.covers("M10")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"), ("OTEL_ATTRIBUTE_COUNT_LIMIT", "many")],
+)
+def test_a_variable_that_the_sdk_refuses_is_named(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.delitem(sys.modules, "pdserve.roles.otel")  # some are read by its import
+    with pytest.raises(ConfigError, match=rf"^traces: .*{variable}"):
+        make_tracing(config_with("http://127.0.0.1:1"))
+
+
 def test_the_caller_decides_before_the_ratio_does() -> None:
     now_s = MonotonicClock().now_s()
     none, every = tracing_to_nowhere(0.0), tracing_to_nowhere(1.0)

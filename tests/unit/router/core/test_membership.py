@@ -435,6 +435,25 @@ def test_a_node_has_left_if_it_ended_the_stream_and_is_not_listed(
     assert membership.on_listing(listed, 3.0) == [], "told of once"
 
 
+@pytest.mark.covers("M08")
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_used"),
+    [("t", "t", True), ("t", "", True), ("", "t", True), ("t", "u", False)],
+)
+def test_a_node_whose_tokens_mean_others_gets_no_request(
+    ours: str, theirs: str, is_used: bool
+) -> None:
+    membership = Membership(model="m", lease_s=LEASE_S, tokens=ours)
+    node = replace(live(), record=replace(live().record, tokens=theirs))
+    effects = membership.on_listing([node], 0.0)
+    membership.on_heard(node.record.incarnation)
+    assert membership.records() == ([node.record] if is_used else [])
+    reason = "its tokenizer is another one than this router's (tokenizer.json)"
+    assert (NodeLeftOut(Incarnation("d0", 1), reason) in effects) is not is_used
+    assert membership.num_other_tokenizers == (not is_used)
+    assert membership.num_other_versions == 0
+
+
 def test_nodes_that_cannot_be_members_are_told_of_once() -> None:
     membership = Membership(model="m", lease_s=LEASE_S)
     old = replace(live("d1"), record=replace(live("d1").record, protocol=1))

@@ -44,6 +44,12 @@ DECODE, PREFILL = live("d0", Role.DECODE), live("p0", Role.PREFILL)
             "the placement store lists 2 nodes of another protocol version",
         ),
         (
+            [],
+            [live("d0", Role.DECODE, tokens="u")],
+            "no decode or mixed node is heard, "
+            "the placement store lists 1 node with another tokenizer",
+        ),
+        (
             [live("d0", Role.DECODE, is_draining=True)],
             [],
             "every decode or mixed node is draining",

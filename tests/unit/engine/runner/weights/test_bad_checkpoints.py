@@ -17,6 +17,7 @@ import pytest
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec, read_eos_token_ids
+from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
@@ -24,6 +25,7 @@ from tests.support.models.tiny_checkpoints import (
     write_checkpoint,
     write_safetensors,
 )
+from tests.support.models.tokenizer_gguf import HIDDEN, write_tiny_gguf
 
 LLAMA = CONFIGS["llama"]
 SINGLE = "model.safetensors"
@@ -50,6 +52,30 @@ def _rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) ->
 
 def _write_config(folder: Path, values: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(values))
+
+
+@pytest.mark.covers("M15")
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_file_whose_end_is_zeros_is_refused(tmp_path: Path, part: float) -> None:
+    """A copy that reserves its space first has its final size long before it ends."""
+    write_checkpoint(tmp_path, LLAMA)
+    _open(tmp_path)
+    whole = bytearray((tmp_path / SINGLE).read_bytes())
+    data = 8 + struct.unpack("<Q", whole[:8])[0]
+    copied = data + int((len(whole) - data) * part) // 4 * 4
+    whole[copied:] = bytes(len(whole) - copied)
+    (tmp_path / SINGLE).write_bytes(whole)
+    _refused(tmp_path, str(tmp_path), "norm.weight", "zeros alone")
+
+
+@pytest.mark.covers("M15")
+def test_a_gguf_file_of_zeros_is_refused(tmp_path: Path) -> None:
+    norms = {"output_norm.weight": np.zeros(HIDDEN, np.float32)}
+    folder = tmp_path / "made"
+    folder.mkdir()
+    path = write_tiny_gguf(tmp_path / "model.gguf", tensors=norms)
+    with pytest.raises(CheckpointError, match=rf"{path}: tensor model\.norm\.weight holds zeros"):
+        make_gguf_folder(path, folder)
 
 
 def test_no_folder(tmp_path: Path) -> None:

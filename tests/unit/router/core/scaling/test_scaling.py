@@ -254,6 +254,7 @@ def test_one_more_change_of_the_same_kind_does_not_wait_for_longer() -> None:
     assert wait_s(moves, Role.PREFILL, now_s + 160) == HOLD_S, "another router leads"
 
 
+@pytest.mark.covers("M14")
 @pytest.mark.parametrize("fault", ["is_draining", "is_suspected", "unlisted"])
 def test_nodes_that_leave_or_are_silent_do_not_count(fault: str) -> None:
     cluster = FluidCluster(2, 2)

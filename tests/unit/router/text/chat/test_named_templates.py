@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
+from common.files.kept_files import KeptFiles
 from router.text.chat.chat_template import ChatOptions
 from router.text.chat.conversation import ChatSettings, Conversation
 from router.text.model_files import read_chat_templates
@@ -62,7 +63,7 @@ def conversation(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     config = {} if template is None else {"chat_template": template}
-    return Conversation.load(folder, config, ChatSettings(**settings), ())
+    return Conversation.load(folder, config, ChatSettings(**settings), (), KeptFiles())
 
 
 def prompt(chat: Conversation, messages: Any = MESSAGES, *, has_tools: bool) -> str:
@@ -253,7 +254,7 @@ def test_a_named_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", [None, [], named(rag=OTHER), ["x"]])
 def test_a_checkpoint_without_such_templates(template: Any, tmp_path: Path) -> None:
-    assert read_chat_templates(tmp_path, {"chat_template": template}) == {}
+    assert read_chat_templates(tmp_path, {"chat_template": template}, KeptFiles()) == {}
 
 
 @pytest.mark.covers("J08")

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from common.files.kept_files import KeptFiles
 from router.text.model_files import read_tokenizer
 from router.text.output.detokenizer import MAX_PENDING, Detokenizer
 from router.text.token_lookup import TokenBytes, TokenTextCache
@@ -25,7 +26,7 @@ ALL_IDS = st.lists(st.integers(0, MODEL.vocab_size - 1), max_size=3 * MAX_PENDIN
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
     """The tokenizer of `MODEL`."""
-    return read_tokenizer(write_model_folder(tmp_path), MODEL.vocab_size)
+    return read_tokenizer(write_model_folder(tmp_path), MODEL.vocab_size, KeptFiles())
 
 
 def pieces(token_ids: list[int]) -> list[str]:
