@@ -107,6 +107,8 @@ def test_an_answer_that_goes_on_as_long_as_nodes_hold_it_may_not_be_shorter() ->
         check(decoding, cut, short)
     with pytest.raises(Violation, match="r1 ends by length after"):
         check(decoding, replace(cut, is_cut=False), long)
+    with pytest.raises(Violation, match="r1 ends by stop after"):
+        check(decoding, cut, answered("stop", long.tokens))
 
 
 LEAVES = a_fault(FaultKind.DRAIN)
@@ -152,6 +154,7 @@ def test_a_request_may_end_with_the_only_node_that_is_large_enough(outcome: str)
     check(replace(UNEVEN, **BY_LOAD), a_request(), found)
     for shape, asked, faults in (
         (UNEVEN, a_request(), ()),
+        (UNEVEN, a_request(max_tokens=160), ()),
         (UNEVEN, a_request(max_tokens=13), (LEAVES,)),
         (EVEN, a_request(), (LEAVES,)),
         (EVEN, a_request(), (a_fault(FaultKind.ROLE),)),
