@@ -1,4 +1,4 @@
-"""Steps that no scheduler should have planned are noticed."""
+"""Steps that no scheduler should have planned are noticed, and steps that are to fail do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.core.step.step_batch import StepBatch, batch_of
 from simulator.faults.contents import KVMemory
 from simulator.faults.hosts import ProcessClock
@@ -22,12 +22,16 @@ def an_execution() -> ComputedExecution:
     return ComputedExecution(clock, memory, 1.0, MOST_TOKENS, plans_ahead=False)
 
 
-def a_batch(start: int, num_tokens: int, num_blocks: int) -> StepBatch:
-    """Return a step of one sequence, which draws a token."""
+def an_entry(start: int, num_tokens: int, table: list[int]) -> ScheduledSequence:
+    """Return an entry that draws a token."""
     known = [3] * (start + num_tokens)
     sample = SampleInput(SamplingParams(max_tokens=9), 0, known, ())
-    table = list(range(num_blocks))
-    return batch_of([ScheduledSequence(1, [3] * num_tokens, start, table, sample)])
+    return ScheduledSequence(1, [3] * num_tokens, start, table, sample)
+
+
+def a_batch(start: int, num_tokens: int, num_blocks: int) -> StepBatch:
+    """Return a step of one sequence."""
+    return batch_of([an_entry(start, num_tokens, list(range(num_blocks)))])
 
 
 def followed(batch: StepBatch) -> StepBatch:
@@ -75,3 +79,20 @@ def test_a_step_that_has_begun_is_the_one_that_is_planned(
         return
     with pytest.raises(WrongStep, match="the step that has begun computes"):
         execution.begin(batch, None)
+
+
+def test_steps_that_are_to_fail_have_written_something_else() -> None:
+    tables = [0], [1]
+    right, all_fail, some_fail = an_execution(), an_execution(), an_execution()
+    all_fail.failing, some_fail.failing = "all", "some"
+    for execution in (right, all_fail, some_fail):
+        execution.begin(batch_of([an_entry(0, 2, table) for table in tables]), None)
+    results, _ = right.wait()
+    assert None not in results
+    with pytest.raises(RuntimeError, match="the step has failed"):
+        all_fail.wait()
+    with pytest.raises(SequencesFailed) as failed:
+        some_fail.wait()
+    assert failed.value.errors.keys() == {1}
+    assert [one is None for one in failed.value.results] == [False, True]
+    assert failed.value.results[0] == results[0]
