@@ -29,7 +29,7 @@ STOPPED = (*RIGHT[:5], STOP_TOKEN_ID)
 EVEN = a_shape()
 UNEVEN = replace(EVEN, pools=(5, 40, 11))
 """Its nodes hold 16, 156 and 40 tokens: one to prefill and two to decode."""
-BY_LOAD = {"target_ttft_s": 1.0, "target_tpot_s": 0.1}
+BY_LOAD = replace(UNEVEN, target_ttft_s=1.0, target_tpot_s=0.1)
 TOO_LONG = "invalid_request"
 ROLES = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE, "decode-1": Role.DECODE}
 
@@ -119,7 +119,7 @@ LEAVES = a_fault(FaultKind.DRAIN)
     [
         pytest.param(UNEVEN, {}, (), False, id="still"),
         pytest.param(UNEVEN, {"at_s": 0.5}, (), True, id="before all nodes are heard"),
-        pytest.param(replace(UNEVEN, **BY_LOAD), {}, (), True, id="roles follow the load"),
+        pytest.param(BY_LOAD, {}, (), True, id="roles follow the load"),
         pytest.param(
             replace(UNEVEN, target_ttft_s=1.0), {}, (), False, id="roles follow one target: none"
         ),
@@ -151,7 +151,7 @@ def test_a_length_that_no_node_holds_is_refused_and_one_that_all_hold_is_not() -
 def test_a_request_may_end_with_the_only_node_that_is_large_enough(outcome: str) -> None:
     found = answered(outcome, RIGHT[:2])
     check(UNEVEN, a_request(), found, LEAVES)
-    check(replace(UNEVEN, **BY_LOAD), a_request(), found)
+    check(BY_LOAD, a_request(), found)
     for shape, asked, faults in (
         (UNEVEN, a_request(), ()),
         (UNEVEN, a_request(max_tokens=160), ()),

@@ -91,12 +91,15 @@ def test_a_read_into_slots_that_were_given_back_is_found(monkeypatch: pytest.Mon
 
 def break_while_slots_are_read_into(seeds: Iterable[int]) -> None:
     for seed in seeds:
-        pair = opened("rdma_read", seed)
-        ring = pair.receiver.ring
-        assert ring is not None
-        pass_time_until(pair, lambda ring=ring: ring.receiving.num_lent > 0)
-        pair.wires.flights.break_between("prefill", "decode")
-        pair.pass_time(30.0)
+        break_while_one_reads(opened("rdma_read", seed))
+
+
+def break_while_one_reads(pair: Pair) -> None:
+    ring = pair.receiver.ring
+    assert ring is not None
+    pass_time_until(pair, lambda: ring.receiving.num_lent > 0)
+    pair.wires.flights.break_between("prefill", "decode")
+    pair.pass_time(30.0)
 
 
 def test_reads_that_fail_are_not_taken_for_such() -> None:
