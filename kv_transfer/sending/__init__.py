@@ -1,8 +1,8 @@
 """The sending machine of a handoff, pure: a prefill node's side.
 
 machine           the machine; links: all links, their deadlines, and which may send now
-link              one decode node, and the window that all share; channels and further_channels: its
-                  connections
+link              one decode node; channels and further_channels: its connections
+shared_window     the room that all links share
 transfer          one handoff, how its chunks join to frames, and which one sends next
 unreachable       decode nodes that did not answer; transfer_errors: how transfers end badly
 effects           what the machine asks its connector to do

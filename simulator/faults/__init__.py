@@ -7,7 +7,7 @@ shape         the nodes of a cluster and their settings
 drawing       a history from its seed: pure
 cluster       runs one history
 fault_events  what each kind of fault does to a cluster
-checks        what must hold, whatever happens
+checks/       what must hold, whatever happens
 router        the simulator's router, on streams that break; its books are checked
 books/        what a router counts, remembers and chooses, checked
 streams       the stream of a router and a node: what gRPC over TCP does to messages

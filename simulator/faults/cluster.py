@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from common.errors import (
-    DeadlineExceeded,
-    DeadlineUnreachable,
-    InvalidRequest,
-    NodeLost,
-    Overloaded,
-)
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import BlockHash
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from node.control.drain import LAST_GRACE_S
 from placement.store import PlacementUnavailable
 from router.core.membership import ENDED_BY_NODE
 from simulator.clients import ClientRequest
-from simulator.faults import checks
-from simulator.faults.checks import LOST_WITH_ROUTER, Violation
+from simulator.faults.checks.ends import LOST_WITH_ROUTER, Ends, check_logprobs, check_time
+from simulator.faults.checks.fault_times import fault_times
+from simulator.faults.checks.nodes import (
+    check_cache,
+    check_files,
+    check_node,
+    right_blocks,
+    why_busy,
+)
+from simulator.faults.checks.violation import Violation
 from simulator.faults.contents import REVISIONS, STOP_TOKEN_ID, Numbers, prompt_of, right_answer
-from simulator.faults.demand.grammars import grammar_of, refusals_of_grammar
-from simulator.faults.demand.lengths import fewest_tokens, may_be_too_long, tokens_wanted
+from simulator.faults.demand.grammars import grammar_of
 from simulator.faults.demand.salts import Salted, Salts
-from simulator.faults.demand.waiting import refusals_of
 from simulator.faults.fault_events import begin
-from simulator.faults.history import AskedRequest, Fault, History
+from simulator.faults.history import AskedRequest, History
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.kinds import BREAKING, CHANGES, DRAINS, FaultKind
 from simulator.faults.kv.wires import KVWires
 from simulator.faults.node.disk import Disk
 from simulator.faults.node.faulty_node import FaultyNode, layout_of
 from simulator.faults.node.life import LifeStore
 from simulator.faults.roles.cluster_roles import RolesByLoad
 from simulator.faults.router import Answered, FaultyRouter
-from simulator.faults.shape import are_roles_by_load, longest_of, node_names, router_names, shape_of
+from simulator.faults.shape import node_names, router_names, shape_of
 from simulator.faults.store.calls import StoreCalls
 from simulator.faults.store.leases import Leases
 from simulator.faults.streams import RESET, NodeLink
@@ -51,15 +47,7 @@ LOOK_S = 0.5
 """Seconds between two looks whether all requests and faults have ended."""
 PATIENCE_S = 20.0
 """Seconds for which a resource may be held after the last request and fault have ended."""
-ENOUGH_S, ENOUGH_STEPS = 30.0, 500
-"""A request with so much time, and for so many steps, after the last fault must be answered, if a
-node can."""
-HEALED_S = 20.0
-"""A request that comes so long after the last fault has ended does not notice it."""
 _RETRY_S = 0.5
-HEARD_S = 1.0
-"""Time after which each router has heard every node, if nothing is broken. Routers of real clusters
-answer nobody before; those of histories may know the shorter nodes alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,10 +88,7 @@ class FaultyCluster:
         self._ended_at_s = 0.0
         deadlines_s = (asked.at_s + asked.deadline_s for asked in history.requests)
         self._deadlines_end_s = max(deadlines_s, default=0.0)
-        self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
-        self._first_broken_s = _first(history.faults, BREAKING)
-        self._first_failing_s = _first(history.faults, (FaultKind.STEP,))
-        self._first_drain_s = _first(history.faults, DRAINS)
+        self._times, self._ends = fault_times(history), Ends(history)
         self.router_stood_s = 0.0
         self.roles = RolesByLoad(history, self.timeline, self.leases, self.nodes)
         self._store = LifeStore(
@@ -237,16 +222,10 @@ class FaultyCluster:
         for router in list(self.routers.values()):
             yield from list(router.links.values())
 
-    def _end_of(self, fault: Fault) -> float:
-        """Return when a fault or a change is over, whatever becomes of it."""
-        if fault.kind in DRAINS:
-            return fault.at_s + self.history.shape.drain_s + LAST_GRACE_S + fault.span_s
-        return fault.at_s + fault.span_s
-
     def _on_left(self, me: Incarnation, is_empty: bool) -> None:
         """End the process of a node that leaves in order, and start it again where that is due."""
         node = self.lives[me]
-        if not is_empty and self.timeline.now_s() < self._first_broken_s:
+        if not is_empty and self.timeline.now_s() < self._times.first_broken_s:
             raise Violation(f"{me} drains, is not empty in time, and nothing is in its way")
         name = self._name_of(node)
         self.stop_node(name, is_known=True, reason=ENDED_BY_NODE)
@@ -291,9 +270,9 @@ class FaultyCluster:
         if self._num_open:
             if now_s > self._deadlines_end_s + PATIENCE_S:
                 raise Violation(f"{self._num_open} requests wait, long after their deadlines")
-        elif now_s > self._faults_end_s:
+        elif now_s > self._times.end_s:
             why = self._why_busy()
-            since_s = max(self._ended_at_s, self._faults_end_s)
+            since_s = max(self._ended_at_s, self._times.end_s)
             if why and now_s > since_s + PATIENCE_S:
                 raise Violation(f"{why}, {PATIENCE_S:g} s after the last request has ended")
             if not why:
@@ -303,85 +282,36 @@ class FaultyCluster:
 
     def _why_busy(self) -> str:
         routers = self.routers.values()
-        busy = checks.why_busy(self.nodes.values(), routers)
+        busy = why_busy(self.nodes.values(), routers)
         return busy or self.roles.why_unserved(routers)
 
     def _check_node(self, node: FaultyNode) -> None:
-        checks.check_node(node)
+        check_node(node)
         self._salts.check(node.flow.attempts.all(), node.scheduler.pool.prefix_cache)
 
     def _check_end(self) -> None:
-        changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
-        staying = set(node_names(self.history.shape)) - changed
-        is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
-        shape = self.history.shape
-        refusals = refusals_of(shape)
-        is_still = not (changed or are_roles_by_load(shape)) and math.isinf(self._first_broken_s)
+        roles = {name: node.role for name, node in self.nodes.items()}
         for request in self._requests:
             asked, answered = request.asked, request.answered
-            knows_all = is_still and asked.at_s >= HEARD_S
-            may_refuse = refusals
-            if may_be_too_long(shape, asked, is_still=knows_all):
-                may_refuse |= {InvalidRequest.code}
-                if not knows_all:  # the node that holds it has refused it or begun it, and left
-                    may_refuse |= {Overloaded.code, NodeLost.code}
-            may_refuse |= refusals_of_grammar(asked.grammar)
-            checks.check_end(
-                *(asked, answered, request.right),
-                has_faults=self._first_broken_s <= answered.ended_at_s,
-                has_failed_steps=self._first_failing_s <= answered.ended_at_s,
-                has_drains=self._first_drain_s <= answered.ended_at_s,
-                is_served=is_served,
-                may_refuse=may_refuse,
-                fewest_tokens=fewest_tokens(shape, asked, is_still=knows_all),
-            )
-            checks.check_logprobs(asked, answered, request.prompt)
-            checks.check_time(asked, answered, self.router_stood_s)
-            self._check_answered(request)
-        self._check_roles()
+            self._ends.check(asked, answered, request.right)
+            check_logprobs(asked, answered, request.prompt)
+            check_time(asked, answered, self.router_stood_s)
+            self._ends.check_answered(asked, answered, roles)
+        self._ends.check_roles(roles.values())
+        size = self.history.shape.block_size
         texts = {(one.asked.salt, (*one.prompt, *one.right)) for one in self._requests}
         right: dict[BlockHash, Numbers] = {}
         # A node that was to have an earlier one again may not have left for that.
         for revision in REVISIONS if self.revisions else (0,):
-            fingerprint = layout_of(shape.block_size, revision).fingerprint
-            right |= checks.right_blocks(sorted(texts), shape.block_size, fingerprint, revision)
+            fingerprint = layout_of(size, revision).fingerprint
+            right |= right_blocks(sorted(texts), size, fingerprint, revision)
         for node in self.nodes.values():
             self._check_node(node)
-            checks.check_cache(node, right)
+            check_cache(node, right)
         for router in self.routers.values():
             if router.clock.is_running:
                 router.check_blocks()
-        checks.check_files(self.disk.files(), right)
-
-    def _check_roles(self) -> None:
-        """Check that something decodes where nothing is broken, no node leaves, and one router
-        decides about roles: of two, each may move another node."""
-        is_still = self._first_broken_s == self._first_drain_s == float("inf")
-        decoding = [node for node in self.nodes.values() if node.role is not Role.PREFILL]
-        if is_still and len(self.routers) == 1 and not decoding:
-            raise Violation("the last node that decodes was given another role")
-
-    def _check_answered(self, request: _Request) -> None:
-        """Check that a request with enough time after the last fault was answered in it."""
-        asked, outcome = request.asked, request.answered.outcome
-        began_s = max(asked.at_s, self._faults_end_s)
-        enough_s = max(ENOUGH_S, ENOUGH_STEPS * self.history.shape.step_s)
-        has_time = asked.at_s + asked.deadline_s > began_s + enough_s
-        is_late = outcome in (DeadlineExceeded.code, DeadlineUnreachable.code)
-        num_wanted = tokens_wanted(asked, len(request.answered.tokens))
-        can_decode = any(
-            node.role is not Role.PREFILL and longest_of(self.history.shape, name) >= num_wanted
-            for name, node in self.nodes.items()
-        )
-        if is_late and has_time and can_decode:
-            raise Violation(f"{asked.name} waited until its deadline, and nothing was in its way")
-        is_healed = asked.at_s > self._faults_end_s + HEALED_S
-        if is_healed and can_decode and outcome in checks.OF_NODES:
-            raise Violation(f"{asked.name} ended by {outcome}, long after the last fault")
-
-
-def _first(faults: Sequence[Fault], kinds: Sequence[FaultKind]) -> float:
-    return min((one.at_s for one in faults if one.kind in kinds), default=float("inf"))
+        check_files(self.disk.files(), right)
 
 
 def _request(asked: AskedRequest) -> _Request:

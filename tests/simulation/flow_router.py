@@ -19,7 +19,7 @@ from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow
 from router.watch.router_metrics import RouterMetrics
 from simulator.clients import ClientRequest
-from simulator.faults.checks import FINISHED
+from simulator.faults.checks.ends import FINISHED
 from simulator.router import SimulatedRouter
 from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline

@@ -24,7 +24,7 @@ from engine.core.blocks.disk_index import DiskIndex, bytes_taken
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
-from engine.execution import ExecutionHere, ExecutionThread
+from engine.execution import ExecutionHere
 from engine.prefix_disk.block_file import HEADER_BYTES
 from engine.prefix_disk.block_folder import BlockFolder
 from node.flow.messages import CheckCopies, Effect, Message, OfferBlocks
@@ -32,11 +32,12 @@ from node.flow.pulls.hand_over import HandOver
 from node.life.make_scheduler import make_scheduler
 from simulator.faults.hosts import ProcessClock
 from simulator.node import SimulatedNode, flow_of
+from tests.simulation.scripted_steps import StepsBeside
 from tests.simulation.scripted_wires import ScriptedEnd, ScriptedWires
 from tests.support.disk.faulty_files import FaultyCalls
 from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import check_books, check_idle
-from tests.support.engine.hash_runner import VOCAB_SIZE, HashRunner, LateCopy
+from tests.support.engine.hash_runner import VOCAB_SIZE, HashRunner, LateCopy, Parts, run_parts
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -116,13 +117,6 @@ class _StepsHere(ExecutionHere):
     ended_s: Sequence[float] = ()
 
 
-class _StepsBeside(ExecutionThread):
-    """Steps that end in the turn after the one in which they begin, whatever comes between."""
-
-    is_running = False
-    ended_s: Sequence[float] = ()
-
-
 class Node(SimulatedNode):
     """Takes a turn when the test says so; after each in which anything was done books are checked.
 
@@ -170,7 +164,8 @@ class Node(SimulatedNode):
         flow.attempts.keep_ended()
         self.clock = ProcessClock(world.clock)
         timeline: Any = self.clock
-        steps: Any = (_StepsBeside if world.is_async else _StepsHere)(self, self.clock)
+        beside = self._steps_beside = StepsBeside(self, self.clock)
+        steps: Any = beside if world.is_async else _StepsHere(self, self.clock)
         super().__init__(
             me,
             timeline,
@@ -221,6 +216,10 @@ class Node(SimulatedNode):
         """Take a message: it is read in the next turn."""
         self.has_unread = True
         super().put(message)
+
+    def compute_on(self) -> None:
+        """Compute the next part of a step that goes on beside the turns."""
+        self._steps_beside.compute_on()
 
     def turn(self) -> bool:
         """Take one turn, and check what it has changed; return whether it changed something."""
@@ -282,19 +281,26 @@ class Node(SimulatedNode):
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
     ) -> RunnerResult:
+        parts = self.parts(batch, tells_layers=on_layer is not None)
+        return run_parts(parts, on_layer, on_queued)
+
+    def parts(self, batch: Sequence[ScheduledSequence], *, tells_layers: bool) -> Parts:
+        """Execute a batch from one moment to the next; see `HashRunner.parts`."""
         if self.fail_next_step:
             self.fail_next_step = False
             raise RuntimeError("the device is out of memory")
-
-        def on_layer_or_fail(layer: int) -> None:
-            if on_layer is not None:
-                on_layer(layer)
-            if layer == self.fail_after_layer:
+        tells_layers = tells_layers or self.fail_after_layer is not None
+        parts = self.runner.parts(batch, tells_layers=tells_layers)
+        while True:
+            try:
+                moment = next(parts)
+            except StopIteration as end:
+                results: RunnerResult = end.value
+                return results
+            yield moment
+            if moment == self.fail_after_layer:
                 self.fail_after_layer = None
                 raise RuntimeError("the device is out of memory")
-
-        has_hook = on_layer is not None or self.fail_after_layer is not None
-        return self.runner.execute(batch, on_layer_or_fail if has_hook else None, on_queued)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         self.runner.swap_out(block_ids, host_block_ids)

@@ -18,6 +18,8 @@ from tests.support.engine.hash_runner import NUM_LAYERS
 from tests.support.engine.tool_grammars import GRAMMARS
 
 MOST_ACTIONS = 400
+COMPUTES_ON_SHARE = 0.2
+"""The share of actions before which a step that goes on beside the turns computes on."""
 FAULTS = [
     "abort",
     "abort one leg",
@@ -39,6 +41,7 @@ class Storm:
 
     def __init__(self, seed: int, faults: list[str], *, is_async: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.rng_of_steps = random.Random(f"steps of {seed}")
         self.seed = seed
         self.faults = faults
         self.happened: Counter[str] = Counter()
@@ -98,6 +101,8 @@ class Storm:
 
     def _act(self) -> None:
         rng, world = self.rng, self.world
+        if world.is_async and self.rng_of_steps.random() < COMPUTES_ON_SHARE:
+            self.rng_of_steps.choice(list(world.nodes.values())).compute_on()
         share = self.share_while_written if self._written() else self.fault_share
         if rng.random() < share and self.faults:
             fault = rng.choice(self.faults)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.core.runner_contract import OnLayer
 from node.flow.messages import BeginCopy, Effect, PushBlocks
 from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_wires import Piece
 from tests.simulation.world import World, ask_until_committed, assert_finished, right_answer
 from tests.support.engine.build import make_prompt
-from tests.support.engine.hash_runner import NUM_LAYERS
+from tests.support.engine.hash_runner import NUM_LAYERS, Parts
 
 
 def pieces_of(world: World) -> list[Piece]:
@@ -87,16 +86,16 @@ def test_prompts_of_one_step_leave_side_by_side() -> None:
 
 def test_what_a_prompt_without_a_ticket_computes_goes_nowhere() -> None:
     world = World()
-    hooks: list[OnLayer | None] = []
-    execute = world.p.runner.execute
+    told: list[bool] = []
+    parts = world.p.runner.parts
 
-    def watched(batch: Any, on_layer: OnLayer | None = None, on_queued: Any = None) -> Any:
-        hooks.append(on_layer)
-        return execute(batch, on_layer, on_queued)
+    def watched(batch: Any, *, tells_layers: bool) -> Parts:
+        told.append(tells_layers)
+        return parts(batch, tells_layers=tells_layers)
 
-    world.p.runner.execute = watched  # type: ignore[method-assign]
+    world.p.runner.parts = watched  # type: ignore[method-assign]
     assert_finished(world, world.ask(9, max_tokens=1))
-    assert hooks == [None]
+    assert told == [False]
 
 
 @pytest.mark.parametrize("layer", range(NUM_LAYERS))

@@ -10,6 +10,7 @@ from common.request import RequestOutput
 from simulator.node import NodeSaid
 from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.world import DECODE, PREFILL, World
+from tests.support.engine.hash_runner import Parts
 
 STEP_S = 2.0
 
@@ -31,13 +32,13 @@ def slow_world(**given: Any) -> tuple[World, list[tuple[Node, RequestOutput]]]:
 
 
 def _slow_down(world: World, node: Node) -> None:
-    execute = node.runner.execute
+    parts = node.runner.parts
 
-    def execute_slowly(*arguments: Any, **more: Any) -> Any:
+    def slow_parts(batch: Any, *, tells_layers: bool) -> Parts:
         world.clock.advance(STEP_S)
-        return execute(*arguments, **more)
+        return parts(batch, tells_layers=tells_layers)
 
-    node.runner.execute = execute_slowly  # type: ignore[method-assign]
+    node.runner.parts = slow_parts  # type: ignore[method-assign]
 
 
 def spans(said: list[tuple[Node, RequestOutput]]) -> list[tuple[object, int, float, float]]:

@@ -33,8 +33,9 @@ PREFILL, DECODE, ROUTER = Incarnation("p", 1), Incarnation("d", 1), Incarnation(
 class World:
     """One router and its nodes. `threshold` None makes the decode node a mixed one, alone.
 
-    With `is_async`, a step that a turn begins ends in the node's next turn. With `goes_on`, runners
-    begin steps by themselves (`HashRunner.goes_on`).
+    With `is_async`, a step that a turn begins ends in the node's next turn, and what of it is
+    computed before follows from calls of `Node.compute_on`. With `goes_on`, runners begin steps by
+    themselves (`HashRunner.goes_on`).
     """
 
     hands_over = False

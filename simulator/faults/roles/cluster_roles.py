@@ -8,8 +8,8 @@ from common.errors import InternalError
 from common.ids import Incarnation
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
-from simulator.faults.history import Fault, History
-from simulator.faults.kinds import BREAKING
+from simulator.faults.checks.fault_times import fault_times
+from simulator.faults.history import History
 from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.roles.role_turns import RoleTurns
 from simulator.faults.router import FaultyRouter
@@ -35,7 +35,7 @@ class RolesByLoad:
         self._shape, self._timeline = history.shape, timeline
         self._leases, self._nodes = leases, nodes
         self._is_on = are_roles_by_load(history.shape)
-        self._breaks_s = _first(fault for fault in history.faults if fault.kind in BREAKING)
+        self._breaks_s = fault_times(history).first_broken_s
         self._changed_s: dict[Incarnation, float] = {}
         """The time at which each node took a role that an administrator gave it."""
         self.leading = Leading(leases)
@@ -93,7 +93,3 @@ class RolesByLoad:
             took_s = self._changed_s.get(node.me, 0.0)
             is_decoding = node.role is not Role.PREFILL
             yield (is_decoding or took_s > asked_s) and not is_leaving
-
-
-def _first(faults: Iterable[Fault]) -> float:
-    return min((one.at_s for one in faults), default=float("inf"))

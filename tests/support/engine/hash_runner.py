@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -40,6 +40,9 @@ VOCAB_SIZE = hash_grammars.VOCAB_SIZE
 NUM_LAYERS = 2
 EOS_TOKEN_ID = hash_grammars.EOS_TOKEN_ID
 TOKEN_BYTES = 8
+QUEUED = -1
+Parts = Generator[int, None, RunnerResult]
+"""A step that stops at its moments: when it is QUEUED, and when a layer, by number, can be sent."""
 
 
 def layout(block_size: int) -> KVLayout:
@@ -162,6 +165,14 @@ class HashRunner:
         on_queued: OnQueued | None = None,
     ) -> RunnerResult:
         """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
+        parts = self.parts(batch, tells_layers=on_layer is not None)
+        return run_parts(parts, on_layer, on_queued)
+
+    def parts(self, batch: Sequence[ScheduledSequence], *, tells_layers: bool) -> Parts:
+        """Execute a batch from one moment to the next, as `execute` does; return its results.
+
+        With `tells_layers` the moments at which layers can be sent are among them.
+        """
         self.batches.append(list(batch))
         together = batch if isinstance(batch, StepBatch) else batch_of(batch)
         self._end_after()
@@ -175,24 +186,23 @@ class HashRunner:
                 for place, scheduled, rows in zip(places, batch, masks, strict=True)
             )
             self._go_on(together, found)
-            if on_queued is not None:
-                on_queued()
-            for layer in range(NUM_LAYERS):
-                if on_layer is not None:
-                    self._stage_layer_out(layer, batch)
-                    on_layer(layer)
+            yield QUEUED
+            for layer in range(NUM_LAYERS if tells_layers else 0):
+                self._stage_layer_out(layer, batch)
+                yield layer
             return found
         assert together.continues is None, "a step that was never begun"
         self.num_forgotten += following is not None
-        if on_queued is not None and not (self.goes_on and together.going_on is not None):
-            on_queued()
+        is_followed = bool(self.goes_on) and together.going_on is not None
+        if not is_followed:
+            yield QUEUED
         computed = [self._compute(scheduled) for scheduled in batch]
         for layer in range(NUM_LAYERS):
             for scheduled, states in zip(batch, computed, strict=True):
                 self._write(layer, scheduled, states[-1])
-            if on_layer is not None:
+            if tells_layers:
                 self._stage_layer_out(layer, batch)
-                on_layer(layer)
+                yield layer
         scores = {
             rows.entry: _prompt_logprobs(
                 computed[rows.entry][1:], rows.following.tolist(), rows.num_top
@@ -208,8 +218,8 @@ class HashRunner:
         if pending is not None:
             self._grammars.propose(together, results)
         self._go_on(together, results)
-        if on_queued is not None and self.goes_on and together.going_on is not None:
-            on_queued()
+        if is_followed:
+            yield QUEUED
         return results
 
     def _go_on(self, batch: StepBatch, results: RunnerResult) -> None:
@@ -309,6 +319,22 @@ class HashRunner:
             first, last = scheduled.start // self.block_size, (end - 1) // self.block_size
             block_ids = list(scheduled.block_table[first : last + 1])
             self.kv_bytes[layer, :, block_ids] = self.cache[layer, :, block_ids]
+
+
+def run_parts(
+    parts: Parts, on_layer: OnLayer | None = None, on_queued: OnQueued | None = None
+) -> RunnerResult:
+    """Run a step to its end, and tell of its moments; return its results."""
+    while True:
+        try:
+            moment = next(parts)
+        except StopIteration as end:
+            results: RunnerResult = end.value
+            return results
+        if moment == QUEUED and on_queued is not None:
+            on_queued()
+        if moment != QUEUED and on_layer is not None:
+            on_layer(moment)
 
 
 def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:

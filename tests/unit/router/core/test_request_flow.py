@@ -323,15 +323,6 @@ def test_a_request_whose_deadline_no_node_can_meet_is_shed_and_waits_nowhere() -
     assert "later" in str(error)
 
 
-def test_a_request_for_which_all_nodes_are_full_was_not_shed() -> None:
-    flow = reserving()
-    flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0)
-    flow.on_no_choice(Overloaded("nobody"))
-    flow.on_choice(D0, P0, "it may queue", 0.0)
-    flow.on_reserve_reply(D0, FIRST, Overloaded("its queue is full"), 0.0)
-    assert type(failure(flow.on_no_choice(Overloaded("nobody")))) is Overloaded
-
-
 def test_a_node_that_is_only_full_may_queue_what_another_one_shed() -> None:
     flow = reserving()
     flow.on_reserve_reply(D0, FIRST, DeadlineUnreachable("late"), 0.0)

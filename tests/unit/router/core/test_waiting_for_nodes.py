@@ -512,3 +512,12 @@ def test_a_request_that_a_node_refused_which_has_left_since_is_not_too_long() ->
         assert flow.on_no_choice(too_long(6)) == WAITING
         assert flow.on_waited() == ANYBODY
     assert isinstance(failure(flow.on_no_choice(too_long(6))), Overloaded)
+
+
+def test_a_request_for_which_all_nodes_are_full_was_not_shed() -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0)
+    flow.on_no_choice(Overloaded("nobody"))
+    flow.on_choice(D0, P0, "it may queue", 0.0)
+    flow.on_reserve_reply(D0, FIRST, Overloaded("its queue is full"), 0.0)
+    assert type(failure(flow.on_no_choice(Overloaded("nobody")))) is Overloaded

@@ -98,3 +98,36 @@ def test_a_person_may_not_take_the_last_node_that_decodes() -> None:
     (decode,) = (one for one in cluster.nodes.values() if one.role is Role.DECODE)
     with pytest.raises(InternalError, match="was the last node that decodes"):
         decode.life.set_role(Role.PREFILL)
+
+
+def test_a_change_by_load_may_not_take_the_last_node_that_prefills() -> None:
+    shape = replace(SHAPE, num_prefill=1, num_routers=1)
+    cluster = run(a_history(shape, LONG[:1]))
+    node, leading, now_s = cluster.nodes["prefill-0"], cluster.roles.leading, 0.0
+    leader = leading.lead(R1, 4.0, now_s).leader
+    begun = leading.begin_move(leader, node.me, Role.DECODE, now_s)
+    assert begun is not None
+    with pytest.raises(InternalError, match="was the last node that prefills"):
+        node.life.set_role(Role.DECODE, begun.number)
+
+
+def test_a_cluster_in_which_no_node_decodes_is_to_get_one() -> None:
+    cluster = run(a_history(SHAPE, LONG[:1]))
+    routers = cluster.routers.values()
+    for name in [name for name, node in cluster.nodes.items() if node.role is not Role.PREFILL]:
+        assert cluster.roles.why_unserved(routers) == ""
+        del cluster.nodes[name]
+    num = len(cluster.nodes)
+    assert cluster.roles.why_unserved(routers) == f"no node decodes, and {num} could"
+    assert cluster.roles.why_unserved([]) == "", "no router is there"
+    for name in list(cluster.nodes)[1:]:
+        del cluster.nodes[name]
+    assert cluster.roles.why_unserved(routers) == "", "no other node is there"
+
+
+def test_a_cluster_whose_roles_stay_may_be_without_a_node_that_decodes() -> None:
+    cluster = run(a_history(a_shape(), LONG[:1]))
+    for name in ("decode-0", "decode-1"):
+        del cluster.nodes[name]
+    cluster.nodes["another"] = cluster.nodes["prefill-0"]
+    assert cluster.roles.why_unserved(cluster.routers.values()) == ""

@@ -84,6 +84,8 @@ def test_blocks_that_are_known_are_those_that_were_told_of() -> None:
     check_blocks(index, P, {Tier.POOL: []})
     with pytest.raises(InternalError, match="1 blocks of d#1 in"):
         check_blocks(index, D, {**told, Tier.HOST: []})
+    with pytest.raises(InternalError, match="d#1 is looked up for other blocks than it told of"):
+        check_blocks(index, D, {Tier.POOL: NAMES[:2]})
     with pytest.raises(InternalError, match="3 blocks of p#1 in"):
         check_blocks(index, P, {Tier.POOL: NAMES})
     index.on_report(D, (), block_keys(NAMES[2:]), Tier.HOST)

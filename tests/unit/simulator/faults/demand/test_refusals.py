@@ -19,7 +19,7 @@ from common.errors import (
 from common.ids import Incarnation
 from engine.core.sequences.status import SequenceStatus
 from simulator.faults.demand.refusals import Refusals
-from simulator.faults.demand.waiting import Passes, check_refusal, refusals_of
+from simulator.faults.demand.waiting import Passes, check_refusal, check_waiting, refusals_of
 from tests.unit.simulator.faults.histories import a_shape
 
 A, B = Incarnation("a", 1), Incarnation("b", 2)
@@ -111,6 +111,22 @@ def test_those_that_were_passed_are_counted_here_too() -> None:
     passes.take([second], [first])
     with pytest.raises(InternalError, match="r2 was passed by 1, and the node counts 0"):
         passes.take([second], [third])
+
+
+def test_no_more_requests_wait_than_may_and_none_is_passed_too_often() -> None:
+    shape = replace(a_shape(), max_queued=2, skip_ahead_limit=3)
+    attempts = [SimpleNamespace(sequence=a_sequence(number)) for number in range(3)]
+    first, second, third = (one.sequence for one in attempts)
+    third.status = SequenceStatus.RUNNING_DECODE
+    second.num_bypassed, third.num_bypassed = 3, 4
+    waiting: Any = attempts
+    check_waiting(shape, waiting)
+    first.num_bypassed = 4
+    with pytest.raises(InternalError, match="r0 was passed by 4, and 3 may"):
+        check_waiting(shape, waiting)
+    first.num_bypassed, third.num_bypassed, third.status = 0, 0, SequenceStatus.WAITING
+    with pytest.raises(InternalError, match="3 requests wait on a node that queues 2"):
+        check_waiting(shape, waiting)
 
 
 def test_how_requests_may_end_follows_from_the_queues() -> None:

@@ -1,52 +1,17 @@
-"""Checks of a history: after turns of nodes, and at the end of every request.
-
-Each function raises `Violation`, which says in one sentence what does not hold.
-"""
+"""What a node holds: its books after each turn, and its blocks and files at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from common.errors import InternalError
 from common.kv.blocks import BlockHash, hash_full_blocks
 from common.kv.tiers import Tier
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.status import SequenceStatus
-from simulator.faults.contents import (
-    STOP_TOKEN_ID,
-    Numbers,
-    logprobs_of,
-    states_of,
-    values_of,
-)
-from simulator.faults.demand.grammars import is_refused
-from simulator.faults.history import AskedRequest
+from simulator.faults.checks.violation import Violation
+from simulator.faults.contents import Numbers, states_of, values_of
 from simulator.faults.node.faulty_node import FaultyNode
-from simulator.faults.router import Answered, FaultyRouter
-
-LATE_S = 1.0
-LOST_WITH_ROUTER = "router_lost"
-LEFT = "abort"
-FINISHED = ("stop", "length")
-BY_FAULTS = frozenset(
-    {
-        *("deadline_exceeded", "deadline_unreachable", "overloaded", "node_lost", "draining"),
-        *("handoff_failed", "stale_epoch", LOST_WITH_ROUTER),
-    }
-)
-"""How a request may end where something was broken."""
-OF_NODES = frozenset({"node_lost", "draining", "handoff_failed", "stale_epoch", "internal_error"})
-"""How it may not end where nodes do what they can."""
-BY_STEPS = BY_FAULTS | {"internal_error"}
-"""How it may end where steps have failed."""
-WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
-"""How a request with little time may end where nothing was broken before its end."""
-WITHOUT_NODES = WITHOUT_FAULTS | {"overloaded"}
-"""How one may end while all nodes that decode have left."""
-
-
-class Violation(InternalError):
-    """Something that must hold does not."""
+from simulator.faults.router import FaultyRouter
 
 
 def check_node(node: FaultyNode) -> None:
@@ -91,74 +56,6 @@ def _check_sources(node: FaultyNode) -> None:
             raise Violation(f"{node.me} sends blocks that nobody holds for it")
         if not kept.issuperset(one for one in blocks if one >= num_blocks):
             raise Violation(f"{node.me} sends a prefix that gives way in host memory")
-
-
-def check_end(
-    asked: AskedRequest,
-    answered: Answered,
-    right: tuple[int, ...],
-    *,
-    has_faults: bool,
-    has_failed_steps: bool,
-    has_drains: bool,
-    is_served: bool,
-    may_refuse: frozenset[str],
-    fewest_tokens: int,
-) -> None:
-    """Check how one request ended; `right` is its answer in an undisturbed run.
-
-    What is not broken fails nothing, whatever roles nodes have. A node that leaves may end an
-    attempt, and the request goes on elsewhere; `is_served`: some node decodes whatever others do.
-    Nodes that queue little, or are small, `may_refuse` a request; its router checks whether each
-    could. An answer that is cut to what nodes hold has `fewest_tokens`.
-    Raises `Violation`.
-    """
-    tokens, outcome = tuple(answered.tokens), answered.outcome
-    if answered.failure and not (has_faults or has_drains):
-        raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
-    if tokens and is_refused(asked.grammar):
-        raise Violation(f"{asked.name} was answered {tokens} under a grammar that is refused")
-    if tokens != right[: len(tokens)]:
-        raise Violation(f"{asked.name} was answered {tokens}: right is {right}")
-    if outcome in FINISHED:
-        reason = "stop" if right[-1] == STOP_TOKEN_ID else "length"
-        is_cut = outcome == "length" and fewest_tokens <= len(tokens) < len(right)
-        if (tokens != right or outcome != reason) and not is_cut:
-            raise Violation(f"{asked.name} ends by {outcome} after {tokens}: right is {right}")
-        return
-    if outcome == LEFT and asked.leaves_at_s is not None:
-        return
-    known = WITHOUT_FAULTS if is_served or not has_drains else WITHOUT_NODES
-    if has_faults:
-        known = BY_STEPS if has_failed_steps else BY_FAULTS
-    if outcome not in known | may_refuse:
-        raise Violation(f"{asked.name} ended by {outcome}")
-
-
-def check_logprobs(asked: AskedRequest, answered: Answered, prompt: tuple[int, ...]) -> None:
-    """Check that log probabilities came with the tokens that they are of, where they are wanted.
-
-    Raises `Violation`.
-    """
-    text = (*prompt, *answered.tokens)
-    right = logprobs_of(text, len(prompt)) if asked.has_logprobs else ()
-    found = tuple(one.logprob for one in answered.logprobs)
-    if found != right:
-        raise Violation(f"{asked.name} was answered log probabilities {found}: right is {right}")
-    wants_all = asked.has_prompt_logprobs and answered.tokens and len(prompt) > 1
-    of_prompt = [logprobs_of(prompt, 1)] if wants_all else []
-    if [one.logprobs for one in answered.prompt_logprobs] != of_prompt:
-        raise Violation(f"{asked.name} was answered other log probabilities of its prompt")
-
-
-def check_time(asked: AskedRequest, answered: Answered, slack_s: float) -> None:
-    """Check that a request ended by its deadline; `slack_s`: how long its router stood still.
-
-    Raises `Violation`.
-    """
-    late_s = answered.ended_at_s - asked.at_s - asked.deadline_s
-    if late_s > LATE_S + slack_s:
-        raise Violation(f"{asked.name} ended {late_s:.3f} s after its deadline")
 
 
 def why_busy(nodes: Iterable[FaultyNode], routers: Iterable[FaultyRouter]) -> str:
