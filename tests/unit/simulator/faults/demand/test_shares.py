@@ -91,9 +91,7 @@ def test_every_way_respects_the_wishes() -> None:
         assert not (way_of(seed).is_calm and FaultKind.CRASH in found)
 
 
-def test_what_is_to_be_broken_is_broken_in_calm_histories_too_where_nothing_else_is_wished() -> (
-    None
-):
+def test_a_wish_for_faults_alone_is_fulfilled_in_calm_histories_too() -> None:
     for seed in range(len(WAYS)):
         history = history_of(seed, replace(FEW, kinds=BREAKING))
         assert history.faults, seed
