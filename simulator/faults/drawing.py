@@ -44,7 +44,6 @@ _MORE_BREAKS = (0, 0, 1, 3)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """Durations of steps: a prompt behind slow ones waits longer than an idle reservation is kept."""
-_KV_LANES = (1, 1, 2, 3)
 _FAILING_STEPS = (0, 0, 0, 1, 2)
 _HANGS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
@@ -257,7 +256,8 @@ def _on_a_lane(rng: random.Random, shape: Shape, shares: Shares) -> Shape:
     (lane,) = rng.choices(list(shares.lanes), list(shares.lanes.values()))
     is_staged = shape.is_staged and lane not in CARD_LANES
     is_on_card = rng.random() < shares.on_card and not is_staged and lane not in HOST_LANES
-    num_kv_lanes = rng.choice(_KV_LANES) if lane == INLINE_LANE else 1
+    has_further = rng.random() < shares.further and lane == INLINE_LANE
+    num_kv_lanes = rng.choice((2, 3)) if has_further else 1
     return replace(
         shape, lane=lane, is_staged=is_staged, is_on_card=is_on_card, num_kv_lanes=num_kv_lanes
     )

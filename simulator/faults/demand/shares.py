@@ -16,6 +16,7 @@ class Shares:
     """The shares, from 0 to 1, of the histories that have a part; of `lanes`: weights.
 
     `staged`, `on_card`: where the caches of nodes are; on cards, of those whose lane allows it.
+    `further`: two nodes have several connections for KV, where it travels on ZMQ.
     `upgraded`: all nodes or some are. `loaded`: queues are short. `uneven`: nodes have pools of
     different sizes. `salted`: requests have salts. `under_grammars`: half of them have a grammar.
     `scheduled_otherwise`: nodes schedule by other settings than most do. `wide`: routers know nodes
@@ -24,6 +25,7 @@ class Shares:
     """
 
     lanes: Mapping[str, int]
+    further: float
     staged: float
     on_card: float
     upgraded: float
@@ -47,6 +49,7 @@ class Way(NamedTuple):
 
 USUAL = Shares(
     lanes={"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2},
+    further=0.5,
     staged=0.2,
     on_card=0.3,
     upgraded=0.15,
@@ -61,6 +64,7 @@ USUAL = Shares(
 )
 DENSE = replace(
     USUAL,
+    further=0.8,
     loaded=0.5,
     uneven=0.5,
     salted=0.5,

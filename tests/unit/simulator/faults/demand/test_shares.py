@@ -19,8 +19,9 @@ from tests.unit.simulator.faults.histories import WITHOUT_DEMANDS
 
 FEW = replace(ALL, num_requests=8)
 SEEDS = range(160)
-NOTHING = replace(WITHOUT_DEMANDS, staged=0.0, on_card=0.0, upgraded=0.0)
+NOTHING = replace(WITHOUT_DEMANDS, lanes={"zmq": 1}, further=0.0, staged=0.0, on_card=0.0, upgraded=0.0)
 PARTS: dict[str, Callable[[History], bool]] = {
+    "further": lambda one: one.shape.num_kv_lanes > 1,
     "staged": lambda one: one.shape.is_staged,
     "on_card": lambda one: one.shape.is_on_card,
     "upgraded": lambda one: any(fault.kind is FaultKind.UPGRADE for fault in one.faults),
