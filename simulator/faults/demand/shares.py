@@ -42,7 +42,6 @@ class Shares:
 class Way(NamedTuple):
     """One way in which histories are drawn; with `is_calm` nothing breaks in them."""
 
-    name: str
     shares: Shares
     is_calm: bool = False
 
@@ -79,16 +78,16 @@ ON_CARDS = replace(
 )
 CHANGED = replace(DENSE, upgraded=0.5)
 WAYS = (
-    Way("calm", USUAL, is_calm=True),
-    Way("dense", DENSE),
-    Way("usual", USUAL),
-    Way("hurried", HURRIED),
-    Way("usual", USUAL),
-    Way("on cards", ON_CARDS),
-    Way("usual", USUAL),
-    Way("changed", CHANGED, is_calm=True),
+    Way(USUAL, is_calm=True),
+    Way(DENSE),
+    Way(USUAL),
+    Way(HURRIED),
+    Way(USUAL),
+    Way(ON_CARDS),
+    Way(USUAL),
+    Way(CHANGED, is_calm=True),
 )
-"""Seed after seed has these in turn."""
+"""The ways of eight seeds that follow each other."""
 
 
 def way_of(seed: int) -> Way:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from simulator.faults.demand.shares import ON_CARDS, USUAL, WAYS, way_of
+from simulator.faults.demand.shares import (
+    CHANGED,
+    DENSE,
+    HURRIED,
+    ON_CARDS,
+    USUAL,
+    WAYS,
+    way_of,
+)
 from simulator.faults.drawing import draw_history
 from simulator.faults.history import History
 from simulator.faults.kinds import BREAKING, HARMLESS, FaultKind
@@ -19,7 +26,9 @@ from tests.unit.simulator.faults.histories import WITHOUT_DEMANDS
 
 FEW = replace(ALL, num_requests=8)
 SEEDS = range(96)
-NOTHING = replace(WITHOUT_DEMANDS, lanes={"zmq": 1}, further=0.0, staged=0.0, on_card=0.0, upgraded=0.0)
+NOTHING = replace(
+    WITHOUT_DEMANDS, lanes={"zmq": 1}, further=0.0, staged=0.0, on_card=0.0, upgraded=0.0
+)
 PARTS: dict[str, Callable[[History], bool]] = {
     "further": lambda one: one.shape.num_kv_lanes > 1,
     "staged": lambda one: one.shape.is_staged,
@@ -55,13 +64,12 @@ def test_histories_have_a_part_in_its_share_of_the_seeds(part: str) -> None:
 
 
 def test_seeds_have_every_way_in_turn() -> None:
-    counts = Counter(way_of(seed).name for seed in range(8_000, 16_000))
-    assert counts == {
-        "usual": 3000, "calm": 1000, "dense": 1000, "hurried": 1000, "on cards": 1000,
-        "changed": 1000,
-    }  # fmt: skip
-    dense = sum(way_of(seed).shares is not USUAL for seed in SEEDS)
-    assert dense == len(SEEDS) // 2
+    assert [way_of(seed) for seed in range(8_000_000, 8_000_016)] == [*WAYS, *WAYS]
+    assert [way.is_calm for way in WAYS].count(True) == 2
+    usual = [way.shares for way in WAYS if way.shares == USUAL]
+    assert len(usual) == len(WAYS) // 2
+    for shares in (DENSE, HURRIED, ON_CARDS, CHANGED):
+        assert [way.shares for way in WAYS].count(shares) == 1
 
 
 @pytest.mark.parametrize("way", range(len(WAYS)))
