@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from common.errors import InternalError
+from kv_transfer.sending.machine import Sender
 from kv_transfer.wire import frames
 from simulator.faults.history import Fault
 from simulator.faults.kinds import FaultKind
@@ -58,3 +60,11 @@ def test_bytes_take_further_connections_which_break_without_the_first(
     assert channels == {0, 1, 2}
     assert any(some and 0 not in some for some in broken), "the first one goes on"
     assert outcomes(cluster) <= {"length", "stop"}
+
+
+def test_a_connector_that_is_woken_for_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = a_history(SHAPE, [an_asked_request(0.1, "r1")])
+    assert outcomes(run(history)) <= {"length", "stop"}
+    monkeypatch.setattr(Sender, "next_deadline_s", lambda sender: 0.0)
+    with pytest.raises(InternalError, match="is woken for KV again and again, and does nothing"):
+        run(history)
