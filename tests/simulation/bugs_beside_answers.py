@@ -181,6 +181,7 @@ COPIES = [
         "engine.core.tried_plan",
         "        self._is_queued = sequence is self._sequence\n",
         "        self._is_queued = True\n",
+        _STANDING,
     ),
 ]
 
