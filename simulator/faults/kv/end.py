@@ -50,6 +50,7 @@ from simulator.faults.contents import KVMemory, Numbers
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.copies import CopiedBlocks
 from simulator.faults.kv.moving import MovingEnd, Parcel, SentPieces, data_of
+from simulator.faults.kv.pieces import check_pieces
 from simulator.faults.kv.ring import RingOfSlots
 from simulator.faults.kv.wires import INLINE_LANE, KVSocket, KVWires
 from simulator.faults.kv.written import WrittenBlocks
@@ -427,6 +428,7 @@ class KVEnd:
         sent = self.sender.on_tick(now_s)
         self.perform(sent)
         self._check_woken(now_s, is_idle=not (came or sent))
+        check_pieces(self.me, self.sender)
 
     def _check_woken(self, now_s: float, *, is_idle: bool) -> None:
         """Check that what is due is done: a thread that is woken for nothing takes a core.
