@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 VOCAB_SIZE = 64
 STOP_TOKEN_ID = 1
+GRAMMAR_ENDS_AT = 18
+"""The token of an answer that a grammar allows to be the last one alone. It is drafted too."""
 _MASK = (1 << 64) - 1
 _FIRST = 0x9E3779B97F4A7C15
 _OFFSETS = (0, 0x5851F42D4C957F2D)
@@ -63,6 +65,8 @@ def token_of(total: int, seed: int, num_known: int) -> int:
 
 def forced_token(index: int) -> int | None:
     """Return the only token that a grammar allows as token `index` of an answer; None: any is."""
+    if index == GRAMMAR_ENDS_AT:
+        return STOP_TOKEN_ID
     return 2 + index * 5 % 61 if index % 5 in (1, 3, 4) else None
 
 
@@ -80,6 +84,8 @@ def forced_after(num_known: int, grammar_from: int | None) -> tuple[int, ...]:
         if token_id is None:
             break
         forced.append(token_id)
+        if token_id == STOP_TOKEN_ID:
+            break
     return tuple(forced)
 
 

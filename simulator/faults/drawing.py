@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from router.core.policies import POLICIES
 from simulator.faults.demand.drawing import with_demands
+from simulator.faults.demand.shares import USUAL, Shares
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import (
     BETWEEN_TWO,
@@ -35,10 +36,6 @@ MOST_FAULTS = 6
 MOST_CHANGES = 4
 NUM_BEGINNINGS = 4
 TIMES_LATER = 10.0
-ON_CARD = 0.3
-"""The share of clusters with caches on cards, of those whose lane allows it."""
-UPGRADED = 0.15
-"""The share of the histories in which nodes are upgraded."""
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
@@ -47,8 +44,6 @@ _MORE_BREAKS = (0, 0, 1, 3)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 _SLOW_STEPS_S = (0.5, *(0.0,) * 24)
 """Durations of steps: a prompt behind slow ones waits longer than an idle reservation is kept."""
-_LANE_SHARES = {"zmq": 6, "rdma_read": 5, "rdma": 5, "ipc": 2, "shm": 2}
-_KV_LANES = (1, 1, 2, 3)
 _FAILING_STEPS = (0, 0, 0, 1, 2)
 _HANGS = (0, 0, 0, 1, 2)
 _PRIORITIES = (0, 0, 0, 1, -1, 7)
@@ -57,27 +52,24 @@ _SESSIONS = ("", "a", "a", "b", "c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the histories are to have. `num_prefill` and `num_decode` None: drawn too.
-
-    Without `has_demands` nodes refuse no request.
-    """
+    """What the histories are to have. `num_prefill` and `num_decode` None: drawn too."""
 
     kinds: tuple[FaultKind, ...]
     num_requests: int
     num_prefill: int | None = None
     num_decode: int | None = None
-    has_demands: bool = True
 
 
-def draw_history(seed: int, wishes: Wishes) -> History:
-    """Return the history of this seed.
+def draw_history(seed: int, wishes: Wishes, shares: Shares = USUAL) -> History:
+    """Return the history of this seed, which has each of its parts in a share of the seeds.
 
     Its routers, changes, priorities, sessions, further breaks, steps that fail or hang, upgrades,
     roles that follow the load, and where its nodes keep KV, come from random numbers of their own:
     none of them changes the rest of a seed's history.
     """
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
-    shape = _on_a_lane(random.Random(f"lane of {seed}"), _shape(rng, more, wishes))
+    shape = _shape(rng, more, wishes, shares)
+    shape = _on_a_lane(random.Random(f"lane of {seed}"), shape, shares)
     roles = random.Random(f"roles of {seed}")
     if wishes.num_prefill is None and wishes.num_decode is None:
         shape = led_by_load(roles, shape)
@@ -107,7 +99,9 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     if FaultKind.PARTITION in wishes.kinds:
         faults += list(cut_from_store(roles, shape, requests))
     if FaultKind.UPGRADE in wishes.kinds:
-        faults += _upgrades(random.Random(f"upgrades of {seed}"), names, routers, requests)
+        upgrades = random.Random(f"upgrades of {seed}")
+        if upgrades.random() < shares.upgraded:
+            faults += _upgrades(upgrades, names, routers, requests)
     if FaultKind.STEP in wishes.kinds:
         steps = random.Random(f"steps of {seed}")
         faults += [
@@ -131,7 +125,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
         requests=tuple(sorted(requests, key=lambda one: one.at_s)),
         faults=tuple(sorted(faults, key=lambda one: one.at_s)),
     )
-    return with_demands(history) if wishes.has_demands else history
+    return with_demands(history, shares)
 
 
 def _times(rng: random.Random, requests: Sequence[AskedRequest], count: int) -> Iterator[float]:
@@ -213,9 +207,7 @@ def _upgrades(
     routers: Sequence[str],
     requests: Sequence[AskedRequest],
 ) -> list[Fault]:
-    """Return a rolling upgrade of all nodes or some, in some histories; a few go back."""
-    if rng.random() >= UPGRADED:
-        return []
+    """Return a rolling upgrade of all nodes or some; a few go back."""
     order = rng.sample(list(names), rng.choice((len(names), rng.randint(1, len(names)))))
     order += rng.sample(list(names), rng.choice((0, 0, 1)))
     at_s, pause_s = rng.choice(requests).at_s, rng.choice((0.1, 0.5, 2.0, 6.0))
@@ -259,18 +251,19 @@ def _change(
     )
 
 
-def _on_a_lane(rng: random.Random, shape: Shape) -> Shape:
+def _on_a_lane(rng: random.Random, shape: Shape, shares: Shares) -> Shape:
     """Return the shape with the lane of its KV. On some of them caches are on cards."""
-    (lane,) = rng.choices(list(_LANE_SHARES), list(_LANE_SHARES.values()))
+    (lane,) = rng.choices(list(shares.lanes), list(shares.lanes.values()))
     is_staged = shape.is_staged and lane not in CARD_LANES
-    is_on_card = rng.random() < ON_CARD and not is_staged and lane not in HOST_LANES
-    num_kv_lanes = rng.choice(_KV_LANES) if lane == INLINE_LANE else 1
+    is_on_card = rng.random() < shares.on_card and not is_staged and lane not in HOST_LANES
+    has_further = rng.random() < shares.further and lane == INLINE_LANE
+    num_kv_lanes = rng.choice((2, 3)) if has_further else 1
     return replace(
         shape, lane=lane, is_staged=is_staged, is_on_card=is_on_card, num_kv_lanes=num_kv_lanes
     )
 
 
-def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
+def _shape(rng: random.Random, more: random.Random, wishes: Wishes, shares: Shares) -> Shape:
     is_mixed = wishes.num_prefill is None and rng.random() < 0.1
     num_prefill = rng.choice((1, 1, 2)) if wishes.num_prefill is None else wishes.num_prefill
     num_decode = rng.choice((1, 2, 2)) if wishes.num_decode is None else wishes.num_decode
@@ -294,7 +287,7 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
         num_disk_blocks=num_disk_blocks,
         block_size=4,
         keeps_prefixes=keeps_prefixes,
-        is_staged=more.random() < 0.2,
+        is_staged=more.random() < shares.staged,
         is_on_card=False,
         is_warmed=more.random() < 0.4,
         max_num_seqs=max_num_seqs,

@@ -37,7 +37,7 @@ from simulator.faults.awaited import AwaitedReply, drive
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
-from simulator.faults.books.known import check_blocks, check_roles, check_views
+from simulator.faults.books.known import check_blocks, check_roles, check_suspected, check_views
 from simulator.faults.books.requests import Legs, Unanswered
 from simulator.faults.books.told import Placements, check_counts
 from simulator.faults.demand.grammars import is_hopeless
@@ -219,6 +219,8 @@ class FaultyRouter(WatchedRouter):
         """Record that a node is heard; `unreached` says why nothing reaches it, if so."""
         stuck_s = self._nodes[node].stuck_s
         self._follow(self._membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
+        why = f"its step has lasted {stuck_s} s" if stuck_s else unreached
+        check_suspected(self._membership, node, why)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Suspect a node, which is silent, or heard and not reached."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from simulator.faults.cluster import run_history
+from simulator.faults.demand.shares import way_of
 from simulator.faults.demand.simpler import simpler_demands
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import Fault, History
@@ -20,8 +21,6 @@ IsWrong = Callable[[History], str]
 """Runs a history; returns what is wrong in it, empty if nothing is."""
 ALL = Wishes(kinds=tuple(FaultKind), num_requests=20)
 RUNS_PER_COLLECTION = 50
-CALM_SHARE = 8
-"""One of this many histories is without faults: there more must hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,14 @@ class WrongHistory:
 
 
 def history_of(seed: int, wishes: Wishes) -> History:
-    """Return the history of a seed; in some nothing is broken."""
-    calm = replace(wishes, kinds=tuple(kind for kind in wishes.kinds if kind in HARMLESS))
-    return draw_history(seed, calm if seed % CALM_SHARE == 0 else wishes)
+    """Return the history of a seed, drawn in the way of this seed.
+
+    In a calm one nothing breaks, unless the wishes are for nothing else.
+    """
+    way = way_of(seed)
+    calm = tuple(kind for kind in wishes.kinds if kind in HARMLESS)
+    kinds = calm if way.is_calm and calm else wishes.kinds
+    return draw_history(seed, replace(wishes, kinds=kinds), way.shares)
 
 
 def wrong_histories(

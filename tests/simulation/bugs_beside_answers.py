@@ -6,6 +6,7 @@ from __future__ import annotations
 from simulator.faults.kinds import FaultKind
 from tests.simulation.bugs_to_plant import Bug
 
+_STANDING = (FaultKind.FREEZE, FaultKind.PARTITION)
 _BREAKS = (FaultKind.LOSS, FaultKind.REPEAT)
 
 KNOWN = [
@@ -20,6 +21,7 @@ KNOWN = [
         "router.dispatch.liveness.node_liveness",
         "        self._is_due = self._is_due or number > 0\n",
         "        self._is_due = number > 0 and self._is_due\n",
+        _STANDING,
     ),
     Bug(
         "a node that has one request less is looked at as before",
@@ -112,18 +114,21 @@ HELD_UP = [
         "router.core.request_flow",
         "attempts.is_held_up(attempts.second):\n            self._drop(attempts.second)\n",
         "attempts.is_held_up(attempts.second):\n            pass\n",
+        _STANDING,
     ),
     Bug(
         "a node that is heard and not reached is trusted again",
         "router.core.membership",
         "        elif unreached:\n",
         "        elif unreached and is_new:\n",
+        _STANDING,
     ),
     Bug(
         "a prompt is sent to a node that was suspected after it was planned there",
         "router.core.request_flow",
         "            avoided = self._candidates.excluded.union(self._attempts.suspects)\n",
         "            avoided = self._candidates.excluded\n",
+        _STANDING,
     ),
 ]
 
@@ -176,6 +181,7 @@ COPIES = [
         "engine.core.tried_plan",
         "        self._is_queued = sequence is self._sequence\n",
         "        self._is_queued = True\n",
+        _STANDING,
     ),
 ]
 

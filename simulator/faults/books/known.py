@@ -34,6 +34,16 @@ def check_views(membership: Membership) -> None:
         raise InternalError(f"{membership.used} count as used: {used} have requests")
 
 
+def check_suspected(membership: Membership, node: Incarnation, why: str) -> None:
+    """Check that a node that was just heard, and that does nothing for requests, is suspected.
+
+    `why` says so; empty: it works. Raises `InternalError`.
+    """
+    is_known = node in membership._members
+    if is_known and (node in membership.suspects) is not bool(why):
+        raise InternalError(f"{node} counts as {'working: ' + why if why else 'suspected'}")
+
+
 def check_roles(
     nodes: Iterable[NodeView],
     told: Mapping[Incarnation, Role],

@@ -11,7 +11,8 @@ from router.core.attempts import Attempt
 from router.core.membership import Membership
 from router.core.request_flow import RequestFlow
 
-MOST_UNANSWERED_TICKS = 16
+MOST_UNANSWERED_TICKS = 8
+"""Fewer than from the suspicion of a silent node to its loss, which ends the wait by itself."""
 
 
 class Legs:

@@ -1,5 +1,6 @@
 """Demands of requests on the nodes of one cluster, and when nodes may refuse them.
 
+shares          how often histories have each of their parts: pure
 drawing         demands from a seed: how much nodes queue and hold, how soon answers are wanted
 watched_router  the simulator's router, with a check of requests that end for want of room
 refusals        which nodes refused a request, and whether it may end for that: pure

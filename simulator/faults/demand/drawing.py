@@ -5,50 +5,52 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from simulator.faults.demand.shares import Shares
 from simulator.faults.history import AskedRequest, History
 from simulator.faults.kinds import GRAMMARS
 from simulator.faults.shape import Shape, node_names
 
-LOADED = 0.35
-"""The share of the clusters whose queues are short."""
 _QUEUES = (1, 1, 2, 3, 6)
 _SLOW_STEPS_S = (0.03, 0.1, 0.3, 1.0)
 """Durations of steps with which a queue lasts for seconds, so that a node measures its speed."""
 _SOON_S = (1.0, 2.0, 4.0, 8.0, 60.0)
 _WAVES_S = (0.0, 0.0, 2.0, 4.0)
 """How much later requests come to these: when nodes know how fast they are."""
-UNEVEN = 0.3
-"""The share of the clusters whose nodes have pools of different sizes."""
 _POOLS = (3, 5, 8, 10, 13, 16, 24, 40)
 CUT = 0.4
 """The share of the requests in these whose answer ends where the longest node ends it."""
 _CUT_TOKENS = (9, 24, 40, 80)
-SALTED = 0.4
-"""The share of the histories whose requests have salts."""
 _SALTS = ("", "s", "s", "t")
-UNDER_GRAMMARS = 0.3
-"""The share of the histories in which half of the requests have grammars."""
-WIDE = 0.2
-"""The share of the clusters whose routers know their nodes as those of a wide cluster."""
-SCORED = 0.25
-"""The share of the histories in which requests want log probabilities."""
-OTHERWISE = 0.4
-"""The share of the clusters that schedule by other settings than most do."""
+_HURRIED_S = (0.05, 0.2, 0.5, 1.0, 2.0, 2.0, 4.0, 60.0)
+"""Deadlines at which requests are at any point of their lives."""
 _GRAMMARS = (*[""] * 5, *GRAMMARS)
 
 
-def with_demands(history: History) -> History:
-    """Return the history with short queues, other pools and so on, each in some histories."""
+def with_demands(history: History, shares: Shares) -> History:
+    """Return the history with short queues, other pools and so on, each in a share of histories."""
     seed, shape, requests = history.seed, history.shape, list(history.requests)
-    shape, requests = _under_load(random.Random(f"load of {seed}"), shape, requests)
-    shape, requests = _on_uneven_pools(random.Random(f"pools of {seed}"), shape, requests)
-    requests = _with_salts(random.Random(f"salts of {seed}"), requests)
-    grammars = random.Random(f"grammars of {seed}")
-    shape, requests = _under_grammars(grammars, shape, requests)
-    shape = _scheduled_otherwise(random.Random(f"scheduling of {seed}"), shape)
-    is_wide = random.Random(f"width of {seed}").random() < WIDE
-    shape = replace(shape, is_wide=is_wide)
-    requests = _scored(random.Random(f"scores of {seed}"), requests)
+
+    def drawn(name: str, share: float) -> random.Random | None:
+        """Return random numbers for what this history has in a share of the seeds, or None."""
+        rng = random.Random(f"{name} of {seed}")
+        return rng if rng.random() < share else None
+
+    if rng := drawn("load", shares.loaded):
+        shape, requests = _under_load(rng, shape, requests)
+    if rng := drawn("pools", shares.uneven):
+        shape, requests = _on_uneven_pools(rng, shape, requests)
+    if rng := drawn("salts", shares.salted):
+        requests = [replace(one, salt=rng.choice(_SALTS)) for one in requests]
+    if rng := drawn("grammars", shares.under_grammars):
+        shape, requests = _under_grammars(rng, shape, requests)
+    if rng := drawn("scheduling", shares.scheduled_otherwise):
+        shape = _scheduled_otherwise(rng, shape)
+    if drawn("width", shares.wide):
+        shape = replace(shape, is_wide=True)
+    if rng := drawn("scores", shares.scored):
+        requests = [_scored(rng, one) for one in requests]
+    if rng := drawn("hurry", shares.hurried):
+        requests = [replace(one, deadline_s=rng.choice(_HURRIED_S)) for one in requests]
     requests.sort(key=lambda one: one.at_s)
     return replace(history, shape=shape, requests=tuple(requests))
 
@@ -56,12 +58,10 @@ def with_demands(history: History) -> History:
 def _under_load(
     rng: random.Random, shape: Shape, requests: list[AskedRequest]
 ) -> tuple[Shape, list[AskedRequest]]:
-    """Return a cluster that may have short queues, and its requests.
+    """Return the cluster with short queues, and its requests.
 
     Some of these refuse what would end too late: there steps are slow, and answers wanted soon.
     """
-    if rng.random() >= LOADED:
-        return shape, requests
     shape = replace(
         shape,
         max_queued=rng.choice(_QUEUES),
@@ -82,12 +82,10 @@ def _under_load(
 def _on_uneven_pools(
     rng: random.Random, shape: Shape, requests: list[AskedRequest]
 ) -> tuple[Shape, list[AskedRequest]]:
-    """Return a cluster whose nodes may have pools of different sizes, and its requests.
+    """Return the cluster, each of whose nodes has a pool of its own size, and its requests.
 
     Some fit only a few nodes, or none, and of some the answer goes on as far as a node holds it.
     """
-    if rng.random() >= UNEVEN:
-        return shape, requests
     shape = replace(shape, pools=tuple(rng.choice(_POOLS) for _ in node_names(shape)))
     return shape, [_cut_to_fit(rng, one) for one in requests]
 
@@ -98,37 +96,21 @@ def _cut_to_fit(rng: random.Random, asked: AskedRequest) -> AskedRequest:
     return replace(asked, is_cut=True, max_tokens=rng.choice(_CUT_TOKENS))
 
 
-def _with_salts(rng: random.Random, requests: list[AskedRequest]) -> list[AskedRequest]:
-    """Return the requests, of which those with different salts share no KV, in some histories."""
-    if rng.random() >= SALTED:
-        return requests
-    return [replace(one, salt=rng.choice(_SALTS)) for one in requests]
-
-
 def _under_grammars(
     rng: random.Random, shape: Shape, requests: list[AskedRequest]
 ) -> tuple[Shape, list[AskedRequest]]:
-    """Return the cluster and its requests, half of which may have grammars; it may draft these."""
-    if rng.random() >= UNDER_GRAMMARS:
-        return shape, requests
+    """Return the cluster and its requests, half of which have grammars; it may draft these."""
     shape = replace(shape, speculative_method=rng.choice((shape.speculative_method, "grammar")))
     return shape, [replace(one, grammar=rng.choice(_GRAMMARS)) for one in requests]
 
 
-def _scored(rng: random.Random, requests: list[AskedRequest]) -> list[AskedRequest]:
-    """Return the requests, of which some may want log probabilities."""
-    if rng.random() >= SCORED:
-        return requests
-    return [
-        replace(one, has_logprobs=rng.random() < 0.5, has_prompt_logprobs=rng.random() < 0.3)
-        for one in requests
-    ]
+def _scored(rng: random.Random, asked: AskedRequest) -> AskedRequest:
+    """Return the request, which may want log probabilities."""
+    return replace(asked, has_logprobs=rng.random() < 0.5, has_prompt_logprobs=rng.random() < 0.3)
 
 
 def _scheduled_otherwise(rng: random.Random, shape: Shape) -> Shape:
-    """Return the cluster, which may reserve, pass, preempt and cut chunks otherwise."""
-    if rng.random() >= OTHERWISE:
-        return shape
+    """Return the cluster, which reserves, passes, preempts and cuts chunks by other settings."""
     policies = ("none", "fixed_blocks", "fixed_blocks", "token_ratio", "global_ratio", "learned")
     return replace(
         shape,

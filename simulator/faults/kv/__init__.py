@@ -7,6 +7,7 @@ copies   bytes that follow their header, or that the receiver copies out of the 
 ring     blocks that pass through a ring, from which other nodes read by RDMA
 written  blocks that the sender writes by RDMA
 flights  reads and writes of other nodes' memory, in progress
+pieces   what becomes of the pieces of transfers is counted
 batches  reads or writes between two nodes, in order
 
 Decisions:

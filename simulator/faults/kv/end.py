@@ -50,11 +50,14 @@ from simulator.faults.contents import KVMemory, Numbers
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.copies import CopiedBlocks
 from simulator.faults.kv.moving import MovingEnd, Parcel, SentPieces, data_of
+from simulator.faults.kv.pieces import check_pieces
 from simulator.faults.kv.ring import RingOfSlots
 from simulator.faults.kv.wires import INLINE_LANE, KVSocket, KVWires
 from simulator.faults.kv.written import WrittenBlocks
 
 LEAST_WAIT_S = 1e-4
+MOST_WOKEN = 10
+"""Ticks that follow each other, in which a connector does nothing of what is due."""
 WRITABLE = (BlockUse.RECEIVING, BlockUse.QUARANTINED)
 _RING_SHARE = 2
 """The divisor of a ring's slots: it has few, so that frames wait for them."""
@@ -107,6 +110,7 @@ class KVEnd:
         self.sent: dict[int, set[int]] = {}
         """The blocks that were pushed, by the lease token of each transfer that has not ended."""
         self._tick_at_s = float("inf")
+        self._num_woken = 0
         wires.join(self)
 
     @property
@@ -419,5 +423,20 @@ class KVEnd:
         for peer in self._written.take_offered_again():
             if peer in self._connections:
                 self.lose_link(peer)
-        self.perform(self.receiver.on_tick(now_s))
-        self.perform(self.sender.on_tick(now_s))
+        came = self.receiver.on_tick(now_s)
+        self.perform(came)
+        sent = self.sender.on_tick(now_s)
+        self.perform(sent)
+        self._check_woken(now_s, is_idle=not (came or sent))
+        check_pieces(self.me, self.sender)
+
+    def _check_woken(self, now_s: float, *, is_idle: bool) -> None:
+        """Check that what is due is done: a thread that is woken for nothing takes a core.
+
+        Raises `InternalError`.
+        """
+        due_s = earliest_s(self.sender.next_deadline_s(), self.receiver.next_deadline_s())
+        is_still_due = is_idle and due_s is not None and due_s <= now_s
+        self._num_woken = self._num_woken + 1 if is_still_due else 0
+        if self._num_woken > MOST_WOKEN:
+            raise InternalError(f"{self.me} is woken for KV again and again, and does nothing")

@@ -5,17 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.faults.cluster import FaultyCluster
+from simulator.faults.demand.shares import USUAL
+from simulator.faults.drawing import draw_history
 from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kinds import BREAKING, OF_STEPS
-from simulator.faults.search import ALL, history_of, quiet
+from simulator.faults.search import ALL, quiet
 from simulator.faults.shape import MOST_QUEUED, ROUTER, Shape
 
-WITHOUT_DEMANDS = replace(ALL, has_demands=False)
+WITHOUT_DEMANDS = replace(
+    USUAL,
+    loaded=0.0,
+    uneven=0.0,
+    salted=0.0,
+    under_grammars=0.0,
+    scheduled_otherwise=0.0,
+    wide=0.0,
+    scored=0.0,
+)
 
 
 def plain_history(seed: int) -> History:
     """Return a drawn history with one router, on nodes with nothing but their pools, unchanged."""
-    history = history_of(seed, WITHOUT_DEMANDS)
+    history = draw_history(seed, ALL, WITHOUT_DEMANDS)
     return replace(
         history,
         shape=plain_shape(history.shape),
@@ -50,7 +61,7 @@ def plain_shape(shape: Shape) -> Shape:
 def a_shape() -> Shape:
     """Return one prefill and two decode nodes with room for everything."""
     return replace(
-        plain_shape(history_of(1, WITHOUT_DEMANDS).shape),
+        plain_shape(draw_history(1, ALL, WITHOUT_DEMANDS).shape),
         num_prefill=1,
         num_decode=2,
         num_mixed=0,

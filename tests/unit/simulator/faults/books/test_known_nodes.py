@@ -18,7 +18,12 @@ from router.core.effects import Accepted, Finish, PlaceRecord, Unplace
 from router.core.known.block_index import BlockIndex
 from router.core.known.roster import Roster
 from router.core.membership import Membership
-from simulator.faults.books.known import check_blocks, check_roles, check_views
+from simulator.faults.books.known import (
+    check_blocks,
+    check_roles,
+    check_suspected,
+    check_views,
+)
 from simulator.faults.books.told import Placements, check_counts
 from tests.support.nodes.node_views import node, prefill
 
@@ -116,3 +121,15 @@ def test_what_is_counted_follows_from_the_tokens() -> None:
     ):
         with pytest.raises(InternalError, match="r has"):
             check_counts("r", before, counts, 4, 3)
+
+
+def test_a_node_that_is_heard_and_does_nothing_is_suspected() -> None:
+    members = heard()
+    check_suspected(members, D, "")
+    with pytest.raises(InternalError, match="d#1 counts as working: nothing arrives there"):
+        check_suspected(members, D, "nothing arrives there")
+    members.on_heard(D, unreached="nothing arrives there")
+    check_suspected(members, D, "nothing arrives there")
+    with pytest.raises(InternalError, match="d#1 counts as suspected"):
+        check_suspected(members, D, "")
+    check_suspected(members, Incarnation("e", 1), "nobody knows it")

@@ -19,6 +19,8 @@ from router.core.placement import ChosenNodes
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
+from router.dispatch.liveness.pace import WIDE
+from router.dispatch.liveness.silence import LOSS_TICKS
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
 from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Legs, Unanswered
 from tests.support.nodes.node_views import node, prefill
@@ -125,6 +127,7 @@ def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment
     flow.start()
     flow.on_choice(D, None, "", 0.0)
     unanswered, idle = Unanswered(), {Incarnation("e", 1): 9}
+    assert LOSS_TICKS - WIDE.suspicion > MOST_UNANSWERED_TICKS, "the loss would end the wait"
     for _ in range(MOST_UNANSWERED_TICKS):
         unanswered.check({D: False}, [flow], lambda: idle)
     unanswered.check({D: False}, [flow], lambda: {Incarnation("e", 1): 8})

@@ -10,7 +10,13 @@ import pytest
 from common.errors import InternalError, InvalidRequest, Overloaded
 from common.nodes import Role
 from simulator.faults import cluster
-from simulator.faults.contents import forced_after, forced_token, right_answer
+from simulator.faults.contents import (
+    GRAMMAR_ENDS_AT,
+    STOP_TOKEN_ID,
+    forced_after,
+    forced_token,
+    right_answer,
+)
 from simulator.faults.demand.grammars import Compilations, grammar_of
 from simulator.faults.demand.lengths import (
     check_too_long,
@@ -111,6 +117,9 @@ def test_answers_follow_their_grammars() -> None:
     assert all(token in (None, answer[index]) for index, token in forced.items())
     assert forced_after(3 + 3, 3) == answer[3:5]
     assert forced_after(3, 3) == forced_after(3, None) == ()
+    whole = right_answer((3, 4, 5), 1, 40, has_grammar=True)
+    assert (len(whole), whole[-1]) == (GRAMMAR_ENDS_AT + 1, STOP_TOKEN_ID)
+    assert forced_after(3 + GRAMMAR_ENDS_AT, 3) == (STOP_TOKEN_ID,), "nothing follows the end"
     asked = an_asked_request(0.1, "r1", max_tokens=9)
     found = outcomes(
         a_shape(), *(replace(asked, name=f"r-{g}", grammar=g) for g in ("slow", "refused"))
