@@ -128,3 +128,14 @@ def test_any_range(near: tuple[float, float], names: tuple[bool, bool]) -> None:
                 over = value > Decimal(str(low)) if names[0] else value >= Decimal(str(low))
                 under = value < Decimal(str(high)) if names[1] else value <= Decimal(str(high))
                 assert takes(matcher, text) is (over and under), (schema, text)
+
+
+@pytest.mark.parametrize("multiple", [0, -0.25, 0.0, "0.25", True])
+def test_a_multiple_that_is_none_is_the_compilers_to_refuse(multiple: Any) -> None:
+    rule = json_rule({"type": "number", "maximum": 0.95, "multipleOf": multiple})
+    assert LLMatcher(BYTES, f"start: {rule}").get_error()
+
+
+@pytest.mark.parametrize("kind", ["integer", "string", ["integer", "null"]])
+def test_what_has_no_fractions_stays(kind: Any) -> None:
+    assert "anyOf" not in json_rule({"type": kind, "multipleOf": 0.25, "maximum": 0.95})
