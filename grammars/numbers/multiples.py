@@ -18,7 +18,7 @@ _MOST_READ = 2**32
 
 def is_multiple(value: Decimal, multiple: Any) -> bool:
     """Return whether `value` is one of `multiple`; as any value is of what is no number."""
-    if isinstance(multiple, bool) or not isinstance(multiple, int | float) or multiple <= 0:
+    if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not multiple:
         return True
     return value % Decimal(str(multiple)) == 0
 
