@@ -6,9 +6,10 @@ which it takes: so a multiple of the fraction with fewer digits is one of a larg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from decimal import Decimal
-from math import lcm
+from fractions import Fraction
 from typing import Any
 
 _MOST_WITH_ALL = 10
@@ -17,10 +18,12 @@ _MOST_READ = 2**32
 
 
 def is_multiple(value: Decimal, multiple: Any) -> bool:
-    """Return whether `value` is one of `multiple`; as any value is of what is no number."""
-    if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not multiple:
+    """Return whether `value` is one of `multiple`; any value is one of what is none."""
+    is_whole = isinstance(multiple, int) and not isinstance(multiple, bool)
+    if not multiple or not (is_whole or (isinstance(multiple, float) and math.isfinite(multiple))):
         return True
-    return value % Decimal(str(multiple)) == 0
+    # Not as decimals, whose quotients have few digits.
+    return (Fraction(value) / Fraction(str(multiple))).denominator == 1
 
 
 def larger_fractions(multiple: Any) -> Iterator[float]:
@@ -31,7 +34,7 @@ def larger_fractions(multiple: Any) -> Iterator[float]:
     assert isinstance(exponent, int)
     fraction = int("".join(map(str, digits)))
     for places in range(1, -exponent if fraction > _MOST_WITH_ALL else 0):
-        larger = float(Decimal(lcm(fraction, 10 ** (-exponent - places))).scaleb(exponent))
+        larger = float(Decimal(math.lcm(fraction, 10 ** (-exponent - places))).scaleb(exponent))
         if _is_read(larger):
             yield larger
 

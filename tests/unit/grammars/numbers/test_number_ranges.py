@@ -130,7 +130,9 @@ def test_any_range(near: tuple[float, float], names: tuple[bool, bool]) -> None:
                 assert takes(matcher, text) is (over and under), (schema, text)
 
 
-@pytest.mark.parametrize("multiple", [0, 0.0, "0.25", True])
+@pytest.mark.parametrize(
+    "multiple", [0, 0.0, "0.25", True, math.inf, math.nan, 1e-40, 1e-300, 10**400]
+)
 def test_a_multiple_that_is_none_is_the_compilers_to_refuse(multiple: Any) -> None:
     rule = json_rule({"type": "number", "maximum": 0.95, "multipleOf": multiple})
     assert LLMatcher(BYTES, f"start: {rule}").get_error()
