@@ -95,12 +95,12 @@ class RegisteredPool:
                 logger.error("slab %d of the KV pool is lost to RDMA: %s", slab, error)
 
     def close(self) -> None:
-        """Remove all keys. Idempotent."""
-        try:
-            for slab, start in sorted(self._registered):
+        """Remove all keys, as far as they can be. Idempotent."""
+        for slab, start in sorted(self._registered):
+            try:
                 self._unregister(slab, start)
-        except OSError:
-            logger.exception("memory keys of the KV pool could not be removed")
+            except OSError:
+                logger.exception("memory keys of the KV pool could not be removed")
         self._aliases.close()
 
     def _make_spare(self) -> int | None:
@@ -136,8 +136,15 @@ class RegisteredPool:
         self._registered.add((slab, start))
 
     def _unregister(self, slab: int, start: int) -> None:
+        """Remove a slab's keys at an address. Raises `OSError` for the first one that stays."""
         if (slab, start) not in self._registered:
             return
+        errors: list[OSError] = []
         for offset, _ in self._shape.regions(slab):
-            self._engine.unregister(start + offset)
+            try:
+                self._engine.unregister(start + offset)
+            except OSError as error:
+                errors.append(error)  # The others are removed all the same.
+        if errors:
+            raise errors[0]
         self._registered.discard((slab, start))

@@ -64,6 +64,29 @@ def test_fences_are_not_limited_and_no_address_is_used_twice() -> None:
     assert engine.regions == {}
 
 
+class StuckEngine(FakeEngine):
+    """An engine that keeps the key at `address`."""
+
+    address = 0
+
+    def unregister(self, address: int) -> None:
+        if address == self.address:
+            raise OSError("it stays registered")
+        super().unregister(address)
+
+
+def test_a_key_that_stays_keeps_no_other_one() -> None:
+    fenced, closed = StuckEngine(), StuckEngine()
+    pool, another = registered(fenced), registered(closed)
+    for engine in (fenced, closed):
+        engine.address = min(engine.regions)
+    with pytest.raises(OSError, match="it stays"):
+        move_and_fence(pool, 0)
+    assert len(fenced.regions) == 1 + 2 * REGIONS_PER_SLAB
+    another.close()
+    assert set(closed.regions) == {closed.address}
+
+
 def test_a_slab_is_registered_at_both_addresses_while_it_moves() -> None:
     engine = FakeEngine()
     pool = registered(engine)
