@@ -10,6 +10,7 @@ dropped.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
@@ -130,21 +131,22 @@ class RegisteredPool:
                 self._engine.register(start + offset, num_bytes)
                 done.append(start + offset)
         except OSError:
-            for address in done:
-                self._engine.unregister(address)
+            self._remove(done)
             raise
         self._registered.add((slab, start))
 
     def _unregister(self, slab: int, start: int) -> None:
-        """Remove a slab's keys at an address. Raises `OSError` for the first one that stays."""
-        if (slab, start) not in self._registered:
-            return
+        if (slab, start) in self._registered:
+            self._remove(start + offset for offset, _ in self._shape.regions(slab))
+            self._registered.discard((slab, start))
+
+    def _remove(self, addresses: Iterable[int]) -> None:
+        """Remove keys. Raises `OSError` if one stays, when the others are removed."""
         errors: list[OSError] = []
-        for offset, _ in self._shape.regions(slab):
+        for address in addresses:
             try:
-                self._engine.unregister(start + offset)
+                self._engine.unregister(address)
             except OSError as error:
-                errors.append(error)  # The others are removed all the same.
+                errors.append(error)
         if errors:
             raise errors[0]
-        self._registered.discard((slab, start))
