@@ -257,7 +257,7 @@ def test_blocks_that_are_to_be_evicted_next_are_and_others_stay_as_they_are() ->
 
 
 def test_the_latest_are_those_that_run_and_then_those_that_were_released_last() -> None:
-    pool, (a, b, c, d) = cached_pool(5, [b"a", b"b", b"c", b"d"])
+    pool, (a, _, c, _) = cached_pool(5, [b"a", b"b", b"c", b"d"])
     pool.allocate(1, BlockUse.RUNNING)
     pool.acquire_cached([c])
     assert pool.latest(9) == [b"c", b"d", b"b", b"a"]
