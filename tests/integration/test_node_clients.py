@@ -22,7 +22,7 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
-from router.dispatch.client import node_calls, node_messages, stream_calls
+from router.dispatch.client import node_calls, node_clients, node_messages, stream_calls
 from router.dispatch.client.fairness import OUTPUTS_AT_ONCE, PARTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.client.node_clients import NodeClient
 from router.dispatch.client.stream_calls import Caller, UnsentCalls
@@ -323,6 +323,24 @@ async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:
         node.end_streams()
         await wait_until(lambda: log.lost == ["the node ended the stream"])
         await wait_until(lambda: log.num_messages == 2)
+
+
+async def test_a_stream_that_was_heard_is_opened_again_soon_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures: list[int] = []
+
+    def no_pause(num_failures: int) -> float:
+        failures.append(num_failures)
+        return 0.0
+
+    monkeypatch.setattr(node_clients, "backoff_s", no_pause)
+    async with connected() as (node, _client, log):
+        for number in range(1, 4):
+            await wait_until(lambda number=number: log.num_messages == number)  # type: ignore[misc]
+            node.end_streams()
+            await wait_until(lambda number=number: len(log.lost) == number)  # type: ignore[misc]
+        assert failures.count(0) == 3
 
 
 async def test_a_connection_that_the_network_has_forgotten_is_replaced() -> None:
