@@ -19,7 +19,7 @@ from urllib.parse import unquote
 TYPES = ("object", "array", "string", "number", "boolean", "null")
 _COMPOSING = ("allOf", "anyOf", "oneOf")
 _ANY = ""
-"""In place of a type: whatever type the value has."""
+"""A placeholder for all types."""
 _SIZES = {
     "object": ("minProperties", "maxProperties"),
     "array": ("minItems", "maxItems"),
@@ -95,7 +95,7 @@ class _Together:
     """The properties that parts define which one value must match together, by name."""
 
     around: _Together | None = None
-    """Those of the part of which these are one of several choices."""
+    """The properties of the part around a choice, which its value has too."""
     named: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
     def of(self, name: str) -> Iterator[Any]:

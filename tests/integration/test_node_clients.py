@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -317,30 +318,18 @@ async def test_a_node_that_was_never_heard_is_not_suspected() -> None:
         assert (log.suspected, log.lost) == ([], [])
 
 
-async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:
+async def test_a_node_that_ends_the_stream_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = Mock(return_value=0.0)
+    monkeypatch.setattr(node_clients, "backoff_s", pauses)
     async with connected() as (node, _client, log):
-        await wait_until(lambda: log.num_messages == 1)
-        node.end_streams()
-        await wait_until(lambda: log.lost == ["the node ended the stream"])
-        await wait_until(lambda: log.num_messages == 2)
-
-
-async def test_a_stream_that_was_heard_is_opened_again_soon_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    failures: list[int] = []
-
-    def no_pause(num_failures: int) -> float:
-        failures.append(num_failures)
-        return 0.0
-
-    monkeypatch.setattr(node_clients, "backoff_s", no_pause)
-    async with connected() as (node, _client, log):
-        for number in range(1, 4):
-            await wait_until(lambda number=number: log.num_messages == number)  # type: ignore[misc]
+        for lost in range(3):
+            await wait_until(lambda lost=lost: log.num_messages == lost + 1)  # type: ignore[misc]
             node.end_streams()
-            await wait_until(lambda number=number: len(log.lost) == number)  # type: ignore[misc]
-        assert failures.count(0) == 3
+            await wait_until(lambda lost=lost: len(log.lost) == lost + 1)  # type: ignore[misc]
+        assert log.lost == ["the node ended the stream"] * 3
+        assert pauses.call_args_list.count(call(0)) == 3, (
+            "it was heard, so each time it is tried again soon"
+        )
 
 
 async def test_a_connection_that_the_network_has_forgotten_is_replaced() -> None:

@@ -33,7 +33,7 @@ def test_clients_take_turns() -> None:
     assert started(queue) == [1, 2]
 
 
-def test_who_has_had_a_turn_is_behind_those_who_wait() -> None:
+def test_a_client_that_had_a_turn_is_behind_those_who_wait() -> None:
     queue = TrialQueue()
     for trial, client in enumerate(("first", "first", "second", "third")):
         queue.add(trial, client)
