@@ -327,9 +327,7 @@ async def test_a_node_that_ends_the_stream_is_lost_at_once(monkeypatch: pytest.M
             node.end_streams()
             await wait_until(lambda lost=lost: len(log.lost) == lost + 1)  # type: ignore[misc]
         assert log.lost == ["the node ended the stream"] * 3
-        assert pauses.call_args_list.count(call(0)) == 3, (
-            "it was heard, so each time it is tried again soon"
-        )
+        assert pauses.call_args_list.count(call(0)) == 3, "as it was heard, it is tried again soon"
 
 
 async def test_a_connection_that_the_network_has_forgotten_is_replaced() -> None:
