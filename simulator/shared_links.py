@@ -77,11 +77,16 @@ class SharedLinks:
         ended: list[int] = []
         while (at_s := self.next_end_s()) <= now_s:
             self._move(max(at_s, self._moved_at_s))
-            gone = [name for name, flow in self._flows.items() if flow.num_left < _LEAST_BYTES]
+            gone = [name for name, flow in self._flows.items() if self._has_ended(flow)]
             for name in gone:
                 self._share(self._flows.pop(name), -1)
             ended += gone
         return ended
+
+    def _has_ended(self, flow: _Flow) -> bool:
+        """Return whether the rest of a flow is none, or takes less time than a float can tell."""
+        rest_s = flow.num_left / flow.rate
+        return flow.num_left < _LEAST_BYTES or self._moved_at_s + rest_s == self._moved_at_s
 
     def _move(self, now_s: float) -> None:
         span_s, self._moved_at_s = now_s - self._moved_at_s, now_s

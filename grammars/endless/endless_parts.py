@@ -11,12 +11,27 @@ is not strict the reference is left out, so that anything may stand there.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-Choices = Sequence[Any]
-"""Schemas of which one at least must have a value."""
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+_COMPOSING = ("allOf", "anyOf", "oneOf")
+_ANY = ""
+"""A placeholder for all types."""
+_SIZES = {
+    "object": ("minProperties", "maxProperties"),
+    "array": ("minItems", "maxItems"),
+    "string": ("minLength", "maxLength"),
+    "number": ("minimum", "maximum"),
+}
+"""Keywords that leave no values of a type where the first is larger than the second."""
+
+Values = tuple[Any, str]
+"""The values of a schema that have a type; with `_ANY` all of them."""
+Choices = Sequence[Values]
+"""Values of which some at least must have an end."""
 
 _NO_VALUES: Mapping[str, Any] = {"enum": []}
 
@@ -26,9 +41,9 @@ def end_endless(
 ) -> None:
     """Replace the references to parts of which no value has an end; with `is_lenient`, drop them.
 
-    `parts` are all parts of `whole`, itself included, which are changed. A reference that is
-    neither a pointer nor an anchor of this document counts as one to a part that has values. The
-    work grows with the size of the schema and no faster.
+    `parts` are all parts of `whole`, itself included and each before those in it, which are
+    changed. A reference that is neither a pointer nor an anchor of this document counts as one to a
+    part that has values. The work grows with the size of the schema and no faster.
     """
     referring = [part for part in parts if isinstance(part.get("$ref"), str)]
     # A part with an address of its own is the document of the references in it.
@@ -46,60 +61,139 @@ def end_endless(
 def _ending(parts: Sequence[Mapping[str, Any]], targets: Mapping[int, Any]) -> set[int]:
     """Return the identities of the parts that have a value with an end.
 
-    Those that need no other part come first, then those that need only such ones, and so on.
+    Values that need no others come first, then those that need only such ones, and so on.
     """
-    known = {id(part) for part in parts}
-    num_needed: dict[int, int] = defaultdict(int)
-    needed_by: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    """The parts that need one or an alternative to it, each with a number of that need, by it."""
+    known, needs = {id(part) for part in parts}, _Needs(parts, targets)
+    num_needed: dict[tuple[int, str], int] = {}
+    needed_by: dict[tuple[int, str], list[tuple[int, str, int]]] = defaultdict(list)
+    """The values that need some or an alternative to them, each with a number of that need."""
     for part in parts:
-        for number, choices in enumerate(_needs(part, targets)):
-            if all(id(one) in known or one is False for one in choices):
-                num_needed[id(part)] += 1
-                for one in choices:
-                    needed_by[id(one)].append((id(part), number))
-    left = [one for one in known if not num_needed[one]]
-    ending, met = set(left), set[tuple[int, int]]()
+        types = _types(part)
+        num_needed.update({(id(part), kind): 0 for kind in types})
+        for number, (kind, choices) in enumerate(needs.of(part, types)):
+            if all(id(one) in known or one is False for one, _ in choices):
+                num_needed[id(part), kind] += 1
+                for one, its_kind in choices:
+                    needed_by[id(one), its_kind].append((id(part), kind, number))
+    left = [values for values, count in num_needed.items() if not count]
+    ending, met = set[int](), set[tuple[int, str, int]]()
     while left:
-        for need in needed_by[left.pop()]:
-            if need in met:
-                continue
-            met.add(need)
-            around = need[0]
-            num_needed[around] -= 1
-            if not num_needed[around]:
-                ending.add(around)
-                left.append(around)
+        values = left.pop()
+        ending.add(values[0])
+        for need in needed_by.pop(values, []) + needed_by.pop((values[0], _ANY), []):
+            if need not in met:
+                met.add(need)
+                around = need[:2]
+                num_needed[around] -= 1
+                if not num_needed[around]:
+                    left.append(around)
     return ending
 
 
-def _needs(part: Mapping[str, Any], targets: Mapping[int, Any]) -> Iterator[Choices]:
-    """Yield what must have values for `part` to have one."""
-    if id(part) in targets:
-        yield [targets[id(part)]]
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(choices := part.get(keyword), list):
-            yield choices
-    if isinstance(together := part.get("allOf"), list):
-        yield from ([one] for one in together)
-    if "enum" in part or "const" in part:
-        return
-    if part.get("type") in ("object", ["object"]):
-        yield from _required(part)
-    elif part.get("type") in ("array", ["array"]):
-        yield from _first_items(part)
+@dataclass(slots=True)
+class _Together:
+    """The properties that parts define which one value must match together, by name."""
+
+    around: _Together | None = None
+    """The properties of the part around a choice, which its value has too."""
+    named: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+    def of(self, name: str) -> Iterator[Any]:
+        """Yield the schemas of a property."""
+        at: _Together | None = self
+        while at is not None:
+            yield from at.named.get(name, ())
+            at = at.around
 
 
-def _required(part: Mapping[str, Any]) -> Iterator[Choices]:
-    """Yield the properties that an object must have."""
-    named, by_pattern = _object(part, "properties"), _object(part, "patternProperties")
-    others = part.get("additionalProperties", True)
-    required = part.get("required")
-    for name in required if isinstance(required, list) else ():
-        if isinstance(name, str):
-            yield [named[name]] if name in named else [*by_pattern.values(), others]
-    if _size(part, "minProperties"):
-        yield [*named.values(), *by_pattern.values(), others]
+class _Needs:
+    """What must have values for the parts of a schema to have some."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]], targets: Mapping[int, Any]) -> None:
+        self._targets = targets
+        self._together: dict[int, _Together] = {}
+        """What is together with the properties of a part, where there may be others."""
+        # Through a reference a part is met without those beside it.
+        referred = {id(target) for target in targets.values()}
+        for part in parts:
+            inner = [(one, key) for key in _COMPOSING for one in _list(part, key)]
+            if not inner and id(part) not in self._together:
+                continue
+            own = self._together.setdefault(id(part), _Together())
+            for name, schema in _object(part, "properties").items():
+                own.named[name].append(schema)
+            for one, key in inner:
+                if id(one) not in referred:
+                    self._together[id(one)] = own if key == "allOf" else _Together(own)
+
+    def of(self, part: Mapping[str, Any], types: Iterable[str]) -> Iterator[tuple[str, Choices]]:
+        """Yield what the values of `part` need that are of one of its types, with that type."""
+        for kind in types:
+            yield from ((kind, choices) for choices in self._of_type(part, kind))
+
+    def _of_type(self, part: Mapping[str, Any], kind: str) -> Iterator[Choices]:
+        if id(part) in self._targets:
+            yield [(self._targets[id(part)], kind)]
+        for keyword in _COMPOSING:
+            if keyword == "allOf":
+                yield from ([(one, kind)] for one in _list(part, keyword))
+            elif isinstance(part.get(keyword), list):
+                yield [(one, kind) for one in part[keyword]]
+        if "enum" in part or "const" in part:
+            return
+        if kind == "object":
+            yield from self._required(part)
+        elif kind == "array":
+            yield from _first_items(part)
+
+    def _required(self, part: Mapping[str, Any]) -> Iterator[Choices]:
+        """Yield the properties that an object must have."""
+        named, by_pattern = _object(part, "properties"), _object(part, "patternProperties")
+        others = [*by_pattern.values(), part.get("additionalProperties", True)]
+        together = self._together.get(id(part))
+        for name in _list(part, "required"):
+            if not isinstance(name, str):
+                continue
+            if name not in named:
+                yield [(one, _ANY) for one in others]
+            if together is not None:
+                yield from ([(one, _ANY)] for one in together.of(name))
+            elif name in named:
+                yield [(named[name], _ANY)]
+        if _size(part, "minProperties"):
+            yield [(one, _ANY) for one in (*named.values(), *others)]
+
+
+def _types(part: Mapping[str, Any]) -> Collection[str]:
+    """Return the types of the values that a part may have by its own keywords."""
+    named = part.get("type", TYPES)
+    if not isinstance(named, list | tuple):
+        named = [named] if isinstance(named, str) else TYPES
+    types = {"number" if one == "integer" else one for one in named if isinstance(one, str)}
+    if "const" in part:
+        types.intersection_update([_type_of(part["const"])])
+    if isinstance(part.get("enum"), list):
+        types.intersection_update(map(_type_of, part["enum"]))
+    for kind, (least, most) in _SIZES.items():
+        if _is_number(part.get(least)) and _is_number(part.get(most)) and part[least] > part[most]:
+            types.discard(kind)
+    return types
+
+
+def _type_of(value: Any) -> str:
+    """Return the type of a constant."""
+    match value:
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case dict():
+            return "object"
+        case list():
+            return "array"
+    return "null"
 
 
 def _first_items(part: Mapping[str, Any]) -> Iterator[Choices]:
@@ -108,9 +202,9 @@ def _first_items(part: Mapping[str, Any]) -> Iterator[Choices]:
     if isinstance(others, list):  # as drafts before 2020 have the first ones
         first, others = others, part.get("additionalItems")
     first = first if isinstance(first, list) else []
-    yield from ([one] for one in first[:least])
+    yield from ([(one, _ANY)] for one in first[:least])
     if least > len(first):
-        yield [others]
+        yield [(others, _ANY)]
 
 
 def _object(part: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
@@ -118,9 +212,18 @@ def _object(part: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _list(part: Mapping[str, Any], keyword: str) -> list[Any]:
+    value = part.get(keyword)
+    return value if isinstance(value, list) else []
+
+
 def _size(part: Mapping[str, Any], keyword: str) -> int:
     value = part.get(keyword)
     return value if isinstance(value, int) else 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:

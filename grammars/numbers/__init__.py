@@ -2,4 +2,5 @@
 
 exact_numbers   which numbers mean themselves
 number_ranges   bounds with fractions, of which the compiler misses some numbers
+multiples       multiples of fractions, of which it misses some
 """

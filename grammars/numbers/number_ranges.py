@@ -13,10 +13,12 @@ from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 from grammars.numbers.exact_numbers import MAX_EXACT
+from grammars.numbers.multiples import is_multiple, larger_fractions
 
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _NOTHING_MORE = frozenset(_BOUNDS) | {
     "type",
+    "multipleOf",
     "title",
     "description",
     "default",
@@ -60,23 +62,24 @@ def without_excluded_bound(part: dict[str, Any]) -> None:
 
 
 def with_every_decimal(part: dict[str, Any]) -> None:
-    """Add the numbers in the range whose digits begin those of a bound."""
-    span = _range_of(part)
-    if span is None or not part.keys() <= _NOTHING_MORE:
+    """Add the numbers in the range whose digits begin those of a bound, and short multiples."""
+    if not part.keys() <= _NOTHING_MORE or not _takes_fractions(part):
         return
-    missing = sorted({float(one) for one in _beginnings(span) if span.has(one)})
+    whole, multiple = dict(part), part.get("multipleOf")
+    choices = [whole, *(whole | {"multipleOf": one} for one in larger_fractions(multiple))]
+    span = _range_of(part)
+    beginnings = () if span is None else filter(span.has, _beginnings(span))
+    missing = sorted({float(one) for one in beginnings if is_multiple(one, multiple)})
     if missing:
-        whole = dict(part)
+        choices.append({"enum": missing})
+    if len(choices) > 1:
         part.clear()
-        part["anyOf"] = [whole, {"enum": missing}]
+        part["anyOf"] = choices
 
 
 def _range_of(part: Mapping[str, Any]) -> _Range | None:
     """Return the range of a part that takes numbers with fractions; None for any other one."""
-    kind = part.get("type", "number")
-    if kind != "number" and not (isinstance(kind, list) and "number" in kind):
-        return None
-    if not any(key in part for key in _BOUNDS):
+    if not _takes_fractions(part) or not any(key in part for key in _BOUNDS):
         return None
     if not all(_is_bound(part[key], key) for key in _BOUNDS if key in part):
         return None
@@ -85,6 +88,11 @@ def _range_of(part: Mapping[str, Any]) -> _Range | None:
     lower, is_above = max(lowers, default=(None, False))
     upper, is_included = min(((at, not out) for at, out in uppers), default=(None, True))
     return _Range(lower, upper, is_above=is_above, is_below=not is_included)
+
+
+def _takes_fractions(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type", "number")
+    return bool(kind == "number" or (isinstance(kind, list) and "number" in kind))
 
 
 def _is_bound(value: object, key: str) -> bool:

@@ -109,8 +109,8 @@ class GrammarTrials:
                 return verdict
             self._asked[number] = _Asked(message, verdict)
             self._outgoing += message
+            self._send_wake()  # `close` cannot have closed the pipe yet
         verdict.add_done_callback(lambda done: self._forget(number, done))
-        self._send_wake()
         return verdict
 
     def _start_thread(self) -> bool:

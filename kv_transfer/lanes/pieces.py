@@ -173,7 +173,9 @@ class PieceRows:
         targets = np.uint64(copy.ctypes.data) + steps
         if self._can_copy(piece_bytes, targets):
             sources = _rows(pool.addresses(layer), blocks, piece_bytes)
-            return copy, self._copy(targets, sources, piece_bytes, _seeds(pool, layer, ordinals))
+            # The kernel sums what it copies in any case.
+            sums = self._copy(targets, sources, piece_bytes, _seeds(pool, layer, ordinals))
+            return copy, sums if is_summed else NO_SUMS
         for plane, gathered in zip(pool.planes(layer), copy, strict=True):
             # `clip` only saves numpy a buffer: the blocks are inside the pool.
             np.take(plane, blocks, axis=0, out=gathered, mode="clip")

@@ -32,7 +32,10 @@ def refused_to_proto(refused: RefusePull) -> pb.RefusedPull:
 
 
 def send_blocks_from_proto(pull: pb.Pull, router: Incarnation) -> SendBlocks:
-    """Return what is asked of this node. Raises `InvalidRequest` unless each block has a hash."""
+    """Return what is asked of this node.
+
+    Raises `InvalidRequest` unless each block has a hash of its own.
+    """
     ticket = ticket_from_proto(pull.ticket, attempt_from_proto(pull.request_id, pull.attempt))
     packed, num_blocks = pull.block_hashes, len(ticket.target_block_ids)
     if len(packed) != HASH_BYTES * num_blocks:
@@ -59,7 +62,10 @@ def warm_node_from_proto(new: pb.NewNode, router: Incarnation) -> WarmNode:
 
 
 def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
-    """Return what another node has. Raises `InvalidRequest` for too much, or no name."""
+    """Return what another node has.
+
+    Raises `InvalidRequest` for too much, no name, or a block that comes twice.
+    """
     packed = fetch.block_hashes
     if len(packed) % HASH_BYTES or len(packed) > HASH_BYTES * MOST_BLOCKS:
         raise InvalidRequest(
@@ -71,5 +77,10 @@ def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
 
 
 def _hashes(packed: bytes) -> tuple[BlockHash, ...]:
+    """Return the hashes of blocks. Raises `InvalidRequest` if one of them comes twice."""
     starts = range(0, len(packed), HASH_BYTES)
-    return tuple(packed[start : start + HASH_BYTES] for start in starts)
+    hashes = tuple(packed[start : start + HASH_BYTES] for start in starts)
+    num_blocks = len(set(hashes))
+    if num_blocks < len(hashes):
+        raise InvalidRequest(f"{len(hashes)} hashes name {num_blocks} blocks: wanted each once")
+    return hashes

@@ -182,17 +182,17 @@ class RouterCalls:
                 return
 
     def _take_pull(self, pull: pb.Pull) -> None:
-        """Queue a pull; one that cannot be read or taken is dropped: its prompt is computed."""
+        """Queue a pull; one that cannot be read is dropped: its prompt is computed."""
         try:
             self._inbox.put(send_blocks_from_proto(pull, self._router))
-        except (InvalidRequest, Overloaded) as error:
+        except InvalidRequest as error:
             log.warning("a pull of %s is dropped: %s", self._router, error)
 
     def _take_fetch(self, fetch: pb.Fetch) -> None:
         """Queue blocks to be pulled that no prompt waits for; none if that goes wrong."""
         try:
             self._inbox.put(fetch_from_proto(fetch, self._router))
-        except (InvalidRequest, Overloaded) as error:
+        except InvalidRequest as error:
             log.warning("blocks of another node are not pulled: %s", error)
 
     def _take_new_node(self, new: pb.NewNode) -> None:

@@ -30,7 +30,8 @@ _CALL = {
     "type": "function",
     "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
 }
-_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_TEXTS = ("", "Let me see.")
+"""What stands beside the call: some templates show a call where there is no text alone."""
 _RESULT = {"role": "tool", "content": "21 degrees", "tool_call_id": _CALL["id"]}
 _TOLD = ("get_weather", "city", "Paris", "21 degrees")
 _PYTHON = "{'city'"
@@ -45,8 +46,13 @@ def arguments_by(render: Callable[[Messages], str]) -> Arguments:
 
 
 def _is_shown(render: Callable[[Messages], str], form: Arguments) -> bool:
+    return all(_is_shown_beside(content, render, form) for content in _TEXTS)
+
+
+def _is_shown_beside(content: str, render: Callable[[Messages], str], form: Arguments) -> bool:
+    called = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
     try:
-        text = render(in_form([_ASKED, _CALLED, _RESULT], form))
+        text = render(in_form([_ASKED, called, _RESULT], form))
     except InvalidRequest:
         return False
     return _PYTHON not in text and all(one in text for one in _TOLD)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -22,7 +23,7 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
-from router.dispatch.client import node_calls, node_messages, stream_calls
+from router.dispatch.client import node_calls, node_clients, node_messages, stream_calls
 from router.dispatch.client.fairness import OUTPUTS_AT_ONCE, PARTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.client.node_clients import NodeClient
 from router.dispatch.client.stream_calls import Caller, UnsentCalls
@@ -317,12 +318,16 @@ async def test_a_node_that_was_never_heard_is_not_suspected() -> None:
         assert (log.suspected, log.lost) == ([], [])
 
 
-async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:
+async def test_a_node_that_ends_the_stream_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = Mock(return_value=0.0)
+    monkeypatch.setattr(node_clients, "backoff_s", pauses)
     async with connected() as (node, _client, log):
-        await wait_until(lambda: log.num_messages == 1)
-        node.end_streams()
-        await wait_until(lambda: log.lost == ["the node ended the stream"])
-        await wait_until(lambda: log.num_messages == 2)
+        for lost in range(3):
+            await wait_until(lambda lost=lost: log.num_messages == lost + 1)  # type: ignore[misc]
+            node.end_streams()
+            await wait_until(lambda lost=lost: len(log.lost) == lost + 1)  # type: ignore[misc]
+        assert log.lost == ["the node ended the stream"] * 3
+        assert pauses.call_args_list.count(call(0)) == 3, "as it was heard, it is tried again soon"
 
 
 async def test_a_connection_that_the_network_has_forgotten_is_replaced() -> None:

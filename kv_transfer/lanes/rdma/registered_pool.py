@@ -10,6 +10,7 @@ dropped.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
@@ -95,12 +96,12 @@ class RegisteredPool:
                 logger.error("slab %d of the KV pool is lost to RDMA: %s", slab, error)
 
     def close(self) -> None:
-        """Remove all keys. Idempotent."""
-        try:
-            for slab, start in sorted(self._registered):
+        """Remove all keys, as far as they can be. Idempotent."""
+        for slab, start in sorted(self._registered):
+            try:
                 self._unregister(slab, start)
-        except OSError:
-            logger.exception("memory keys of the KV pool could not be removed")
+            except OSError:
+                logger.exception("memory keys of the KV pool could not be removed")
         self._aliases.close()
 
     def _make_spare(self) -> int | None:
@@ -130,14 +131,22 @@ class RegisteredPool:
                 self._engine.register(start + offset, num_bytes)
                 done.append(start + offset)
         except OSError:
-            for address in done:
-                self._engine.unregister(address)
+            self._remove(done)
             raise
         self._registered.add((slab, start))
 
     def _unregister(self, slab: int, start: int) -> None:
-        if (slab, start) not in self._registered:
-            return
-        for offset, _ in self._shape.regions(slab):
-            self._engine.unregister(start + offset)
-        self._registered.discard((slab, start))
+        if (slab, start) in self._registered:
+            self._remove(start + offset for offset, _ in self._shape.regions(slab))
+            self._registered.discard((slab, start))
+
+    def _remove(self, addresses: Iterable[int]) -> None:
+        """Remove keys. Raises `OSError` if one stays, when the others are removed."""
+        errors: list[OSError] = []
+        for address in addresses:
+            try:
+                self._engine.unregister(address)
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -165,6 +166,51 @@ def test_a_revoked_landing_is_released_at_once_and_its_sender_told() -> None:
     assert pair.network.is_idle
 
 
+def test_what_an_ended_transfer_had_left_to_send_makes_room() -> None:
+    pair = Pair()
+    for token in (1, 2):
+        pair.d.expect(ticket(token), sender_deadline_s=10.0)
+        pair.p.open(ticket(token), deadline_s=10.0)
+        for layer in (0, 1):
+            pair.p.push(token, layer=layer, ordinals=(0, 1), source_blocks=(3, 4))
+        pair.p.commit(token, COMMIT)
+    pair.timeline.at(1.0, partial(pair.d.revoke, 1))  # 60 of the other's 80 bytes are left
+    pair.timeline.run()
+    landed = [(at_s, event) for node, at_s, event in pair.events if isinstance(event, Landed)]
+    assert landed == [(1.0 + 1.5 + 0.25, Landed(2, COMMIT))]
+    assert pair.network.is_idle
+
+
+def test_nobody_looks_at_the_ends_of_flows_after_the_committed_one_was_revoked() -> None:
+    pair = Pair()
+    pair.begin()
+    pair.push(0, 1)
+    pair.p.commit(1, COMMIT)
+    pair.d.revoke(1)
+    pair.timeline.run()
+    num_handled = pair.timeline.num_handled
+    pair.d.expect(ticket(2), sender_deadline_s=10.0)
+    pair.p.open(ticket(2), deadline_s=10.0)
+    pair.p.push(2, layer=0, ordinals=(0, 1), source_blocks=(3, 4))
+    pair.timeline.run()
+    assert pair.timeline.num_handled == num_handled
+
+
+def test_a_short_transfer_tells_the_bytes_that_it_sent() -> None:
+    pair = Pair()
+    short = replace(ticket(), may_be_short=True)
+    pair.d.expect(short, sender_deadline_s=10.0)
+    pair.p.open(short, deadline_s=10.0)
+    for layer in (0, 1):
+        pair.p.push(1, layer=layer, ordinals=(0,), source_blocks=(3,))
+    pair.p.commit(1, COMMIT)
+    pair.timeline.run()
+    ended = pair.events[-1][2]
+    assert isinstance(ended, TransferEnded)
+    assert ended.timing is not None
+    assert ended.timing.num_bytes == BLOCK_BYTES
+
+
 def test_a_transfer_into_a_closed_landing_ends() -> None:
     pair = Pair()
     pair.p.open(ticket(), deadline_s=10.0)
@@ -186,4 +232,4 @@ def test_misuse_is_named() -> None:
         pair.p.commit(1, COMMIT)
     pair.push(0, 1)
     with pytest.raises(ValueError, match="more blocks were pushed"):
-        pair.push(0)
+        pair.p.push(1, layer=0, ordinals=(0,), source_blocks=(3,))

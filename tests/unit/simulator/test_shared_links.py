@@ -58,3 +58,17 @@ def test_flows_that_ended_one_after_the_other_are_taken_together() -> None:
     assert [seen.take_ended(at_s) for at_s in (1.0, 1.8, 2.0)] == [[0], [1], []]
     assert (unseen.take_ended(2.0), unseen.next_end_s()) == ([0, 1], seen.next_end_s())
     assert unseen.next_end_s() == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize("rate", [11e9, 4e11])
+@pytest.mark.parametrize("at_s", [0.0, 1e5, 1.7e9])
+def test_flows_end_at_any_time_of_day(at_s: float, rate: float) -> None:
+    links = SharedLinks(rate)
+    for flow in range(3):
+        links.add(flow, flow, "d", 1e9 + flow, at_s)
+    ended: list[int] = []
+    while (next_s := links.next_end_s()) < math.inf:
+        taken = links.take_ended(next_s)
+        assert taken, "a flow whose end has come does not end"
+        ended += taken
+    assert ended == [0, 1, 2]

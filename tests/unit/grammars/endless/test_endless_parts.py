@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -20,6 +23,16 @@ from tests.support.clocks.lines_run import lines_run
 from tests.support.http.edge_model import grammars_of, tiny_model
 
 NUMBER = {"type": "integer"}
+NONE: dict[str, Any] = {
+    "no constant": {"enum": []},
+    "a constant of another type": {"type": "integer", "enum": ["a"]},
+    "no type": {"type": []},
+    "two types": {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    "no number": {"type": "number", "minimum": 2, "maximum": 1},
+    "no text": {"type": "string", "minLength": 2, "maxLength": 1},
+    "no list": {"type": "array", "minItems": 2, "maxItems": 1},
+}
+"""Schemas without values."""
 ENDLESS: dict[str, Any] = {
     "itself": {"$ref": "#/$defs/x"},
     "each other": {"$ref": "#/$defs/y"},
@@ -60,6 +73,56 @@ ENDLESS: dict[str, Any] = {
     "every choice": {"anyOf": [{"$ref": "#/$defs/y"}, {"$ref": "#/$defs/x"}]},
     "an anchor": {"$anchor": "tree", "type": "array", "items": {"$ref": "#tree"}, "minItems": 1},
     "an escaped name": {"$ref": "#/$defs/a~1b%20c"},
+    "a type beside it": {
+        "allOf": [
+            {"type": "object"},
+            {"properties": {"n": {"$ref": "#/$defs/x"}}, "required": ["n"]},
+        ]
+    },
+    "a type around it": {
+        "type": "object",
+        "allOf": [{"properties": {"n": {"$ref": "#/$defs/x"}}, "required": ["n"]}],
+    },
+    "a type behind a reference": {
+        "$ref": "#/$defs/object",
+        "properties": {"n": {"$ref": "#/$defs/x"}},
+        "required": ["n"],
+    },
+    "an object or a list": {
+        "type": ["object", "array"],
+        "properties": {"n": {"$ref": "#/$defs/x"}},
+        "required": ["n"],
+        "items": {"$ref": "#/$defs/x"},
+        "minItems": 1,
+    },
+    "a name that is required beside it": {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/x"}},
+        "allOf": [{"required": ["n"]}],
+    },
+    "a name that is defined beside it": {
+        "type": "object",
+        "allOf": [{"properties": {"n": {"$ref": "#/$defs/x"}}}, {"required": ["n"]}],
+    },
+    "any name, beside another part": {
+        "type": "object",
+        "additionalProperties": {"$ref": "#/$defs/x"},
+        "required": ["other"],
+        "allOf": [{"minProperties": 1}],
+    },
+    "either of two names": {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/x"}, "m": {"$ref": "#/$defs/y"}},
+        "anyOf": [{"required": ["n"]}, {"required": ["m"]}],
+    },
+    **{
+        f"itself or {name}": {
+            "type": "object",
+            "properties": {"n": {"anyOf": [{"$ref": "#/$defs/x"}, none]}},
+            "required": ["n"],
+        }
+        for name, none in NONE.items()
+    },
 }
 
 
@@ -70,7 +133,8 @@ def compiler() -> GrammarCompiler:
 
 def defined(part: Any) -> dict[str, Any]:
     """Definitions of which `x` is `part` and others go around through it."""
-    return {"x": part, "y": {"$ref": "#/$defs/x"}, "a/b c": {"$ref": "#/$defs/x"}}
+    x = {"$ref": "#/$defs/x"}
+    return {"x": part, "y": dict(x), "a/b c": dict(x), "object": {"type": "object"}}
 
 
 def behind(part: Any, *, required: bool) -> dict[str, Any]:
@@ -166,6 +230,41 @@ def test_a_tool_that_is_not_strict_is_served_without_the_reference(
             },
             '{"next": {"next": null}}',
         ),
+        *(
+            ({"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 1}, one]}, text)
+            for one, text in (
+                ({"type": "integer", "minimum": 1, "maximum": 1}, "[1]"),
+                ({"type": "boolean", "enum": [True]}, "[true]"),
+                ({"type": "null", "const": None}, "[null]"),
+                ({"const": 1.5}, "[1.5]"),
+                ({"type": "object", "const": {}}, "[{}]"),
+                ({"type": "array", "enum": [[]]}, "[[]]"),
+            )
+        ),
+        (
+            {
+                "type": "object",
+                "anyOf": [
+                    {"properties": {"n": {"$ref": "#"}}, "required": ["n"]},
+                    {"required": ["n"]},
+                ],
+            },
+            '{"n": 1}',
+        ),
+        (
+            {
+                "$defs": {
+                    "x": {
+                        "type": "object",
+                        "properties": {"n": {"$ref": "#/$defs/x"}},
+                        "allOf": [{"required": ["n"]}],
+                    }
+                },
+                "$ref": "#/$defs/x/allOf/0",
+                "type": "object",
+            },
+            '{"n": 1}',
+        ),
         (
             {
                 "$id": "https://example.org/a",
@@ -257,6 +356,83 @@ def test_a_reference_is_replaced_where_no_value_ends(parts: list[Any]) -> None:
             is_kept = "$ref" in whole["$defs"][name]
             # As many levels as there are definitions reach every value that has an end.
             assert is_kept == has_value(part, definitions, len(definitions) + 1)
+
+
+def beside(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Parts of which several keywords hold for one value."""
+    some = st.lists(parts, min_size=1, max_size=2)
+    names = st.lists(st.sampled_from("ab"), unique=True)
+    keywords: dict[str, st.SearchStrategy[Any]] = {
+        "type": st.sampled_from(["object", "array", "integer", ["object", "array"], ["null"]]),
+        "properties": st.dictionaries(st.sampled_from("ab"), parts),
+        "required": names,
+        "additionalProperties": parts | st.just(False),
+        "minProperties": st.integers(0, 1),
+        "items": parts,
+        "minItems": st.integers(0, 1),
+        "allOf": some,
+        "anyOf": some,
+        "enum": st.sampled_from([[], [1], [{"a": 1}, None]]),
+        "$ref": st.integers(0, 3).map("#/$defs/d{}".format),
+    }
+    return st.fixed_dictionaries({}, optional=keywords)
+
+
+TOGETHER = st.recursive(REFERENCES | LEAVES, beside, max_leaves=6)
+
+
+def values(depth: int) -> list[Any]:
+    """Some values of at most so many levels."""
+    inner = values(depth - 1) if depth else []
+    two = [{"a": inner[0], "b": one} for one in inner] if inner else []
+    return [1, None, "a", {}, [], *({"a": one} for one in inner), *two, *([one] for one in inner)]
+
+
+def is_one(value: Any, part: Any, definitions: Any, fuel: int = 8) -> bool:
+    """Whether `value` is one of `part`, through at most `fuel` references at one place."""
+    if isinstance(part, bool):
+        return part
+
+    def also(other: Any) -> bool:
+        return is_one(value, other, definitions, fuel)
+
+    def all_inside(inside: Iterable[tuple[Any, Any]]) -> bool:
+        return all(is_one(one, its_part, definitions) for one, its_part in inside)
+
+    if "$ref" in part:
+        named = definitions[part["$ref"].removeprefix("#/$defs/")]
+        if not fuel or not is_one(value, named, definitions, fuel - 1):
+            return False
+    kinds = {dict: "object", list: "array", int: "integer", str: "string", type(None): "null"}
+    kind, wanted = kinds[type(value)], part.get("type", list(kinds.values()))
+    if kind not in ([wanted] if isinstance(wanted, str) else wanted):
+        return False
+    if "enum" in part and value not in part["enum"]:
+        return False
+    if not (all(map(also, part.get("allOf", ()))) and any(map(also, part.get("anyOf", [True])))):
+        return False
+    if isinstance(value, dict):
+        has, others = part.get("properties", {}), part.get("additionalProperties", True)
+        is_whole = value.keys() >= set(part.get("required", ()))
+        is_whole = is_whole and len(value) >= part.get("minProperties", 0)
+        return is_whole and all_inside((one, has.get(name, others)) for name, one in value.items())
+    if isinstance(value, list):
+        first, rest = part.get("prefixItems", []), part.get("items", True)
+        pairs = zip_longest(value, first[: len(value)], fillvalue=rest)
+        return len(value) >= part.get("minItems", 0) and all_inside(pairs)
+    return True
+
+
+@pytest.mark.covers("G22")
+@given(st.lists(TOGETHER, min_size=4, max_size=4))
+def test_no_reference_to_a_part_with_a_value_is_replaced(parts: list[Any]) -> None:
+    definitions = {f"d{number}": part for number, part in enumerate(parts)}
+    whole: dict[str, Any] = {"$defs": deepcopy(definitions)}
+    copied = list(copied_parts(whole))
+    references = [(one, one["$ref"].removeprefix("#/$defs/")) for one in copied if "$ref" in one]
+    end_endless(whole, copied, is_lenient=False)
+    for name in {name for one, name in references if "$ref" not in one}:
+        assert [v for v in values(2) if is_one(v, definitions[name], definitions)] == []
 
 
 def chain(length: int) -> dict[str, Any]:

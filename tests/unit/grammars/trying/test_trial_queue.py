@@ -33,6 +33,15 @@ def test_clients_take_turns() -> None:
     assert started(queue) == [1, 2]
 
 
+def test_a_client_that_had_a_turn_is_behind_those_who_wait() -> None:
+    queue = TrialQueue()
+    for trial, client in enumerate(("first", "first", "second", "third")):
+        queue.add(trial, client)
+    for trial in (0, 2, 3, 1):
+        assert queue.next_to_start() == trial
+        queue.remove(trial)  # so that all have as few slots
+
+
 def test_a_client_leaves_a_slot_to_the_next_one() -> None:
     queue = TrialQueue()
     for trial in range(3):

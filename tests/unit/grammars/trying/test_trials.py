@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -341,6 +342,20 @@ def test_closing_ends_the_process_and_what_waits(trials: GrammarTrials) -> None:
     for one in (waiting, trials.begin(GOOD)):
         assert isinstance(one.exception(WAIT_S), Overloaded)
     assert not is_alive(pid)
+
+
+def test_a_trial_that_is_asked_for_while_all_is_closed_is_refused(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closing(Future[Any]):
+        """Closes when the trial was asked for, and the lock is free."""
+
+        def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+            super().add_done_callback(fn)
+            trials.close()
+
+    monkeypatch.setattr(trials_module, "Future", Closing)
+    assert isinstance(trials.begin(GOOD).exception(WAIT_S), Overloaded)
 
 
 def test_no_fork_handler_runs_at_its_start(folder: Path) -> None:

@@ -113,6 +113,7 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     payload = gatherer().payload(kv_pool(pool), chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
+    assert payload.sums == b"", "sums of some blocks that nobody asked for"
 
 
 @pytest.mark.parametrize("blocks", [[3], [3, 4, 5, 6], [0, 1, 2, 3, 8]])

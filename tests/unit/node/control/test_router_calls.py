@@ -100,11 +100,14 @@ async def test_pulls_are_queued_with_their_attempt_and_hashes(
     assert (pull.source_id, pull.source_epoch) == ("source", 7)
     short = pull_to_proto(AskBlocks(ROUTER, Incarnation("source", 7), ticket, hashes[1:]))
     bare = pb.Pull(request_id="r", attempt=1)
-    await calls.calls.take(pb.RouterMessage(pulls=[pull, bare, short]))
+    same = hashes[:1] * len(hashes)
+    twice = pull_to_proto(AskBlocks(ROUTER, Incarnation("source", 7), ticket, same))
+    await calls.calls.take(pb.RouterMessage(pulls=[pull, bare, short, twice]))
     (taken,) = calls.inbox.take_all()
     assert taken == SendBlocks(ROUTER, ticket, hashes)
     assert "a pull of router#1 is dropped: the ticket names no decode node" in caplog.text
     assert "a pull of router#1 is dropped: a pull of" in caplog.text
+    assert f"{len(hashes)} hashes name 1 blocks: wanted each once" in caplog.text
 
 
 async def test_that_nobody_answers_a_pull_is_queued() -> None:
@@ -128,11 +131,12 @@ async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFi
         pb.Fetch(source_id="d0", block_hashes=b"a" * 15),
         pb.Fetch(source_id="d0", block_hashes=b"a" * 16 * (MOST_BLOCKS + 1)),
         pb.Fetch(block_hashes=b"a" * 16),
+        pb.Fetch(source_id="d0", block_hashes=b"a" * 32),
     ]
     await calls.calls.take(pb.RouterMessage(fetches=[good, *bad]))
     (taken,) = calls.inbox.take_all()
     assert taken == FetchBlocks(ROUTER, Incarnation("d0", 7), (b"a" * 16, b"b" * 16))
-    assert caplog.text.count("blocks of another node are not pulled") == 3
+    assert caplog.text.count("blocks of another node are not pulled") == len(bad)
 
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:

@@ -254,3 +254,32 @@ def test_blocks_that_are_to_be_evicted_next_are_and_others_stay_as_they_are() ->
     pool.acquire_cached([b])
     assert pool.num_taken == 3, "it was held already"
     pool.check()
+
+
+def test_the_latest_are_those_that_run_and_then_those_that_were_released_last() -> None:
+    pool, (a, _, c, _) = cached_pool(5, [b"a", b"b", b"c", b"d"])
+    pool.allocate(1, BlockUse.RUNNING)
+    pool.acquire_cached([c])
+    assert pool.latest(9) == [b"c", b"d", b"b", b"a"]
+    assert pool.latest(2) == [b"c", b"d"]
+    pool.release([c])
+    assert pool.latest(9) == [b"c", b"d", b"b", b"a"]
+    pool.acquire_cached([a])
+    pool.release([a])
+    assert pool.latest(9) == [b"a", b"c", b"d", b"b"]
+
+
+def test_what_left_again_is_remembered_as_what_left_last() -> None:
+    pool = BlockPool(1)
+    pool.prefix_cache.remember(2)
+
+    def passes(block_hash: bytes) -> bool:
+        """Let a block come and go; return whether it counts as used again."""
+        (block,) = pool.allocate(1, BlockUse.RUNNING)
+        pool.publish(block, block_hash)
+        is_reused = block in pool.prefix_cache.reused
+        pool.release([block])
+        return is_reused
+
+    assert [passes(one) for one in (b"a", b"b", b"a")] == [False, False, True]
+    assert [passes(one) for one in (b"c", b"a")] == [False, True]

@@ -250,3 +250,19 @@ def test_what_enters_and_leaves_is_told_of_prefixes_alone() -> None:
     pool.allocate(1)
     assert pool.take_news() == {B: False}
     assert pool.take_news() == {}
+
+
+def test_the_latest_are_those_that_are_read_and_those_used_once_come_last() -> None:
+    pool = HostPool(20)
+    a, b, c = kept(pool, A, B, C)
+    (first,), (second,) = once(pool, b"x" * 16), once(pool, b"y" * 16)
+    assert (pool.hash_of(first), pool.hash_of(second)) == (b"x" * 16, b"y" * 16)
+    assert list(pool.latest()) == [C, B, A, b"y" * 16, b"x" * 16]
+    pool.begin_reading([a, b])
+    assert list(pool.latest()) == [A, B, C, b"y" * 16, b"x" * 16]
+    pool.end_reading([a, b])  # into the cache
+    assert list(pool.latest()) == [A, B, C, b"y" * 16, b"x" * 16]
+    pool.begin_reading([c])
+    pool.end_reading([c], is_in_cache=False)
+    pool.note_use(B)
+    assert list(pool.latest()) == [A, B, C, b"y" * 16, b"x" * 16]

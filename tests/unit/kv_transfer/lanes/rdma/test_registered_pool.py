@@ -10,6 +10,7 @@ import pytest
 
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.lanes.rdma.aliases import Aliases
+from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.lanes.rdma.slabs import slabbed
 from tests.support.kv.fake_engine import FakeEngine
@@ -62,6 +63,42 @@ def test_fences_are_not_limited_and_no_address_is_used_twice() -> None:
     assert _num_mappings() - num_mapped < 50
     pool.close()
     assert engine.regions == {}
+
+
+class StuckEngine(FakeEngine):
+    """An engine that keeps the key at `address`."""
+
+    address = 0
+
+    def unregister(self, address: int) -> None:
+        if address == self.address:
+            raise OSError("it stays registered")
+        super().unregister(address)
+
+
+def test_a_key_that_stays_keeps_no_other_one() -> None:
+    fenced, closed = StuckEngine(), StuckEngine()
+    pool, another = registered(fenced), registered(closed)
+    for engine in (fenced, closed):
+        engine.address = min(engine.regions)
+    with pytest.raises(OSError, match="it stays"):
+        move_and_fence(pool, 0)
+    assert len(fenced.regions) == 1 + 2 * REGIONS_PER_SLAB
+    another.close()
+    assert set(closed.regions) == {closed.address}
+
+
+def test_a_key_that_stays_after_a_half_registration_keeps_no_other_one() -> None:
+    class FirstStuckEngine(StuckEngine):
+        def register(self, address: int, num_bytes: int) -> None:
+            super().register(address, num_bytes)
+            self.address = self.address or address
+
+    engine = FirstStuckEngine()
+    engine.fails_after = REGIONS_PER_SLAB - 1
+    with pytest.raises(RdmaUnavailable, match="it stays"):
+        registered(engine)
+    assert set(engine.regions) == {engine.address}
 
 
 def test_a_slab_is_registered_at_both_addresses_while_it_moves() -> None:

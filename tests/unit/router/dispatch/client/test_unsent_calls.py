@@ -102,6 +102,13 @@ async def test_an_abort_leaves_behind_every_call(unsent: UnsentCalls) -> None:
 async def test_nothing_is_left_when_all_is_dropped(unsent: UnsentCalls) -> None:
     asks(unsent, "r0")
     unsent.add_abort(AttemptId("r0", 1))
+    unsent.add_pull(pb.Pull())
+    unsent.add_refused_pull(1)
+    unsent.add_fetch(pb.Fetch())
+    unsent.add_new_node(pb.NewNode())
+    unsent.set_echo(7, 250)
+    unsent.ask_blocks()
     unsent.clear()
     assert not unsent
+    assert unsent.next_message() == pb.RouterMessage()
     await unsent.wait_sent()

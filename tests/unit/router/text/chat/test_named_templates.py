@@ -39,6 +39,9 @@ SHORT_IDS = UNKNOWN.replace(
 """As Mistral's."""
 WITHOUT_TEXT = UNKNOWN.replace("m.tool_calls", "m.tool_calls if m.content is none")
 """As DeepSeek's: calls are left out beside a text."""
+BESIDE_TEXT = UNKNOWN.replace("m.tool_calls", "m.tool_calls if not m.content")
+"""As templates that show either a text or calls."""
+BESIDE_NO_TEXT = UNKNOWN.replace("m.tool_calls", "m.tool_calls if m.content")
 NO_CALLS = "{% if tools %}[AVAILABLE_TOOLS]{% endif %}" + PLAIN
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CALLED: list[dict[str, Any]] = [
@@ -179,7 +182,7 @@ def test_a_template_gets_arguments_in_the_form_that_it_takes(source: str, tmp_pa
 
 
 @pytest.mark.covers("J13")
-@pytest.mark.parametrize("source", [SHORT_IDS, WITHOUT_TEXT, NO_CALLS])
+@pytest.mark.parametrize("source", [SHORT_IDS, WITHOUT_TEXT, BESIDE_TEXT, BESIDE_NO_TEXT, NO_CALLS])
 def test_a_template_that_shows_no_earlier_calls_gets_them_as_text(
     source: str, tmp_path: Path
 ) -> None:
