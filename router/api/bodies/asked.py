@@ -42,6 +42,8 @@ from router.text.output.usage import UsageEvents
 from router.tools.definitions import ToolUse
 
 COMPLETION_MAX_TOKENS = 16
+_OPEN = -1
+"""What a limit or a seed is at other servers where there is none."""
 
 SESSION_FIELDS = ("prompt_cache_key", "user")
 """The fields that name a session; the first of those that a body has does."""
@@ -296,11 +298,14 @@ def _output_of_chat(body: ChatBody, words: Words) -> AskedOutput:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     num_top = _checked_logprobs(body.top_logprobs or 0, "top_logprobs")
     newer = body.max_completion_tokens
+    limit = (
+        _limit(body.max_tokens, "max_tokens")
+        if newer is None
+        else _limit(newer, "max_completion_tokens")
+    )
     return AskedOutput(
         n=1 if body.n is None else body.n,
-        max_tokens=MaxTokens(body.max_tokens, "max_tokens")
-        if newer is None
-        else MaxTokens(newer, "max_completion_tokens"),
+        max_tokens=limit,
         min_tokens=body.min_tokens or 0,
         logprobs=num_top if body.logprobs else None,
         prompt_logprobs=_prompt_logprobs(body),
@@ -318,7 +323,7 @@ def _output_of_completion(body: CompletionBody) -> AskedOutput:
     return AskedOutput(
         n=n,
         best_of=body.best_of,
-        max_tokens=MaxTokens(body.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS),
+        max_tokens=_limit(body.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS),
         min_tokens=body.min_tokens or 0,
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
@@ -326,6 +331,10 @@ def _output_of_completion(body: CompletionBody) -> AskedOutput:
         is_echo=bool(body.echo),
         scored_by=("echo", "prompt_logprobs"),
     )
+
+
+def _limit(asked: int | None, param: str, default: int | None = None) -> MaxTokens:
+    return MaxTokens(None, param) if asked == _OPEN else MaxTokens(asked, param, default)
 
 
 def _chat(body: ChatBody, words: Words) -> AskedChat:
@@ -343,8 +352,8 @@ def _session(body: SamplingFields) -> str:
 
 
 def _seed(asked: int | None) -> int | None:
-    """Return a seed as an unsigned number of 64 bits."""
-    if asked is None:
+    """Return a seed as an unsigned number of 64 bits; None where one is to be drawn."""
+    if asked in (None, _OPEN):
         return None
     if not -(2**63) <= asked < 2**64:
         raise InvalidRequest(f"seed is {asked}: wanted -2^63 to 2^64 - 1", param="seed")
@@ -390,11 +399,7 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _usage_events(body: SamplingFields) -> UsageEvents:
-    if body.stream_options is None:
-        return UsageEvents.NONE
-    if not body.stream:
-        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if not body.stream_options.include_usage:
+    if body.stream_options is None or not body.stream_options.include_usage:
         return UsageEvents.NONE
     is_each = body.stream_options.continuous_usage_stats
     return UsageEvents.EACH if is_each else UsageEvents.LAST

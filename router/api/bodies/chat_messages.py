@@ -11,6 +11,11 @@ from router.api.bodies.json_text import check_depth
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
 from router.text.chat.chat_template import ChatOptions
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Parts that are text, also those that have the names of `/v1/responses`."""
+_THOUGHT_PARTS = ("thinking", "redacted_thinking")
+"""Parts of an answer that are not its text; of the second nothing can be read."""
+
 MAX_VARIABLES = 32
 MAX_VARIABLE_CHARS = 256
 """Most characters of a variable's name and of its value: templates may repeat them."""
@@ -87,6 +92,8 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     thought = message.reasoning_content
     if thought is None:
         thought = message.reasoning  # vLLM's name for it
+    if thought is None:
+        thought = _thought_of_parts(f"messages.{index}.content", message)
     if thought is not None:
         plain["reasoning_content"] = thought
     if message.tool_call_id is not None:
@@ -130,6 +137,8 @@ def _arguments(field: str, arguments: Any) -> dict[str, Any]:
             ) from None
         if not isinstance(arguments, dict):
             arguments = {}
+    if arguments == []:  # as PHP writes an object without fields
+        arguments = {}
     if not isinstance(arguments, dict):
         raise InvalidRequest(
             f"{field} is of type {type(arguments).__name__}: wanted the text of a JSON object",
@@ -156,20 +165,42 @@ def _text(field: str, message: ChatMessage) -> str:
         raise InvalidRequest(f"{field} is missing", param=field)
     texts = []
     for index, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidRequest(
                 f'{field}.{index} is not a content part: wanted {{"type": "text", "text": …}}',
                 param=f"{field}.{index}",
             )
         kind = part["type"]
-        # A refusal is what the assistant said, and comes back in a client's history.
-        if kind != "text" and (kind != "refusal" or message.role != "assistant"):
+        # What the assistant thought and refused comes back in a client's history.
+        is_answer = message.role == "assistant"
+        if is_answer and kind in _THOUGHT_PARTS:
+            continue
+        if kind not in _TEXT_PARTS and not (is_answer and kind == "refusal"):
             raise InvalidRequest(
                 f"{field}.{index}.type is {kind[:40]!r}: this server takes text alone",
                 param=f"{field}.{index}.type",
             )
-        if not isinstance(part.get(kind), str):
-            where = f"{field}.{index}.{kind}"
-            raise InvalidRequest(f"{where} is not text", param=where)
-        texts.append(part[kind])
+        texts.append(_string(part, "text" if kind in _TEXT_PARTS else kind, f"{field}.{index}"))
     return "\n".join(texts)
+
+
+def _thought_of_parts(field: str, message: ChatMessage) -> str | None:
+    """Return what the assistant thought, where that is in parts of its content."""
+    if message.role != "assistant" or not isinstance(message.content, list):
+        return None
+    thoughts = [
+        _string(part, "thinking", f"{field}.{index}")
+        for index, part in enumerate(message.content)
+        if isinstance(part, dict) and part.get("type") == "thinking"
+    ]
+    return "".join(thoughts) if thoughts else None
+
+
+def _string(part: Mapping[str, Any], name: str, field: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}.{name} is not text", param=f"{field}.{name}")
+    return value

@@ -19,6 +19,7 @@ MAX_NAME_CHARS = 128
 MAX_SCHEMA_DEPTH = 64
 """Objects and lists within each other in `parameters`."""
 
+_MODES = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -62,40 +63,56 @@ def _tool(tool: Any, field: str) -> Tool:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind != "function":
         raise _wrong(f"{field}.type", kind, "function, the one kind that this server has")
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise _wrong(f"{field}.function", function, "an object with a name")
+    function, place = _function(tool), f"{field}.function" if "function" in tool else field
+    if function is None:
+        raise _wrong(f"{field}.function", tool.get("function"), "an object with a name")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name):
         wanted = f"1 to {MAX_NAME_CHARS} letters, digits, underscores, dashes and dots"
-        raise _wrong(f"{field}.function.name", name, wanted)
+        raise _wrong(f"{place}.name", name, wanted)
     if description is not None and not isinstance(description, str):
-        raise _wrong(f"{field}.function.description", description, "text")
+        raise _wrong(f"{place}.description", description, "text")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise _wrong(f"{field}.function.strict", strict, "true or false")
+        raise _wrong(f"{place}.strict", strict, "true or false")
     return Tool(
         name=name,
         description=description,
-        parameters=_parameters(function.get("parameters"), f"{field}.function.parameters"),
+        parameters=_parameters(function.get("parameters"), f"{place}.parameters"),
         is_strict=bool(strict),
     )
 
 
+def _function(tool: Any) -> Mapping[str, Any] | None:
+    """Return the function of a tool, or of a choice.
+
+    It is one level deeper than in `/v1/responses`, whose shape some clients send to chats as well.
+    """
+    if not isinstance(tool, Mapping):
+        return None
+    function = tool if "name" in tool and "function" not in tool else tool.get("function")
+    return function if isinstance(function, Mapping) else None
+
+
 def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
-    if schema is None:
+    if schema in (None, {}, []):  # an empty list: so PHP writes an object without fields
         return None
     if not isinstance(schema, Mapping):
         raise _wrong(field, schema, "a JSON schema of an object")
     if schema.get("type", "object") != "object":
         raise _wrong(f"{field}.type", schema["type"], "object: arguments have names")
     check_depth(schema, MAX_SCHEMA_DEPTH, field)
-    return schema or None
+    return schema
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the mode, and the names of the functions that may be called."""
-    if choice is None or choice in ("none", "auto"):
+    """Return the mode, and the names of the functions that may be called.
+
+    The mode may be the type of an object, as some clients send it.
+    """
+    if isinstance(choice, Mapping) and choice.get("type") in _MODES:
+        choice = choice["type"]
+    if choice in (None, {}, [], "none", "auto"):
         return choice or "auto", names
     if choice == "required":
         return "required", _known(names, names, "tools")
@@ -122,8 +139,8 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _function_name(tool: Any, field: str) -> str:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    function = _function(tool)
+    name = function.get("name") if function else None
     if not isinstance(name, str):
         raise _wrong(f"{field}.function.name", name, "the name of a function in tools")
     return name

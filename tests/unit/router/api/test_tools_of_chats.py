@@ -448,7 +448,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 BAD += [
-    (with_parameters([]), "tools.0.function.parameters", "list"),
+    (with_parameters([1]), "tools.0.function.parameters", "list"),
     (with_parameters({"type": "string"}), "tools.0.function.parameters.type", "'string'"),
     (with_parameters(deep(40)), "tools.0.function.parameters", "64 levels"),
     (with_parameters({}, strict="yes"), "tools.0.function.strict", "'yes'"),
@@ -469,7 +469,7 @@ async def test_bad_tools_are_named(fields: dict[str, Any], param: str, words: st
     assert not edge.generator.calls
 
 
-@pytest.mark.parametrize("arguments", [5, [], True])
+@pytest.mark.parametrize("arguments", [5, [1], True])
 async def test_arguments_in_the_history_are_objects(arguments: Any) -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
     history = [*ASKED["messages"], {"role": "assistant", "tool_calls": calls}]

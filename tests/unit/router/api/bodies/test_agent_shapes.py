@@ -201,9 +201,9 @@ async def test_how_much_is_logged_of_what_was_left_out_has_a_bound(
 async def test_tools_that_were_left_out_do_not_shift_the_names_of_others() -> None:
     web = {"type": "web_search_20250305", "name": "w"}
     for path, tools, field in (
-        (MESSAGES, [web, web, OWN[MESSAGES] | {"input_schema": []}], "tools.2.input_schema"),
+        (MESSAGES, [web, web, OWN[MESSAGES] | {"input_schema": [1]}], "tools.2.input_schema"),
         (MESSAGES, [web, OWN[MESSAGES] | {"name": 5}], "tools.1.name"),
-        (RESPONSES, [{"type": "mcp"}, OWN[RESPONSES] | {"parameters": []}], "tools.1.parameters"),
+        (RESPONSES, [{"type": "mcp"}, OWN[RESPONSES] | {"parameters": [1]}], "tools.1.parameters"),
     ):
         error = await post(edge_that_says(), path, body_of(path, tools=tools), status=400)
         assert error["error"]["message"].startswith(field)
