@@ -37,6 +37,7 @@ from router.http.documented_api import ServedModel
 from router.http.errors import ApiError, error_json
 from router.http.probes import add_probe_routes
 from router.http.routes import RouteTable, serve_route
+from router.http.sse import JSON_TYPE
 from router.live.feed import LiveFeed
 from router.live.live_routes import add_live_routes
 from router.text.text_model import TextModel
@@ -178,7 +179,7 @@ def _error_response(error: ApiError, scope: Scope) -> Response:
         error_json(error, scope["path"]),
         status_code=error.status,
         headers=error.headers,
-        media_type="application/json",
+        media_type=JSON_TYPE,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.api.bodies.json_text import check_depth
+from router.api.bodies.json_text import check_depth, with_whole_characters
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
 from router.text.chat.chat_template import ChatOptions
 
@@ -126,7 +126,8 @@ def _arguments(field: str, arguments: Any) -> dict[str, Any]:
     """
     if arguments is None or isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            # Escapes in the text may spell what is no text, and a tokenizer takes none of that.
+            arguments = json.loads(with_whole_characters((arguments or "{}").encode()))
         except ValueError:
             arguments = {}
         except RecursionError:
@@ -145,13 +146,6 @@ def _arguments(field: str, arguments: Any) -> dict[str, Any]:
             param=field,
         )
     check_depth(arguments, MAX_ARGUMENTS_DEPTH, field)
-    try:
-        # Escapes in the text may spell what is no text, and a tokenizer takes none of that.
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{field} is not valid Unicode: it holds half of a surrogate pair", param=field
-        ) from None
     return arguments
 
 

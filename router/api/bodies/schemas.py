@@ -28,7 +28,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from common.errors import InvalidRequest
-from router.api.bodies.json_text import JsonText
+from router.api.bodies.json_text import JsonText, check_utf8, with_whole_characters
 
 Nothing = tuple[Any, ...]
 
@@ -314,7 +314,17 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 def parse_body(kind: type[BodyT], text: JsonText) -> BodyT:
     """Parse a body. Raises `InvalidRequest` naming the first field at fault."""
-    return _checked(lambda: kind.model_validate_json(text))
+
+    def parse() -> BodyT:
+        try:
+            return kind.model_validate_json(text)
+        except ValidationError as error:
+            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+                raise
+        check_utf8(text)
+        return kind.model_validate_json(with_whole_characters(text))
+
+    return _checked(parse)
 
 
 def parse_fields(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:
