@@ -142,7 +142,7 @@ async def test_the_plans_are_those_of_this_process(planning: PlanningProcess) ->
 async def test_the_context_is_that_of_each_request(planning: PlanningProcess) -> None:
     body = body_of(prompt=[7] * 20, max_tokens=1)
     assert (await planning.plan(COMPLETION, body, CONTEXT)).prompt_lengths == (20,)
-    with pytest.raises(InvalidRequest, match="at most 20 fit here"):
+    with pytest.raises(InvalidRequest, match="context length is 20 tokens"):
         await planning.plan(COMPLETION, body, 20)
 
 

@@ -113,11 +113,15 @@ class AskedSampling(NamedTuple):
 
 
 class MaxTokens(NamedTuple):
-    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits."""
+    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits.
+
+    With `is_cut` what does not fit is cut to what does.
+    """
 
     asked: int | None
     param: str
     default: int | None = None
+    is_cut: bool = False
 
 
 class AskedOutput(NamedTuple):
@@ -189,13 +193,14 @@ class Asked(NamedTuple):
 class Words(NamedTuple):
     """What is said in the client's own words: by a chat that is another API's body, above all.
 
-    `shown` are those fields of `AnswerShape`. With `keeps_system` every message of the system is in
-    the prompt, whatever the template does.
+    `shown` are those fields of `AnswerShape`. With `is_message` it is one of `/v1/messages`: every
+    message of the system is in the prompt, whatever the template does, and the limit of the answer
+    may be more than the context leaves.
     """
 
     shown: Mapping[str, Any]
     places: Places | None = None
-    keeps_system: bool = False
+    is_message: bool = False
 
 
 def asked_of(kind: RequestKind, raw: bytes) -> Asked:
@@ -237,7 +242,7 @@ def _as_chat(body: WholeBody) -> tuple[dict[str, Any], Words, Places]:
     extra = body.model_extra or {}
     chat |= {name: extra[name] for name in EVERYWHERE if name in extra}
     fields = {name: value for name, value in chat.items() if value is not None}
-    words = Words(shown, places, keeps_system=isinstance(body, messages.MessageBody))
+    words = Words(shown, places, is_message=isinstance(body, messages.MessageBody))
     return fields, words, places
 
 
@@ -305,7 +310,7 @@ def _output_of_chat(body: ChatBody, words: Words) -> AskedOutput:
     )
     return AskedOutput(
         n=1 if body.n is None else body.n,
-        max_tokens=limit,
+        max_tokens=limit._replace(is_cut=words.is_message),
         min_tokens=body.min_tokens or 0,
         logprobs=num_top if body.logprobs else None,
         prompt_logprobs=_prompt_logprobs(body),
@@ -341,7 +346,7 @@ def _chat(body: ChatBody, words: Words) -> AskedChat:
     tools = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
     functions = tuple(tool.as_json() for tool in tools.tools) if tools else ()
     messages = template_messages(body.messages)
-    options = template_options(body, functions, keeps_system=words.keeps_system)
+    options = template_options(body, functions, keeps_system=words.is_message)
     return AskedChat(messages, options, tools)
 
 

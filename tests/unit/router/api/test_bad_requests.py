@@ -222,7 +222,7 @@ TEXTS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logprobs": 21}, "logprobs", "0 to 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
     ({"logprobs": 20, "n": 128, "max_tokens": LONGEST}, "max_tokens", "max_tokens is 999"),
-    ({"logprobs": 20, "echo": True, "prompt": ["a" * 20000] * 9}, "prompt", "at most 256 fit"),
+    ({"logprobs": 20, "echo": True, "prompt": ["a" * 20000] * 9}, "prompt", "256 tokens"),
     ({"best_of": 2, "n": 3}, "best_of", "n or more"),
     ({"best_of": 129}, "best_of", "at most 128 choices"),
     ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
@@ -282,12 +282,12 @@ async def test_nodes_with_less_room_than_the_model_set_the_limit() -> None:
         edge, TEXT_PATH, json.dumps(TEXT | {"prompt": [5] * 100}).encode()
     )
     assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert "at most 100 fit" in error["message"]
+    assert "maximum context length is 100 tokens" in error["message"]
     assert str(CONTEXT) not in error["message"]
     status, error, _ = await refused(
         edge, TEXT_PATH, json.dumps(TEXT | {"prompt": "qz " * 10_000}).encode()
     )
-    assert "at most 100 fit" in error["message"]
+    assert "maximum context length is 100 tokens" in error["message"]
     asked = TEXT | {"prompt": [5] * 60, "max_tokens": 41}
     status, error, _ = await refused(edge, TEXT_PATH, json.dumps(asked).encode())
     for number in ("41", "60", "100", "at most 40"):
