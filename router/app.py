@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
@@ -36,7 +37,7 @@ from router.http.api_docs import add_api_docs
 from router.http.documented_api import ServedModel
 from router.http.errors import ApiError, error_json
 from router.http.probes import add_probe_routes
-from router.http.routes import RouteTable, serve_route
+from router.http.routes import RouteTable, path_meant, serve_route
 from router.http.sse import JSON_TYPE
 from router.live.feed import LiveFeed
 from router.live.live_routes import add_live_routes
@@ -150,14 +151,18 @@ def _guarded(
 
 
 def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         codes = {404: "not_found", 405: "method_not_allowed"}
-        where = f"{request.method} {request.scope['path']}"
+        path = request.scope["path"]
+        meant = path_meant(path, paths) if error.status_code == 404 else None
+        hint = f": wanted {meant}" if meant else ""
         wrong = ApiError(
             error.status_code,
-            f"{where}: {error.detail}",
+            f"{request.method} {path}: {error.detail}{hint}",
             code=codes.get(error.status_code, "http_error"),
             headers=dict(error.headers or {}),
         )

@@ -64,7 +64,7 @@ class ResponseTurns:
         """Add an item of the input. Raises `InvalidRequest`."""
         if not isinstance(item, Mapping):
             raise InvalidRequest(f"{field} is not an object", param=field)
-        match item.get("type", "message"):
+        match _type(item):
             case "message":
                 self._add_message(item, field)
             case "function_call":
@@ -156,9 +156,19 @@ class ResponseTurns:
             self._places.put(f"{path}.{name}", place)
 
 
+def _type(item: Mapping[str, Any]) -> Any:
+    """Return the type of an item, which messages and references to items may leave out."""
+    kind = item.get("type")
+    if kind is None:
+        is_reference = item.get("role") is None and isinstance(item.get("id"), str)
+        return "item_reference" if is_reference else "message"
+    return kind
+
+
 def _call_id(item: Mapping[str, Any]) -> Any:
     """Return the id of a call; outputs of a local shell have it as their own."""
-    return item["call_id"] if "call_id" in item else item.get("id")
+    given = item.get("call_id")
+    return item.get("id") if given is None else given
 
 
 def _content(content: Any, field: str) -> Any:
