@@ -81,7 +81,6 @@ NO_TEXT: dict[str, Any] = {"type": "text", "text": 5}
         (CALL | {"name": None}, "name"),
         (CALL | {"call_id": 5}, "call_id"),
         ({"type": 5}, "type"),
-        ({"type": 5}, "type"),
         (CUSTOM | {"input": 5}, "input"),
         (CUSTOM | {"name": None}, "name"),
         (CUSTOM | {"call_id": 5}, "call_id"),
