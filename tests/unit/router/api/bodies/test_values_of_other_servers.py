@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -91,7 +92,7 @@ async def test_a_whole_number_may_have_a_fraction_of_zero(path: str) -> None:
 @pytest.mark.covers("K11")
 @pytest.mark.parametrize("path", [CHATS, TEXTS])
 async def test_numbers_of_choices_and_alternatives_may_have_one_too(path: str) -> None:
-    fields = {"n": 2.0, "logprobs": 1.0} if path == TEXTS else {"n": 2.0, "logprobs": True}
+    fields: dict[str, Any] = {"n": 2.0, "logprobs": 1.0 if path == TEXTS else True}
     answer, calls = await answered(path, **fields)
     assert len(calls) == len(answer["choices"]) == 2
     if path == TEXTS:
@@ -200,8 +201,9 @@ async def test_a_schema_is_enforced_beside_either_type(
 async def test_without_a_schema_any_object_is_asked_for() -> None:
     plain = await grammar_of(CHATS, {"type": "json_object"})
     assert plain is not None
-    for nothing in ({"schema": None}, {"schema": {}}, {"json_schema": None}, {"json_schema": {}}):
-        form = {"type": "json_object", **nothing}
+    form: dict[str, Any]
+    for name, nothing in itertools.product(("schema", "json_schema"), (None, {})):
+        form = {"type": "json_object", name: nothing}
         assert await grammar_of(CHATS, form) == plain
     for form in ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}):
         await answered(CHATS, 400, response_format=form)
