@@ -266,7 +266,9 @@ def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
     most, seed = _most_prompt_tokens(body), _seed(body.seed)
     prompt: AskedChat | AskedTexts
     if isinstance(body, ChatBody):
-        prompt = _chat(body, words)
+        left_out = LeftOut()
+        prompt = _chat(body, words, left_out)
+        shape = shape._replace(left_out=(*shape.left_out, *left_out.kinds))
         continues_prompt = prompt.options.continues_final_message
     else:
         prompt = AskedTexts(body.prompt, body.add_special_tokens is not False)
@@ -342,10 +344,10 @@ def _limit(asked: int | None, param: str, default: int | None = None) -> MaxToke
     return MaxTokens(None, param) if asked == _OPEN else MaxTokens(asked, param, default)
 
 
-def _chat(body: ChatBody, words: Words) -> AskedChat:
+def _chat(body: ChatBody, words: Words, left_out: LeftOut) -> AskedChat:
     tools = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
     functions = tuple(tool.as_json() for tool in tools.tools) if tools else ()
-    messages = template_messages(body.messages)
+    messages = template_messages(body.messages, left_out)
     options = template_options(body, functions, keeps_system=words.is_message)
     return AskedChat(messages, options, tools)
 

@@ -9,10 +9,17 @@ from typing import Any
 from common.errors import InvalidRequest
 from router.api.bodies.json_text import check_depth, with_whole_characters
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
+from router.api.bodies.unknown_fields import LeftOut
 from router.text.chat.chat_template import ChatOptions
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Parts that are text, also those that have the names of `/v1/responses`."""
+_MEDIA_PARTS = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("document", "file", "input_file"), "file"),
+    **dict.fromkeys(("audio", "input_audio"), "sound"),
+}
+"""Parts that are no text, and what the model is told in their place."""
 _THOUGHT_PARTS = ("thinking", "redacted_thinking")
 """Parts of an answer that are not its text; of the second nothing can be read."""
 
@@ -23,16 +30,17 @@ MAX_ARGUMENTS_DEPTH = 64
 """Objects and lists within each other in the arguments of a call; templates recurse into them."""
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> list[dict[str, Any]]:
     """Return role, content as text, and the other fields of a message where they are given.
 
     The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
-    for `system`; templates know `system` alone. Several text parts become lines of one text. Raises
-    `InvalidRequest` for anything that is not text.
+    for `system`; templates know `system` alone. Several text parts become lines of one text. What
+    is not text is `left_out` where a tool returned it, and the model is told so: no client takes it
+    out of its history again. Raises `InvalidRequest` for anything else that is not text.
     """
     if not messages:
         raise InvalidRequest("messages is empty: wanted at least one message", param="messages")
-    return [_template_message(i, message) for i, message in enumerate(messages)]
+    return [_template_message(i, message, left_out) for i, message in enumerate(messages)]
 
 
 def template_options(
@@ -78,14 +86,14 @@ def template_options(
     )
 
 
-def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
+def _template_message(index: int, message: ChatMessage, left_out: LeftOut) -> dict[str, Any]:
     for name in message.not_supported:
         if (message.model_extra or {}).get(name):
             field = f"messages.{index}.{name}"
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(f"messages.{index}.content", message),
+        "content": _text(f"messages.{index}.content", message, left_out),
     }
     if message.name is not None:
         plain["name"] = message.name
@@ -149,7 +157,7 @@ def _arguments(field: str, arguments: Any) -> dict[str, Any]:
     return arguments
 
 
-def _text(field: str, message: ChatMessage) -> str:
+def _text(field: str, message: ChatMessage, left_out: LeftOut) -> str:
     content = message.content
     if isinstance(content, str):
         return content
@@ -171,6 +179,10 @@ def _text(field: str, message: ChatMessage) -> str:
         # What the assistant thought and refused comes back in a client's history.
         is_answer = message.role == "assistant"
         if is_answer and kind in _THOUGHT_PARTS:
+            continue
+        if message.role == "tool" and kind in _MEDIA_PARTS:
+            left_out.add_type("parts of results", kind)
+            texts.append(f"[{_MEDIA_PARTS[kind]} left out: this server takes text alone]")
             continue
         if kind not in _TEXT_PARTS and not (is_answer and kind == "refusal"):
             raise InvalidRequest(
