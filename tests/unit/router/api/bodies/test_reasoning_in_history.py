@@ -27,7 +27,8 @@ from tests.support.http.tool_models import hermes_model
 )
 def test_reasoning_of_the_history(given: dict[str, Any], thought: str | None) -> None:
     message = {"role": "assistant", "content": "yes", **given}
-    (plain,) = template_messages(parse_fields(ChatBody, {"messages": [message]}).messages, LeftOut())
+    messages = parse_fields(ChatBody, {"messages": [message]}).messages
+    (plain,) = template_messages(messages, LeftOut())
     assert plain.get("reasoning_content") == thought
 
 
