@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from common.settings.setting import Problem, Section, setting
 
-# Extensions of browsers and programs for the desktop have schemes of their own, whose hosts browsers
-# leave as they are.
+# Extensions of browsers and desktop programs have schemes of their own, and hosts in any case.
 _ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+|(?!https?:)[a-z][a-z0-9+.-]*://[A-Za-z0-9.:_-]+")
 _WITH_DEFAULT_PORT = re.compile(r"(http://.*):80|(https://.*):443")
 
