@@ -345,7 +345,12 @@ def _limit(asked: int | None, param: str, default: int | None = None) -> MaxToke
 
 
 def _chat(body: ChatBody, words: Words, left_out: LeftOut) -> AskedChat:
-    tools = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
+    tools = tool_use(
+        body.tools,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls,
+        left_out=left_out,
+    )
     functions = tuple(tool.as_json() for tool in tools.tools) if tools else ()
     messages = template_messages(body.messages, left_out)
     options = template_options(body, functions, keeps_system=words.is_message)

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from router.api.bodies.json_text import check_depth
+from router.api.bodies.unknown_fields import LeftOut
 from router.tools.definitions import Tool, ToolUse
 
 MAX_TOOLS = 128
@@ -19,16 +20,20 @@ MAX_NAME_CHARS = 128
 MAX_SCHEMA_DEPTH = 64
 """Objects and lists within each other in `parameters`."""
 
+_FUNCTION = "function"
 _MODES = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def tool_use(tools: list[Any] | None, choice: Any, *, is_parallel: bool | None) -> ToolUse | None:
+def tool_use(
+    tools: list[Any] | None, choice: Any, *, is_parallel: bool | None, left_out: LeftOut
+) -> ToolUse | None:
     """Return the tools of a request and what may be done with them; None where none may be called.
 
-    Raises `InvalidRequest` for tools or a choice that are not as in OpenAI's documentation.
+    Tools of other kinds are `left_out` beside functions. Raises `InvalidRequest` for tools or a
+    choice that are not as in OpenAI's documentation.
     """
-    defined = _tools(tools or [])
+    defined = _tools(tools or [], left_out)
     mode, names = _choice(choice, [tool.name for tool in defined])
     if mode == "none" or not defined:
         return None
@@ -42,26 +47,35 @@ def tool_use(tools: list[Any] | None, choice: Any, *, is_parallel: bool | None) 
     )
 
 
-def _tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
+def _tools(tools: Sequence[Any], left_out: LeftOut) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"tools has {len(tools)} entries: wanted at most {MAX_TOOLS}", param="tools"
         )
-    defined = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(tools))
-    names: set[str] = set()
-    for index, tool in enumerate(defined):
-        if tool.name in names:
+    has_functions = any(_kind(tool) == _FUNCTION for tool in tools)
+    defined: dict[str, Tool] = {}
+    for index, tool in enumerate(tools):
+        kind = _kind(tool)
+        if has_functions and isinstance(kind, str) and kind != _FUNCTION:
+            left_out.add_type("tools", kind)
+            continue
+        made = _tool(tool, f"tools.{index}")
+        if made.name in defined:
             raise InvalidRequest(
-                f"tools names the function {tool.name!r} twice: wanted different names",
+                f"tools names the function {made.name!r} twice: wanted different names",
                 param=f"tools.{index}.function.name",
             )
-        names.add(tool.name)
-    return defined
+        defined[made.name] = made
+    return tuple(defined.values())
+
+
+def _kind(tool: Any) -> Any:
+    return tool.get("type") if isinstance(tool, Mapping) else None
 
 
 def _tool(tool: Any, field: str) -> Tool:
-    kind = tool.get("type") if isinstance(tool, Mapping) else None
-    if kind != "function":
+    kind = _kind(tool)
+    if kind != _FUNCTION:
         raise _wrong(f"{field}.type", kind, "function, the one kind that this server has")
     function, place = _function(tool), f"{field}.function" if "function" in tool else field
     if function is None:

@@ -26,11 +26,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"logprobs": True, "top_logprobs": 2, "n": 2}, "Hello"),
     (CHATS, {"stop": "lo", "stream_options": {"include_usage": True}}, "Hello"),
     (CHATS, {"tools": [NOW]}, f"I look.\n{CALL}\n{CALL}"),
-    (CHATS, {"tools": [NOW], "max_tokens": 9}, CALL[:30]),
+    (CHATS, {"tools": [NOW], "max_tokens": 9}, CALL[:40]),
     (CHATS, THINKS, THOUGHT),
     (RESPONSES, {"instructions": "Be brief.", "metadata": {"a": "b"}}, "Hello"),
     (RESPONSES, {"tools": [TOOL], "tool_choice": "auto"}, f"I look.\n{CALL}\n{CALL}"),
-    (RESPONSES, {"tools": [TOOL], "max_output_tokens": 16}, CALL[:30]),
+    (RESPONSES, {"tools": [TOOL], "max_output_tokens": 16}, CALL[:40]),
     (RESPONSES, {"tools": [{"type": "custom", "name": "patch"}]}, "Hello"),
     (RESPONSES, {"text": {"verbosity": "medium"}, **THINKS}, THOUGHT),
 ]
@@ -53,7 +53,7 @@ async def test_answers_and_events_are_those_of_the_sdk(
         stream = await client.post(path, json=body | fields | {"stream": True})
     whole.validate_json(answer.text)
     lines = [line.removeprefix("data: ") for line in stream.text.splitlines() if "data: {" in line]
-    assert len(lines) > 3
+    assert len(lines) > 1
     for line in lines:
         event.validate_json(line)
     if path == RESPONSES:

@@ -92,6 +92,31 @@ async def test_what_is_wrong_in_them_is_named_in_its_place(
     assert (answer["error"]["param"], calls) == (param, [])
 
 
+CUSTOM: dict[str, Any] = {"type": "custom", "name": "patch", "format": {"type": "text"}}
+
+
+@pytest.mark.covers("J16")
+@pytest.mark.parametrize("other", [CUSTOM, {"type": "custom", "custom": {"name": "patch"}}])
+async def test_tools_of_other_kinds_are_left_out_beside_functions(
+    other: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = make_edge(says("Hello"), model=hermes_model())
+    async with edge.client() as client:
+        for tools in ([other, flat(NOW)], [flat(NOW), other], [flat(NOW)]):
+            body = {"messages": [USER], "seed": 7, "tools": tools}
+            assert (await client.post(PATH, json=body)).status_code == 200
+        wrong = {"messages": [USER], "tools": [other, flat(NOW | {"name": 5})]}
+        error = (await client.post(PATH, json=wrong)).json()["error"]
+        alone = (await client.post(PATH, json={"messages": [USER], "tools": [other]})).json()
+    first, second, third = ((one.prompt_token_ids, one.sampling) for one in edge.generator.calls)
+    assert first == second == third
+    assert (error["param"], alone["error"]["param"]) == ("tools.1.name", "tools.0.type")
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert ["tools of the type 'custom'" in text for text in warned] == [True]
+    strict, _ = await answered(400, tools=[flat(NOW), other])
+    assert "'custom'" in strict["error"]["message"]
+
+
 # --- parts of messages ----------------------------------------------------------------------------
 
 
