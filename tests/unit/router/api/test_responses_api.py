@@ -130,7 +130,8 @@ async def test_what_an_item_leaves_out_may_be_null() -> None:
         {"call_id": None, "status": None},
     ]
     prompts = []
-    for extra in ([{}] * len(items), nulls):
+    plain: list[dict[str, Any]] = [{}] * len(items)
+    for extra in (plain, nulls):
         written = [one | more for one, more in zip(items, extra, strict=True)]
         edge = make_edge(says("At noon."), model=hermes_model(), strict_fields=True)
         async with edge.client() as client:

@@ -201,8 +201,9 @@ async def test_a_schema_is_enforced_beside_either_type(
 async def test_without_a_schema_any_object_is_asked_for() -> None:
     plain = await grammar_of(CHATS, {"type": "json_object"})
     assert plain is not None
+    nothings: list[Any] = [None, {}]
     form: dict[str, Any]
-    for name, nothing in itertools.product(("schema", "json_schema"), (None, {})):
+    for name, nothing in itertools.product(("schema", "json_schema"), nothings):
         form = {"type": "json_object", name: nothing}
         assert await grammar_of(CHATS, form) == plain
     for form in ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}):
