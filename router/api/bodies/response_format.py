@@ -71,6 +71,10 @@ def _response_format(value: Any, name: str) -> Grammar | None:
     # llama.cpp and others have the schema beside either type, without a name.
     schema, place = value.get("schema") or None, f"{name}.schema"
     described = value.get("json_schema")
+    if schema is not None and described:
+        raise InvalidRequest(
+            f"{place} and {name}.json_schema are both given: wanted one schema", param=place
+        )
     if schema is None and (described or kind == "json_schema"):
         if not isinstance(described, dict):
             raise _wrong(f"{name}.json_schema", described, "an object with a schema")

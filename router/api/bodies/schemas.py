@@ -50,7 +50,7 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def nothing_if_empty(value: Any) -> Any:
+def _nothing_if_empty(value: Any) -> Any:
     """Return None for an empty list in the place of an object, and anything else as it is."""
     return None if value == [] else value
 
@@ -59,7 +59,7 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 """An integer, which some languages write with a fraction of zero."""
 
 AnyT = TypeVar("AnyT")
-Maybe = Annotated[AnyT | None, BeforeValidator(nothing_if_empty)]
+Maybe = Annotated[AnyT | None, BeforeValidator(_nothing_if_empty)]
 """An object that may be left out."""
 
 

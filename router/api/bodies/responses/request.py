@@ -146,7 +146,8 @@ def repeated_fields(body: ResponseBody) -> dict[str, Any]:
                 f"{name} has a number that is not finite, which no answer can repeat", param=name
             ) from None
     return {
-        name: default if given[name] is None else given[name] for name, default in defaults.items()
+        name: default if given[name] in (None, []) else given[name]
+        for name, default in defaults.items()
     }
 
 

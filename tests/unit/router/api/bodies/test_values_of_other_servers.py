@@ -130,6 +130,14 @@ async def test_an_empty_list_in_the_place_of_an_object_asks_for_nothing(
 
 
 @pytest.mark.covers("K12")
+async def test_an_answer_repeats_an_object_for_an_empty_list() -> None:
+    lists: dict[str, Any] = {"metadata": [], "text": [], "reasoning": [], "tool_choice": []}
+    answer, _ = await answered(RESPONSES, **lists)
+    plain, _ = await answered(RESPONSES)
+    assert {name: answer[name] for name in lists} == {name: plain[name] for name in lists}
+
+
+@pytest.mark.covers("K12")
 async def test_parameters_and_arguments_may_be_empty_lists() -> None:
     named: dict[str, Any] = {"name": "now"}
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": []}}
@@ -208,6 +216,9 @@ async def test_without_a_schema_any_object_is_asked_for() -> None:
         assert await grammar_of(CHATS, form) == plain
     for form in ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}):
         await answered(CHATS, 400, response_format=form)
+    both = {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}
+    error, _ = await answered(CHATS, 400, response_format=both)
+    assert error["error"]["param"] == "response_format.schema"
     error, _ = await answered(CHATS, 400, response_format={"type": "json_object", "schema": 5})
     assert error["error"]["param"] == "response_format.schema"
     error, _ = await answered(RESPONSES, 400, text={"format": {"type": "json_object", "schema": 5}})
