@@ -82,7 +82,7 @@ async def hello_of(planning: PlanningProcess) -> RequestPlan:
 BODIES: list[tuple[RequestKind, bytes]] = [
     (COMPLETION, body_of(prompt="Hello", seed=1)),
     (COMPLETION, body_of(prompt=["Hello", "漢字 é"], n=3, seed=2, echo=True, max_tokens=5)),
-    (COMPLETION, body_of(prompt=[[5, 6], [7]], seed=-1, echo=True, stop=["\n", "a"], stream=True)),
+    (COMPLETION, body_of(prompt=[[5, 6], [7]], seed=-2, echo=True, stop=["\n", "a"], stream=True)),
     (COMPLETION, body_of(prompt=[5, 6, 300], seed=4, logprobs=3, stop_token_ids=[9, 8])),
     (COMPLETION, body_of(prompt=[[9] * (CONTEXT - 1)] * 128, seed=5, max_tokens=1)),
     (COMPLETION, body_of(prompt="x", seed=6, metadata={str(i): [i] for i in range(9999)})),
