@@ -11,6 +11,7 @@ same text with the same options.
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
 - `schema_walk`: the parts of a schema; `dates`: dates of the calendar in them
 - `numbers`: numbers that the compiler has otherwise; `nothing_asked`: keywords that ask for nothing
+- `look_around`: known patterns with look-around, without it
 - `endless`: parts of schemas and rules of grammars of which nothing has an end
 - `one_of`: choices that exclude each other
 - `weaker_schemas`: what is left out of a tool's schema that is not strict

@@ -18,6 +18,7 @@ from common.grammar import Grammar, GrammarKind
 from grammars.bounds import check_bounds
 from grammars.dates import add_calendar
 from grammars.endless.endless_parts import end_endless
+from grammars.look_around import without_look_around
 from grammars.nothing_asked import drop_nothings
 from grammars.numbers.exact_numbers import with_whole_bounds
 from grammars.numbers.number_ranges import with_every_decimal, without_excluded_bound
@@ -43,6 +44,7 @@ def json_rule(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     parts = []
     for part in copied_parts(whole):
         drop_nothings(part)
+        without_look_around(part)
         with_any_of(part)
         with_whole_bounds(part)
         without_excluded_bound(part)

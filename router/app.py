@@ -37,7 +37,8 @@ from router.http.api_docs import add_api_docs
 from router.http.documented_api import ServedModel
 from router.http.errors import ApiError, error_json
 from router.http.probes import add_probe_routes
-from router.http.routes import RouteTable, serve_route
+from router.http.routes import RouteTable, path_meant, serve_route
+from router.http.sse import JSON_TYPE
 from router.live.feed import LiveFeed
 from router.live.live_routes import add_live_routes
 from router.text.text_model import TextModel
@@ -150,15 +151,18 @@ def _guarded(
 
 
 def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         codes = {404: "not_found", 405: "method_not_allowed"}
         path = request.scope["path"]
-        meant = _meant_path(path, app) if error.status_code == 404 else ""
+        meant = path_meant(path, paths) if error.status_code == 404 else None
+        hint = f": wanted {meant}" if meant else ""
         wrong = ApiError(
             error.status_code,
-            f"{request.method} {path}: {error.detail}{meant and f': wanted {meant}'}",
+            f"{request.method} {path}: {error.detail}{hint}",
             code=codes.get(error.status_code, "http_error"),
             headers=dict(error.headers or {}),
         )
@@ -174,20 +178,13 @@ def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
     app.add_middleware(_LastResort)
 
 
-def _meant_path(path: str, app: FastAPI) -> str:
-    """Return the path that a client with another base URL meant; "" where there is none."""
-    paths = {route.path for route in app.routes if isinstance(route, Route)}
-    likely = f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")
-    return next((one for one in likely if one in paths and one != "/"), "")
-
-
 def _error_response(error: ApiError, scope: Scope) -> Response:
     """Return an error in the shape of the API at the path of the request."""
     return Response(
         error_json(error, scope["path"]),
         status_code=error.status,
         headers=error.headers,
-        media_type="application/json",
+        media_type=JSON_TYPE,
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from common.settings.setting import Problem, Section, setting
 
-_ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
+# Extensions of browsers and desktop programs have schemes of their own, and hosts in any case.
+_ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+|(?!https?:)[a-z][a-z0-9+.-]*://[A-Za-z0-9.:_-]+")
 _WITH_DEFAULT_PORT = re.compile(r"(http://.*):80|(https://.*):443")
 
 
@@ -86,7 +87,7 @@ class ApiConfig(Section):
                     Problem(
                         ("cors_origins",),
                         f"cors_origins has {origin!r}: wanted origins such as "
-                        "https://chat.example.org, without a path, or *",
+                        "https://chat.example.org or app://obsidian.md, without a path, or *",
                     )
                 ]
         for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 
 from router.api.answers.shapes import ModelCard, ModelList
 from router.api.planning.planner import check_model
 from router.http.api_texts import MODELS
 from router.http.described import COMMON_ERRORS, error_responses, good_response
+from router.http.exchange import JsonAnswer
 from router.http.routes import Access, open_to
 from router.text.text_model import TextModel
 
@@ -36,9 +36,9 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
         responses=good_response(ModelList) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
-    async def list_models() -> JSONResponse:
+    async def list_models() -> JsonAnswer:
         models: ModelList = {"object": "list", "data": [card()]}
-        return JSONResponse(models)
+        return JsonAnswer(models)
 
     # Any name is valid: declared to the framework, it would be described with a status 422.
     path = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -51,6 +51,6 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
         openapi_extra={"parameters": [path]},
     )
     @open_to(Access.KEY)
-    async def one_model(request: Request) -> JSONResponse:
+    async def one_model(request: Request) -> JsonAnswer:
         check_model(request.path_params["name"], text_model)
-        return JSONResponse(card())
+        return JsonAnswer(card())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 
 from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, ScrapeTarget
 from router.core.cluster_view import ClusterView
 from router.http.api_texts import CLUSTER, HEALTH
 from router.http.described import COMMON_ERRORS, good_response
+from router.http.exchange import JsonAnswer
 from router.http.routes import Access, open_to
 from router.live.shapes import Serving
 from router.watch.scaling_report import ScalingAnswer
@@ -32,11 +32,11 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         responses=READY_RESPONSES,
     )
     @open_to(Access.ANYBODY)
-    async def ready() -> JSONResponse:
+    async def ready() -> JsonAnswer:
         if cluster.is_ready():
             warnings = cluster.warnings()
-            return JSONResponse({"status": "ready"} | ({"warnings": warnings} if warnings else {}))
-        return JSONResponse(
+            return JsonAnswer({"status": "ready"} | ({"warnings": warnings} if warnings else {}))
+        return JsonAnswer(
             {"status": "not ready", "reason": cluster.why_not_ready()},
             status_code=503,
             headers={"retry-after": NOT_READY_RETRY_S},
@@ -49,8 +49,8 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         responses=good_response(list[ScrapeTarget]) | COMMON_ERRORS,
     )
     @open_to(Access.METRICS)
-    async def scrape_targets() -> JSONResponse:
-        return JSONResponse(cluster.scrape_targets())
+    async def scrape_targets() -> JsonAnswer:
+        return JsonAnswer(cluster.scrape_targets())
 
     @app.get(
         "/v1/cluster",
@@ -59,8 +59,8 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         responses=good_response(ClusterAnswer) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
-    async def describe_cluster() -> JSONResponse:
-        return JSONResponse({**cluster.describe(), "serving": serving()})
+    async def describe_cluster() -> JsonAnswer:
+        return JsonAnswer({**cluster.describe(), "serving": serving()})
 
     @app.get(
         "/v1/scaling",
@@ -70,5 +70,5 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         responses=good_response(ScalingAnswer) | COMMON_ERRORS,
     )
     @open_to(Access.METRICS)
-    async def describe_scaling() -> JSONResponse:
-        return JSONResponse(cluster.scaling())
+    async def describe_scaling() -> JsonAnswer:
+        return JsonAnswer(cluster.scaling())

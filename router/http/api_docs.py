@@ -16,7 +16,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 
 from router.http.documented_api import ServedModel, documented_api
 from router.http.routes import Access, open_to
-from router.http.sse import to_json
+from router.http.sse import JSON_TYPE, to_json
 
 _PARTS = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -34,7 +34,7 @@ def add_api_docs(app: FastAPI, model: ServedModel) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     @open_to(Access.KEY)
     async def openapi() -> Response:
-        return Response(await description.text(), media_type="application/json")
+        return Response(await description.text(), media_type=JSON_TYPE)
 
     @app.get("/docs", include_in_schema=False)
     @open_to(Access.KEY)

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import InvalidRequest
 from http_serving.part_writing import WritePart, writes_nothing
 from router.http.errors import ApiError, BodyTooLarge, error_event, error_json
-from router.http.sse import MEDIA_TYPE
+from router.http.sse import JSON_TYPE, MEDIA_TYPE
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
@@ -30,6 +30,12 @@ _STREAM_HEADERS = _raw(
 
 class ClientClosed(Exception):
     """The client closed the connection, so no answer is needed."""
+
+
+class JsonAnswer(JSONResponse):
+    """A small answer in JSON."""
+
+    media_type = JSON_TYPE
 
 
 class Exchange(Response):
@@ -153,7 +159,7 @@ class Reply:
         self, data: bytes, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
         """Send a whole answer in one piece: nothing is held for a client that does not read it."""
-        base = {"content-type": "application/json", "content-length": str(len(data))}
+        base = {"content-type": JSON_TYPE, "content-length": str(len(data))}
         await self._start(status, _raw(base | (headers or {})))
         await self.end_stream(data)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import FastAPI, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from typing_extensions import TypedDict
 
 from common.version import VERSION
 from router.http.api_texts import HEALTH, MODELS
 from router.http.described import COMMON_ERRORS, PROBE_ERRORS, good_response
+from router.http.exchange import JsonAnswer
 from router.http.routes import Access, open_to
 
 
@@ -36,8 +36,8 @@ def add_probe_routes(app: FastAPI, registry: CollectorRegistry) -> None:
         responses=good_response(Health) | PROBE_ERRORS,
     )
     @open_to(Access.ANYBODY)
-    async def health() -> JSONResponse:
-        return JSONResponse(Health(status="ok"))
+    async def health() -> JsonAnswer:
+        return JsonAnswer(Health(status="ok"))
 
     @app.get(
         "/version",
@@ -46,8 +46,8 @@ def add_probe_routes(app: FastAPI, registry: CollectorRegistry) -> None:
         responses=good_response(Version) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
-    async def version() -> JSONResponse:
-        return JSONResponse(Version(version=VERSION))
+    async def version() -> JsonAnswer:
+        return JsonAnswer(Version(version=VERSION))
 
     @app.get(
         "/metrics",

@@ -5,7 +5,7 @@ Nothing else decides about rights, so no way to write a path leads to a route wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from starlette.convertors import PathConvertor
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_VERSION = "/v1"
 _ACCESS = "pdserve_access"
 _ROUTE = "matched_route"
 
@@ -129,6 +130,19 @@ def _declared(route: BaseRoute, app: ASGIApp) -> MatchedRoute:
         raise TypeError(f"{route} does not declare who may call it: wanted open_to(…)")
     convertors = route.param_convertors.values()
     return MatchedRoute(access, app, any(isinstance(one, PathConvertor) for one in convertors))
+
+
+def path_meant(path: str, paths: Collection[str]) -> str | None:
+    """Return the one of `paths` that a client meant with `path`, if it is like one.
+
+    Many base addresses lack the `/v1`, have it twice, or have a prefix or a slash too many.
+    """
+    plain = path.rstrip("/")
+    if plain in paths:
+        return plain
+    versioned = [one for one in paths if one.startswith(_VERSION)]
+    found = [one for one in versioned if plain.endswith(one.removeprefix(_VERSION))]
+    return max(found, key=len, default=None)
 
 
 def put_route(scope: Scope, route: MatchedRoute) -> None:

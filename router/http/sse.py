@@ -15,6 +15,8 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 """A comment, which every client skips: it shows that the connection is alive."""
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
+JSON_TYPE = "application/json; charset=utf-8"
+"""The type of JSON, which is always in UTF-8; Windows PowerShell wants to be told so."""
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 

@@ -1,4 +1,8 @@
-"""The longest prompt and output that the cluster's context allows, and errors for longer ones."""
+"""The longest prompt and output that the cluster's context allows, and errors for longer ones.
+
+Agents shorten a conversation and go on when an error has words that they know. Those of Anthropic,
+`prompt is too long`, and of OpenAI and vLLM, `maximum context length is … tokens`, are known most.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,21 @@ def output_limit(
     default: int | None,
     prompt_param: str,
     max_tokens_param: str,
+    is_cut: bool = False,
 ) -> int:
     """Return the most tokens the answer may have.
 
     Without `max_tokens`: `default`, or all that is left when that is less or None. An explicit
-    `max_tokens` that does not fit is refused rather than cut, with both numbers. Raises
-    `InvalidRequest`, and `ContextExceeded`, also for a prompt that leaves no space for one token.
+    `max_tokens` that does not fit is cut to that with `is_cut`, and else refused, with both
+    numbers. Raises `InvalidRequest`, and `ContextExceeded`, also for a prompt that leaves no space
+    for one token.
     """
     num_left = max_model_len - num_prompt_tokens
     if num_left < 1:
         raise ContextExceeded(
-            f"the prompt has {num_prompt_tokens} tokens: at most {max_model_len} fit here, "
-            "prompt and output together, and at least 1 token of output must fit",
+            f"prompt is too long: {num_prompt_tokens} tokens > {max_model_len - 1} maximum: "
+            f"{context_length(max_model_len)}, prompt and output together, and at least 1 token of "
+            "output must fit",
             param=prompt_param,
         )
     if max_tokens is None:
@@ -39,10 +46,16 @@ def output_limit(
         raise InvalidRequest(
             f"{max_tokens_param} is {max_tokens}: wanted at least 1", param=max_tokens_param
         )
-    if max_tokens > num_left:
+    if max_tokens > num_left and not is_cut:
         raise ContextExceeded(
             f"{max_tokens_param} is {max_tokens} and the prompt has {num_prompt_tokens} tokens: "
-            f"{max_model_len} fit here, prompt and output together, so at most {num_left} are left",
+            f"{context_length(max_model_len)}, prompt and output together, so at most {num_left} "
+            "are left",
             param=max_tokens_param,
         )
-    return max_tokens
+    return min(max_tokens, num_left)
+
+
+def context_length(max_model_len: int) -> str:
+    """Return how long prompt and output may be, in the words that agents know."""
+    return f"the maximum context length is {max_model_len} tokens here"

@@ -18,7 +18,7 @@ from common.model_names import model_names
 from common.request import SamplingParams
 from router.text.chat.chat_template import ChatOptions
 from router.text.chat.conversation import ChatSettings, Conversation
-from router.text.context_limits import ContextExceeded
+from router.text.context_limits import ContextExceeded, context_length
 from router.text.model_files import (
     read_json,
     read_json_if_there,
@@ -162,8 +162,8 @@ class TextModel:
             num_tokens = len(self._ids(text[:probe], add_special_tokens, has_marks))
             if num_tokens > max_model_len:
                 raise ContextExceeded(
-                    f"the prompt has {len(text)} characters, of which the first {probe} alone are "
-                    f"{num_tokens} tokens: at most {max_model_len} fit here",
+                    f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum in the "
+                    f"first {probe} of its {len(text)} characters: {context_length(max_model_len)}",
                     param=param,
                 )
         return tuple(self._ids(text, add_special_tokens, has_marks))

@@ -94,7 +94,7 @@ async def hello_of(planning: PlanningProcess) -> RequestPlan:
 BODIES: list[tuple[RequestKind, bytes]] = [
     (COMPLETION, body_of(prompt="Hello", seed=1)),
     (COMPLETION, body_of(prompt=["Hello", "漢字 é"], n=3, seed=2, echo=True, max_tokens=5)),
-    (COMPLETION, body_of(prompt=[[5, 6], [7]], seed=-1, echo=True, stop=["\n", "a"], stream=True)),
+    (COMPLETION, body_of(prompt=[[5, 6], [7]], seed=-2, echo=True, stop=["\n", "a"], stream=True)),
     (COMPLETION, body_of(prompt=[5, 6, 300], seed=4, logprobs=3, stop_token_ids=[9, 8])),
     (COMPLETION, body_of(prompt=[[9] * (CONTEXT - 1)] * 128, seed=5, max_tokens=1)),
     (COMPLETION, body_of(prompt="x", seed=6, metadata={str(i): [i] for i in range(9999)})),
@@ -154,7 +154,7 @@ async def test_the_plans_are_those_of_this_process(planning: PlanningProcess) ->
 async def test_the_context_is_that_of_each_request(planning: PlanningProcess) -> None:
     body = body_of(prompt=[7] * 20, max_tokens=1)
     assert (await planning.plan(COMPLETION, body, CONTEXT)).prompt_lengths == (20,)
-    with pytest.raises(InvalidRequest, match="at most 20 fit here"):
+    with pytest.raises(InvalidRequest, match="context length is 20 tokens"):
         await planning.plan(COMPLETION, body, 20)
 
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from common.request import FinishReason
+from router.api.answers.chat_and_completions import AnswerHead
 from router.api.answers.chat_parts import call_id
 from router.api.answers.items import Item, ItemKind, ItemsFormat
+from router.api.planning.planner import RequestPlan
 from router.http.errors import ApiError, anthropic_error
 from router.http.sse import named_event, to_json
+from router.text.output.usage import Usage
 from router.tools.json_extent import JsonExtent
 
 
@@ -19,6 +22,14 @@ class MessageFormat(ItemsFormat):
 
     ping = named_event("ping", {"type": "ping"})
     begins_early = False
+
+    def __init__(self, head: AnswerHead, plan: RequestPlan, usage: Usage) -> None:
+        """Set the format up; see `ItemsFormat`."""
+        super().__init__(head, plan, usage)
+        # A client that asked for more than the context leaves did not set the limit that was met.
+        self._length_reason = (
+            "model_context_window_exceeded" if plan.is_cut_to_fit else "max_tokens"
+        )
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream that failed."""
@@ -77,7 +88,7 @@ class MessageFormat(ItemsFormat):
 
     def _stop(self) -> tuple[str, str | None]:
         if self._finish is FinishReason.LENGTH:
-            return "max_tokens", None
+            return self._length_reason, None
         if isinstance(self._stop_reason, str):
             return "stop_sequence", self._stop_reason
         # A client runs the calls of `tool_use`: not one that a stop token cut off.

@@ -208,7 +208,9 @@ class MessageAnswer(TypedDict):
     role: Literal["assistant"]
     model: str
     content: Annotated[list[Typed], Field(description="thinking, text and tool_use blocks.")]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+    ]
     stop_sequence: str | None
     usage: TokenCounts
 

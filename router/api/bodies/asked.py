@@ -42,6 +42,8 @@ from router.text.output.usage import UsageEvents
 from router.tools.definitions import ToolUse
 
 COMPLETION_MAX_TOKENS = 16
+_OPEN = -1
+"""What a limit or a seed is at other servers where there is none."""
 
 SESSION_FIELDS = ("prompt_cache_key", "user")
 """The fields that name a session; the first of those that a body has does."""
@@ -111,11 +113,15 @@ class AskedSampling(NamedTuple):
 
 
 class MaxTokens(NamedTuple):
-    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits."""
+    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits.
+
+    With `is_cut` what does not fit is cut to what does.
+    """
 
     asked: int | None
     param: str
     default: int | None = None
+    is_cut: bool = False
 
 
 class AskedOutput(NamedTuple):
@@ -187,13 +193,14 @@ class Asked(NamedTuple):
 class Words(NamedTuple):
     """What is said in the client's own words: by a chat that is another API's body, above all.
 
-    `shown` are those fields of `AnswerShape`. With `keeps_system` every message of the system is in
-    the prompt, whatever the template does.
+    `shown` are those fields of `AnswerShape`. With `is_message` it is one of `/v1/messages`: every
+    message of the system is in the prompt, whatever the template does, and the limit of the answer
+    may be more than the context leaves.
     """
 
     shown: Mapping[str, Any]
     places: Places | None = None
-    keeps_system: bool = False
+    is_message: bool = False
 
 
 def asked_of(kind: RequestKind, raw: bytes) -> Asked:
@@ -235,7 +242,7 @@ def _as_chat(body: WholeBody) -> tuple[dict[str, Any], Words, Places]:
     extra = body.model_extra or {}
     chat |= {name: extra[name] for name in EVERYWHERE if name in extra}
     fields = {name: value for name, value in chat.items() if value is not None}
-    words = Words(shown, places, keeps_system=isinstance(body, messages.MessageBody))
+    words = Words(shown, places, is_message=isinstance(body, messages.MessageBody))
     return fields, words, places
 
 
@@ -259,7 +266,9 @@ def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
     most, seed = _most_prompt_tokens(body), _seed(body.seed)
     prompt: AskedChat | AskedTexts
     if isinstance(body, ChatBody):
-        prompt = _chat(body, words)
+        left_out = LeftOut()
+        prompt = _chat(body, words, left_out)
+        shape = shape._replace(left_out=(*shape.left_out, *left_out.kinds))
         continues_prompt = prompt.options.continues_final_message
     else:
         prompt = AskedTexts(body.prompt, body.add_special_tokens is not False)
@@ -296,11 +305,14 @@ def _output_of_chat(body: ChatBody, words: Words) -> AskedOutput:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     num_top = _checked_logprobs(body.top_logprobs or 0, "top_logprobs")
     newer = body.max_completion_tokens
+    limit = (
+        _limit(body.max_tokens, "max_tokens")
+        if newer is None
+        else _limit(newer, "max_completion_tokens")
+    )
     return AskedOutput(
         n=1 if body.n is None else body.n,
-        max_tokens=MaxTokens(body.max_tokens, "max_tokens")
-        if newer is None
-        else MaxTokens(newer, "max_completion_tokens"),
+        max_tokens=limit._replace(is_cut=words.is_message),
         min_tokens=body.min_tokens or 0,
         logprobs=num_top if body.logprobs else None,
         prompt_logprobs=_prompt_logprobs(body),
@@ -318,7 +330,7 @@ def _output_of_completion(body: CompletionBody) -> AskedOutput:
     return AskedOutput(
         n=n,
         best_of=body.best_of,
-        max_tokens=MaxTokens(body.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS),
+        max_tokens=_limit(body.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS),
         min_tokens=body.min_tokens or 0,
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
@@ -328,11 +340,20 @@ def _output_of_completion(body: CompletionBody) -> AskedOutput:
     )
 
 
-def _chat(body: ChatBody, words: Words) -> AskedChat:
-    tools = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
+def _limit(asked: int | None, param: str, default: int | None = None) -> MaxTokens:
+    return MaxTokens(None, param) if asked == _OPEN else MaxTokens(asked, param, default)
+
+
+def _chat(body: ChatBody, words: Words, left_out: LeftOut) -> AskedChat:
+    tools = tool_use(
+        body.tools,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls,
+        left_out=left_out,
+    )
     functions = tuple(tool.as_json() for tool in tools.tools) if tools else ()
-    messages = template_messages(body.messages)
-    options = template_options(body, functions, keeps_system=words.keeps_system)
+    messages = template_messages(body.messages, left_out)
+    options = template_options(body, functions, keeps_system=words.is_message)
     return AskedChat(messages, options, tools)
 
 
@@ -343,8 +364,8 @@ def _session(body: SamplingFields) -> str:
 
 
 def _seed(asked: int | None) -> int | None:
-    """Return a seed as an unsigned number of 64 bits."""
-    if asked is None:
+    """Return a seed as an unsigned number of 64 bits; None where one is to be drawn."""
+    if asked in (None, _OPEN):
         return None
     if not -(2**63) <= asked < 2**64:
         raise InvalidRequest(f"seed is {asked}: wanted -2^63 to 2^64 - 1", param="seed")
@@ -390,11 +411,7 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _usage_events(body: SamplingFields) -> UsageEvents:
-    if body.stream_options is None:
-        return UsageEvents.NONE
-    if not body.stream:
-        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if not body.stream_options.include_usage:
+    if body.stream_options is None or not body.stream_options.include_usage:
         return UsageEvents.NONE
     is_each = body.stream_options.continuous_usage_stats
     return UsageEvents.EACH if is_each else UsageEvents.LAST

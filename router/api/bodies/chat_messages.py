@@ -7,9 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.api.bodies.json_text import check_depth
+from router.api.bodies.json_text import check_depth, with_whole_characters
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
+from router.api.bodies.unknown_fields import LeftOut
 from router.text.chat.chat_template import ChatOptions
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Parts that are text, also those that have the names of `/v1/responses`."""
+_MEDIA_PARTS = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("document", "file", "input_file"), "file"),
+    **dict.fromkeys(("audio", "input_audio"), "sound"),
+}
+"""Parts that are no text, and what the model is told in their place."""
+_THOUGHT_PARTS = ("thinking", "redacted_thinking")
+"""Parts of an answer that are not its text; of the second nothing can be read."""
 
 MAX_VARIABLES = 32
 MAX_VARIABLE_CHARS = 256
@@ -18,16 +30,17 @@ MAX_ARGUMENTS_DEPTH = 64
 """Objects and lists within each other in the arguments of a call; templates recurse into them."""
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> list[dict[str, Any]]:
     """Return role, content as text, and the other fields of a message where they are given.
 
     The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
-    for `system`; templates know `system` alone. Several text parts become lines of one text. Raises
-    `InvalidRequest` for anything that is not text.
+    for `system`; templates know `system` alone. Several text parts become lines of one text. What
+    is not text is `left_out` where a tool returned it, and the model is told so: no client takes it
+    out of its history again. Raises `InvalidRequest` for anything else that is not text.
     """
     if not messages:
         raise InvalidRequest("messages is empty: wanted at least one message", param="messages")
-    return [_template_message(i, message) for i, message in enumerate(messages)]
+    return [_template_message(i, message, left_out) for i, message in enumerate(messages)]
 
 
 def template_options(
@@ -73,20 +86,22 @@ def template_options(
     )
 
 
-def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
+def _template_message(index: int, message: ChatMessage, left_out: LeftOut) -> dict[str, Any]:
     for name in message.not_supported:
         if (message.model_extra or {}).get(name):
             field = f"messages.{index}.{name}"
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(f"messages.{index}.content", message),
+        "content": _text(f"messages.{index}.content", message, left_out),
     }
     if message.name is not None:
         plain["name"] = message.name
     thought = message.reasoning_content
     if thought is None:
         thought = message.reasoning  # vLLM's name for it
+    if thought is None:
+        thought = _thought_of_parts(f"messages.{index}.content", message)
     if thought is not None:
         plain["reasoning_content"] = thought
     if message.tool_call_id is not None:
@@ -119,7 +134,8 @@ def _arguments(field: str, arguments: Any) -> dict[str, Any]:
     """
     if arguments is None or isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            # Escapes in the text may spell what is no text, and a tokenizer takes none of that.
+            arguments = json.loads(with_whole_characters((arguments or "{}").encode()))
         except ValueError:
             arguments = {}
         except RecursionError:
@@ -130,23 +146,18 @@ def _arguments(field: str, arguments: Any) -> dict[str, Any]:
             ) from None
         if not isinstance(arguments, dict):
             arguments = {}
+    if arguments == []:  # as PHP writes an object without fields
+        arguments = {}
     if not isinstance(arguments, dict):
         raise InvalidRequest(
             f"{field} is of type {type(arguments).__name__}: wanted the text of a JSON object",
             param=field,
         )
     check_depth(arguments, MAX_ARGUMENTS_DEPTH, field)
-    try:
-        # Escapes in the text may spell what is no text, and a tokenizer takes none of that.
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{field} is not valid Unicode: it holds half of a surrogate pair", param=field
-        ) from None
     return arguments
 
 
-def _text(field: str, message: ChatMessage) -> str:
+def _text(field: str, message: ChatMessage, left_out: LeftOut) -> str:
     content = message.content
     if isinstance(content, str):
         return content
@@ -166,14 +177,37 @@ def _text(field: str, message: ChatMessage) -> str:
                 param=f"{field}.{index}",
             )
         kind = part["type"]
-        # A refusal is what the assistant said, and comes back in a client's history.
-        if kind != "text" and (kind != "refusal" or message.role != "assistant"):
+        # What the assistant thought and refused comes back in a client's history.
+        is_answer = message.role == "assistant"
+        if is_answer and kind in _THOUGHT_PARTS:
+            continue
+        if message.role == "tool" and kind in _MEDIA_PARTS:
+            left_out.add_type("parts of results", kind)
+            texts.append(f"[{_MEDIA_PARTS[kind]} left out: this server takes text alone]")
+            continue
+        if kind not in _TEXT_PARTS and not (is_answer and kind == "refusal"):
             raise InvalidRequest(
                 f"{field}.{index}.type is {kind[:40]!r}: this server takes text alone",
                 param=f"{field}.{index}.type",
             )
-        if not isinstance(part.get(kind), str):
-            where = f"{field}.{index}.{kind}"
-            raise InvalidRequest(f"{where} is not text", param=where)
-        texts.append(part[kind])
+        texts.append(_string(part, "text" if kind in _TEXT_PARTS else kind, f"{field}.{index}"))
     return "\n".join(texts)
+
+
+def _thought_of_parts(field: str, message: ChatMessage) -> str | None:
+    """Return what the assistant thought, where that is in parts of its content."""
+    if message.role != "assistant" or not isinstance(message.content, list):
+        return None
+    thoughts = [
+        _string(part, "thinking", f"{field}.{index}")
+        for index, part in enumerate(message.content)
+        if isinstance(part, dict) and part.get("type") == "thinking"
+    ]
+    return "".join(thoughts) if thoughts else None
+
+
+def _string(part: Mapping[str, Any], name: str, field: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}.{name} is not text", param=f"{field}.{name}")
+    return value

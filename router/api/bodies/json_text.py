@@ -8,6 +8,7 @@ memory. Only characters outside of strings count, so strings may hold anything.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Mapping
 from typing import Any, NewType
 
@@ -36,6 +37,13 @@ _MARKS = (
 _ZEROS = ((b"\0\0\0", "UTF-32"), (b"\0", "UTF-16"))
 
 
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""An escape in a text: a pair of surrogates, a half that is alone, or any other."""
+
+
 JsonText = NewType("JsonText", bytes)
 """A body that may be parsed."""
 
@@ -61,6 +69,25 @@ def check_structure(body: bytes) -> None:
     _check("objects and lists", bare.count(b"[") + bare.count(b"{"), MAX_JSON_CONTAINERS)
     _check("fields in its objects", bare.count(b":"), MAX_JSON_MEMBERS)
     _check("commas between its parts", bare.count(b","), MAX_JSON_COMMAS)
+
+
+def check_utf8(text: JsonText) -> None:
+    """Raise `InvalidRequest` for a body that is in another encoding, such as ISO 8859-1."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not in UTF-8: byte {text[error.start]:#04x} at {error.start} is no "
+            "character there"
+        ) from None
+
+
+def with_whole_characters(text: bytes) -> JsonText:
+    """Return JSON with U+FFFD for each half of a pair of surrogates.
+
+    Clients that cut a text at a number of UTF-16 units leave one of a character beyond U+FFFF.
+    """
+    return JsonText(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], text))
 
 
 def check_depth(value: Mapping[str, Any], most: int, field: str) -> None:

@@ -56,25 +56,34 @@ def grammar_of(body: Constrained) -> Grammar | Gbnf | None:
 
 
 def _response_format(value: Any, name: str) -> Grammar | None:
+    if value in ({}, []):  # an object without fields, which PHP writes as an empty list
+        return None
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object with a type")
     kind = value.get("type")
     if kind == "text":
         return None
-    if kind == "json_object":
-        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT, name)
-    if kind == "json_schema":
-        described = value.get("json_schema")
+    if kind not in ("json_object", "json_schema"):
+        raise InvalidRequest(
+            f"{name}.type is {_shown(kind)}: wanted text, json_object or json_schema",
+            param=f"{name}.type",
+        )
+    # llama.cpp and others have the schema beside either type, without a name.
+    schema, place = value.get("schema") or None, f"{name}.schema"
+    described = value.get("json_schema")
+    if schema is not None and described:
+        raise InvalidRequest(
+            f"{place} and {name}.json_schema are both given: wanted one schema", param=place
+        )
+    if schema is None and (described or kind == "json_schema"):
         if not isinstance(described, dict):
             raise _wrong(f"{name}.json_schema", described, "an object with a schema")
-        place = f"{name}.json_schema.schema"
-        if described.get("schema") is None:
+        schema, place = described.get("schema"), f"{name}.json_schema.schema"
+        if schema is None:
             raise InvalidRequest(f"{place} is missing", param=place)
-        return _json(described["schema"], place)
-    raise InvalidRequest(
-        f"{name}.type is {_shown(kind)}: wanted text, json_object or json_schema",
-        param=f"{name}.type",
-    )
+    if schema is None:
+        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT, name)
+    return _json(schema, place)
 
 
 def _structured_outputs(value: Any, name: str) -> Grammar | Gbnf | None:

@@ -13,6 +13,10 @@ Types are strict: `"5"` is not a number and `true` is not an integer. Fields fal
 - unknown: ignored, and named in the plan, so that the router can log or refuse them
   (`strict_fields`). Clients add fields of other servers, and cannot leave them out.
 
+Two values have a type of their own in some languages: a whole number that is written as `64.0` is a
+number of its field, and an empty list in the place of an object, which is how PHP writes one that
+is empty, asks for nothing.
+
 Lists stop at their first fault: each fault is an object, and a body can hold millions.
 """
 
@@ -21,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from common.errors import InvalidRequest
-from router.api.bodies.json_text import JsonText
+from router.api.bodies.json_text import JsonText, check_utf8, with_whole_characters
 
 Nothing = tuple[Any, ...]
 
@@ -33,8 +37,30 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MAX_NAME_CHARS = 200
 MAX_SESSION_CHARS = 256
 
+_MOST_EXACT = 2.0**53
+"""The largest number up to which each whole number has a float of its own."""
+
 _UNION_ARMS = ("str", "list[str]", "list[any]", "bool")
 """How pydantic names the member of `str | list` that it tried, as if it were a field."""
+
+
+def _whole(value: Any) -> Any:
+    """Return a float that is a whole number as an integer, and anything else as it is."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= _MOST_EXACT
+    return int(value) if is_whole else value
+
+
+def _nothing_if_empty(value: Any) -> Any:
+    """Return None for an empty list in the place of an object, and anything else as it is."""
+    return None if value == [] else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""An integer, which some languages write with a fraction of zero."""
+
+AnyT = TypeVar("AnyT")
+Maybe = Annotated[AnyT | None, BeforeValidator(_nothing_if_empty)]
+"""An object that may be left out."""
 
 
 class Body(BaseModel):
@@ -91,6 +117,7 @@ class WholeBody(Body):
                 raise InvalidRequest(f"{name} is not supported by this server", param=name)
 
     def _take_limit(self, name: str, most: Any, own: str) -> None:
+        most = _whole(most)
         if not isinstance(most, int) or isinstance(most, bool):
             raise InvalidRequest(f"{name}: input should be a valid integer", param=name)
         given = [
@@ -130,30 +157,30 @@ class SamplingFields(WholeBody):
     }
 
     model: str | None = None
-    n: int | None = None
+    n: Whole | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: Maybe[StreamOptions] = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
-    max_tokens: int | None = None
-    priority: int | None = None
-    truncate_prompt_tokens: int | None = None
+    min_tokens: Whole | None = None
+    prompt_logprobs: Whole | None = None
+    max_tokens: Whole | None = None
+    priority: Whole | None = None
+    truncate_prompt_tokens: Whole | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     return_token_ids: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Maybe[dict[str, float]] = None
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     cache_salt: str | None = None
@@ -235,10 +262,10 @@ class ChatBody(SamplingFields):
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    top_logprobs: Whole | None = None
+    chat_template_kwargs: Maybe[dict[str, bool | int | float | str | None]] = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -263,9 +290,9 @@ class CompletionBody(SamplingFields):
     }
 
     prompt: str | list[Any]
-    logprobs: int | None = None
+    logprobs: Whole | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
     add_special_tokens: bool | None = None
 
 
@@ -287,7 +314,17 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 def parse_body(kind: type[BodyT], text: JsonText) -> BodyT:
     """Parse a body. Raises `InvalidRequest` naming the first field at fault."""
-    return _checked(lambda: kind.model_validate_json(text))
+
+    def parse() -> BodyT:
+        try:
+            return kind.model_validate_json(text)
+        except ValidationError as error:
+            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+                raise
+        check_utf8(text)
+        return kind.model_validate_json(with_whole_characters(text))
+
+    return _checked(parse)
 
 
 def parse_fields(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from router.api.bodies.json_text import check_depth
+from router.api.bodies.unknown_fields import LeftOut
 from router.tools.definitions import Tool, ToolUse
 
 MAX_TOOLS = 128
@@ -19,15 +20,20 @@ MAX_NAME_CHARS = 128
 MAX_SCHEMA_DEPTH = 64
 """Objects and lists within each other in `parameters`."""
 
+_FUNCTION = "function"
+_MODES = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def tool_use(tools: list[Any] | None, choice: Any, *, is_parallel: bool | None) -> ToolUse | None:
+def tool_use(
+    tools: list[Any] | None, choice: Any, *, is_parallel: bool | None, left_out: LeftOut
+) -> ToolUse | None:
     """Return the tools of a request and what may be done with them; None where none may be called.
 
-    Raises `InvalidRequest` for tools or a choice that are not as in OpenAI's documentation.
+    Tools of other kinds are `left_out` beside functions. Raises `InvalidRequest` for tools or a
+    choice that are not as in OpenAI's documentation.
     """
-    defined = _tools(tools or [])
+    defined = _tools(tools or [], left_out)
     mode, names = _choice(choice, [tool.name for tool in defined])
     if mode == "none" or not defined:
         return None
@@ -41,49 +47,69 @@ def tool_use(tools: list[Any] | None, choice: Any, *, is_parallel: bool | None) 
     )
 
 
-def _tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
+def _tools(tools: Sequence[Any], left_out: LeftOut) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"tools has {len(tools)} entries: wanted at most {MAX_TOOLS}", param="tools"
         )
-    defined = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(tools))
-    names: set[str] = set()
-    for index, tool in enumerate(defined):
-        if tool.name in names:
+    has_functions = any(_kind(tool) == _FUNCTION for tool in tools)
+    defined: dict[str, Tool] = {}
+    for index, tool in enumerate(tools):
+        kind = _kind(tool)
+        if has_functions and isinstance(kind, str) and kind != _FUNCTION:
+            left_out.add_type("tools", kind)
+            continue
+        made = _tool(tool, f"tools.{index}")
+        if made.name in defined:
             raise InvalidRequest(
-                f"tools names the function {tool.name!r} twice: wanted different names",
+                f"tools names the function {made.name!r} twice: wanted different names",
                 param=f"tools.{index}.function.name",
             )
-        names.add(tool.name)
-    return defined
+        defined[made.name] = made
+    return tuple(defined.values())
+
+
+def _kind(tool: Any) -> Any:
+    return tool.get("type") if isinstance(tool, Mapping) else None
 
 
 def _tool(tool: Any, field: str) -> Tool:
-    kind = tool.get("type") if isinstance(tool, Mapping) else None
-    if kind != "function":
+    kind = _kind(tool)
+    if kind != _FUNCTION:
         raise _wrong(f"{field}.type", kind, "function, the one kind that this server has")
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise _wrong(f"{field}.function", function, "an object with a name")
+    function, place = _function(tool), f"{field}.function" if "function" in tool else field
+    if function is None:
+        raise _wrong(f"{field}.function", tool.get("function"), "an object with a name")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name):
         wanted = f"1 to {MAX_NAME_CHARS} letters, digits, underscores, dashes and dots"
-        raise _wrong(f"{field}.function.name", name, wanted)
+        raise _wrong(f"{place}.name", name, wanted)
     if description is not None and not isinstance(description, str):
-        raise _wrong(f"{field}.function.description", description, "text")
+        raise _wrong(f"{place}.description", description, "text")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise _wrong(f"{field}.function.strict", strict, "true or false")
+        raise _wrong(f"{place}.strict", strict, "true or false")
     return Tool(
         name=name,
         description=description,
-        parameters=_parameters(function.get("parameters"), f"{field}.function.parameters"),
+        parameters=_parameters(function.get("parameters"), f"{place}.parameters"),
         is_strict=bool(strict),
     )
 
 
+def _function(tool: Any) -> Mapping[str, Any] | None:
+    """Return the function of a tool, or of a choice.
+
+    It is one level deeper than in `/v1/responses`, whose shape some clients send to chats as well.
+    """
+    if not isinstance(tool, Mapping):
+        return None
+    function = tool if "name" in tool and "function" not in tool else tool.get("function")
+    return function if isinstance(function, Mapping) else None
+
+
 def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
-    if schema is None:
+    if schema in (None, {}, []):  # an empty list: so PHP writes an object without fields
         return None
     if not isinstance(schema, Mapping):
         raise _wrong(field, schema, "a JSON schema of an object")
@@ -92,12 +118,17 @@ def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise _wrong(f"{field}.type", kind, "object: arguments have names")
     check_depth(schema, MAX_SCHEMA_DEPTH, field)
-    return schema or None
+    return schema
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the mode, and the names of the functions that may be called."""
-    if choice is None or choice in ("none", "auto"):
+    """Return the mode, and the names of the functions that may be called.
+
+    The mode may be the type of an object, as some clients send it.
+    """
+    if isinstance(choice, Mapping) and choice.get("type") in _MODES:
+        choice = choice["type"]
+    if choice in (None, {}, [], "none", "auto"):
         return choice or "auto", names
     if choice == "required":
         return "required", _known(names, names, "tools")
@@ -124,8 +155,8 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _function_name(tool: Any, field: str) -> str:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    function = _function(tool)
+    name = function.get("name") if function else None
     if not isinstance(name, str):
         raise _wrong(f"{field}.function.name", name, "the name of a function in tools")
     return name

@@ -38,8 +38,8 @@ class PlannedOutput(NamedTuple):
 
     `max_tokens`: the most tokens of a choice, of each prompt. `logprobs` and `prompt_logprobs` are
     what nodes find, `echo_logprobs` what is shown of a prompt that is echoed. Without `has_output`
-    a prompt alone is asked for. With `is_cut_to_fit` the client set no limit: an answer may
-    have fewer than `max_tokens`.
+    a prompt alone is asked for. With `is_cut_to_fit` the client set no limit, or one that is
+    more than fits: an answer may have fewer than `max_tokens`.
     """
 
     choices_per_prompt: int
@@ -81,6 +81,7 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
             default=limit.default,
             prompt_param=param,
             max_tokens_param=limit.param,
+            is_cut=limit.is_cut,
         )
         for length in lengths
     ]
@@ -90,7 +91,7 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
         scored_per_prompt=scored_per_prompt,
         max_tokens=most,
         has_output=has_output,
-        is_cut_to_fit=limit.asked is None,
+        is_cut_to_fit=limit.asked is None or (has_output and max(most) < limit.asked),
         logprobs=found,
         prompt_logprobs=scored,
         echo_logprobs=echoed,

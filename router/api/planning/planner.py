@@ -53,8 +53,8 @@ class RequestPlan(NamedTuple):
     straight on from the prompt's. `syntax` is what an answer's text may hold. `echo_logprobs` is
     the number of alternatives shown per token of a prompt that is echoed. Without `has_output`
     nothing is generated: nodes draw one token, which is dropped. With `is_cut_to_fit` the client
-    set no limit, and an answer may have as many tokens as a node holds. `grammar_parts`: what the
-    grammar was written from.
+    set no limit, or one that is more than fits, and an answer may have as many tokens as a node
+    holds. `grammar_parts`: what the grammar was written from.
     """
 
     prompts: tuple[PlannedPrompt, ...]

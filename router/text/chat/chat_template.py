@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, InvalidRequest
 from router.text.chat.system_messages import treatment_by
+from router.text.chat.turn_taking import turns_by
 from router.tools.earlier_calls import Arguments, arguments_by, in_form
 
 
@@ -108,10 +109,13 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in variables
-        self._system = treatment_by(lambda messages: self._rendered(messages, ChatOptions(), True))
-        self._arguments = arguments_by(
-            lambda messages: self._rendered(messages, ChatOptions(), True)
-        )
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            return self._rendered(messages, ChatOptions(), True)
+
+        self._system = treatment_by(render)
+        self._turns = turns_by(render)
+        self._arguments = arguments_by(render)
 
     @property
     def knows_calls(self) -> bool:
@@ -127,6 +131,7 @@ class ChatTemplate:
         """
         options = options or ChatOptions()
         messages = self._system.fitted(messages, keeps_all=options.keeps_system)
+        messages = self._turns.fitted(messages)
         messages = in_form(messages, self._arguments)
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)

@@ -1,7 +1,7 @@
-"""Messages of the system beside the first one, for templates that do not take them.
+"""Messages of the system, for templates that do not take them.
 
-Some templates refuse them, others leave them out. Which one a template does is found by rendering
-small conversations when it is read.
+Some templates refuse all of them, or those beside the first one, others leave these out. Which one
+a template does is found by rendering small conversations when it is read.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ class Treatment(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SystemMessages:
-    """What becomes of a second message of the system, and of `later` ones among the others."""
+    """What becomes of a first and a second message of the system, and of `later` ones among the
+    others."""
 
+    first: Treatment = Treatment.RENDERED
     second: Treatment = Treatment.RENDERED
     later: Treatment = Treatment.RENDERED
 
     def fitted(self, messages: Messages, *, keeps_all: bool) -> Messages:
         """Return messages that the template takes, with the same text.
 
-        What it refuses goes into the first message; with `keeps_all` also what it leaves out.
+        What it refuses goes into the first message; with `keeps_all` also what it leaves out. That
+        is the user's, where it refuses the system's.
         """
+        if self.first is Treatment.REFUSED:
+            return _of_user(messages) if any(map(_is_system, messages)) else messages
         worst = Treatment.LEFT_OUT if keeps_all else Treatment.REFUSED
         num_leading = 0
         while num_leading < len(messages) and _is_system(messages[num_leading]):
@@ -51,7 +56,8 @@ def treatment_by(render: Callable[[Messages], str]) -> SystemMessages:
     """Return what a template does, which `render` renders. It raises `InvalidRequest` to refuse."""
     first, second, asked = _message("system", "One"), _message("system", "Two"), _message("user")
     if _treatment(render, [first, asked]) is Treatment.REFUSED:
-        return SystemMessages()  # nothing is known of a template that takes no system at all
+        takes_user = _treatment(render, [asked]) is not Treatment.REFUSED
+        return SystemMessages(Treatment.REFUSED) if takes_user else SystemMessages()
     return SystemMessages(
         second=_treatment(render, [first, second, asked]),
         later=max(
@@ -77,6 +83,15 @@ def _message(role: str, content: str = "Hi") -> Mapping[str, Any]:
 
 def _is_system(message: Mapping[str, Any]) -> bool:
     return bool(message["role"] == "system")
+
+
+def _of_user(messages: Messages) -> list[Mapping[str, Any]]:
+    """Return `messages` with what the system says before what the user says first."""
+    (system, *others) = _in_one(messages)
+    begins = bool(others) and others[0]["role"] == "user"
+    user = others.pop(0) if begins else _message("user", "")
+    text = "\n\n".join(filter(None, (system["content"], user["content"])))
+    return [{**user, "content": text}, *others] if begins or text else others
 
 
 def _in_one(messages: Messages) -> list[Mapping[str, Any]]:

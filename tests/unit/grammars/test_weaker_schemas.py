@@ -16,17 +16,14 @@ from grammars.texts import json_rule
 from grammars.weaker_schemas import Weakening
 
 OTHER = {"type": "integer", "minimum": 3}
-ZOD_EMAIL = (
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
-    r"[A-Za-z]{2,}$"
-)
+ADDRESS = r"^(?!.*\.\.)[a-z.]+@[a-z.]+$"
 LEFT: dict[str, tuple[Any, Any]] = {
     "look-ahead": ({"type": "string", "pattern": "^(?!x)a"}, {"type": "string"}),
     "look-behind": ({"type": "string", "pattern": "(?<=x)a"}, {"type": "string"}),
     "a word's boundary": ({"type": "string", "pattern": r"\bab\b"}, {"type": "string"}),
     "a back-reference": ({"type": "string", "pattern": r"(a)\1"}, {"type": "string"}),
-    "zod's e-mail": (
-        {"type": "string", "format": "email", "pattern": ZOD_EMAIL},
+    "an e-mail address": (
+        {"type": "string", "format": "email", "pattern": ADDRESS},
         {"type": "string", "format": "email"},
     ),
     "no pattern at all": ({"maxLength": 2, "pattern": "("}, {"maxLength": 2}),
@@ -180,7 +177,7 @@ def test_keywords_are_kept_in_any_order(compiler: GrammarCompiler) -> None:
 
 
 def test_many_tools_with_one_pattern_keep_the_rest(compiler: GrammarCompiler) -> None:
-    properties = {f"p{i}": {"type": "string", "pattern": ZOD_EMAIL} for i in range(100)}
+    properties = {f"p{i}": {"type": "string", "pattern": ADDRESS} for i in range(100)}
     made = followed(compiler, {"type": "object", "properties": properties | {"z": OTHER}})
     assert made["properties"] == {key: {"type": "string"} for key in properties} | {"z": OTHER}
 

@@ -18,6 +18,7 @@ Turn = dict[str, Any]
 
 _THOUGHTS = ("reasoning_content", "reasoning")
 """The fields of chats with the reasoning of a message, where it is no block of it."""
+_MEDIA = ("image", "document")
 _OF_SERVER = ("container_upload", "compaction")
 
 
@@ -103,7 +104,7 @@ class MessageTurns:
             if _kind(block) == "tool_result":
                 has_results = True
                 turn = self._begin("tool", where, tool_call_id=f"{where}.tool_use_id")
-                turn["content"] = _texts(block.get("content") or "", f"{where}.content")
+                turn["content"] = _result(block.get("content") or "", f"{where}.content")
                 turn["tool_call_id"] = block.get("tool_use_id")
             else:
                 texts[where] = _text(block, where)
@@ -150,6 +151,16 @@ def _kind(block: Any) -> Any:
 def _is_of_server(kind: str) -> bool:
     """Return whether a block tells of a tool that Anthropic's server ran, and of its result."""
     return kind in _OF_SERVER or kind.endswith(("_tool_use", "_tool_result"))
+
+
+def _result(content: Any, field: str) -> Any:
+    """Return what a tool returned. Images and documents are parts of a chat as they are."""
+    if not isinstance(content, list):
+        return content
+    return [
+        block if _kind(block) in _MEDIA else _text(block, f"{field}.{index}")
+        for index, block in enumerate(content)
+    ]
 
 
 def _texts(content: Any, field: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from common.errors import InvalidRequest
 from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
-from router.api.bodies.schemas import Nothing, WholeBody, checked_session
+from router.api.bodies.schemas import Maybe, Nothing, Whole, WholeBody, checked_session
 from router.api.bodies.unknown_fields import LeftOut
 
 PLACES = {
@@ -40,16 +40,18 @@ class MessageBody(WholeBody):
         "container": (None,),
         "mcp_servers": (None, []),
     }
-    left_out: ClassVar[Mapping[str, Nothing]] = {"context_management": (None, {}, {"edits": []})}
+    left_out: ClassVar[Mapping[str, Nothing]] = {
+        "context_management": (None, {}, [], {"edits": []})
+    }
 
-    max_tokens: int
+    max_tokens: Whole
     messages: list[Any]
     system: str | list[Any] | None = None
     stop_sequences: Any = None
     tools: list[Any] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    tool_choice: Maybe[dict[str, Any]] = None
+    thinking: Maybe[dict[str, Any]] = None
+    output_config: Maybe[dict[str, Any]] = None
     model: Any = None
     stream: Any = None
     temperature: Any = None
@@ -62,7 +64,7 @@ class MessageBody(WholeBody):
 class CountedBody(MessageBody):
     """`POST /v1/messages/count_tokens`: a message of which the prompt alone is asked for."""
 
-    max_tokens: int = 1
+    max_tokens: Whole = 1
 
 
 def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "user": _user((body.model_extra or {}).get("metadata")),
     }
     conversation = MessageTurns(places, left_out)
-    if body.system is not None:
+    if body.system not in (None, []):
         conversation.add_system(body.system)
     for index, message in enumerate(body.messages):
         conversation.add(message, f"messages.{index}")

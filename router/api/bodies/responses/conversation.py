@@ -7,7 +7,7 @@ Records of what OpenAI's server did by itself, or keeps, are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -27,6 +27,8 @@ _OTHER_CALLS = {
 }
 """Calls of tools that the client runs and this server does not have: the name of each tool, and
 the field with its arguments."""
+_MEDIA = ("input_image", "input_file")
+"""Parts of what a tool returned that are no text."""
 _OUTPUTS = (
     *("function_call_output", "custom_tool_call_output"),
     *(f"{kind}_output" for kind in _OTHER_CALLS),
@@ -64,7 +66,7 @@ class ResponseTurns:
         """Add an item of the input. Raises `InvalidRequest`."""
         if not isinstance(item, Mapping):
             raise InvalidRequest(f"{field} is not an object", param=field)
-        match item.get("type", "message"):
+        match _type(item):
             case "message":
                 self._add_message(item, field)
             case "function_call":
@@ -127,7 +129,7 @@ class ResponseTurns:
         if item["type"] == "shell_call_output":  # a list of what each command wrote
             content = json.dumps(output, ensure_ascii=False)
         else:
-            content = _content(output, where)
+            content = _content(output, where, _MEDIA)
         self._turns.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
         self._note(field, content=where, tool_call_id=f"{field}.call_id")
 
@@ -156,19 +158,32 @@ class ResponseTurns:
             self._places.put(f"{path}.{name}", place)
 
 
+def _type(item: Mapping[str, Any]) -> Any:
+    """Return the type of an item, which messages and references to items may leave out."""
+    kind = item.get("type")
+    if kind is None:
+        is_reference = item.get("role") is None and isinstance(item.get("id"), str)
+        return "item_reference" if is_reference else "message"
+    return kind
+
+
 def _call_id(item: Mapping[str, Any]) -> Any:
     """Return the id of a call; outputs of a local shell have it as their own."""
-    return item["call_id"] if "call_id" in item else item.get("id")
+    given = item.get("call_id")
+    return item.get("id") if given is None else given
 
 
-def _content(content: Any, field: str) -> Any:
-    """Return the content of a message with the parts' types under their names in chats."""
+def _content(content: Any, field: str, others: Sequence[str] = ()) -> Any:
+    """Return the content of a message with the parts' types under their names in chats.
+
+    Parts of `others` are parts of a chat as they are.
+    """
     if not isinstance(content, list):
         return content
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "refusal":
+        if kind == "refusal" or kind in others:
             parts.append(part)
         elif kind in ("input_text", "output_text", "text"):
             parts.append({"type": "text", "text": part.get("text")})

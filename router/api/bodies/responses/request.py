@@ -13,7 +13,7 @@ from router.api.bodies.client_tools import ClientTool
 from router.api.bodies.places import Places
 from router.api.bodies.responses.conversation import ResponseTurns
 from router.api.bodies.responses.tools import Tools
-from router.api.bodies.schemas import Nothing, StreamOptions, WholeBody
+from router.api.bodies.schemas import Maybe, Nothing, StreamOptions, Whole, WholeBody
 from router.api.bodies.unknown_fields import LeftOut
 from router.http.sse import to_json
 
@@ -56,12 +56,12 @@ class ResponseBody(WholeBody):
 
     input: str | list[Any]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    max_output_tokens: Whole | None = None
+    text: Maybe[dict[str, Any]] = None
+    reasoning: Maybe[dict[str, Any]] = None
     tools: list[Any] | None = None
     tool_choice: Any = None
-    stream_options: StreamOptions | None = None
+    stream_options: Maybe[StreamOptions] = None
     model: Any = None
     stream: Any = None
     temperature: Any = None
@@ -146,7 +146,8 @@ def repeated_fields(body: ResponseBody) -> dict[str, Any]:
                 f"{name} has a number that is not finite, which no answer can repeat", param=name
             ) from None
     return {
-        name: default if given[name] is None else given[name] for name, default in defaults.items()
+        name: default if given[name] in (None, []) else given[name]
+        for name, default in defaults.items()
     }
 
 

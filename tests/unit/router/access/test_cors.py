@@ -38,6 +38,43 @@ async def test_another_page_is_refused_where_there_are_no_keys(cors: dict[str, s
     assert "access-control-allow-origin" not in reply.headers
 
 
+PROGRAMS = [
+    "app://obsidian.md",
+    "chrome-extension://bpoadfkcbjbfhfodiogcnhhhpibjhbnh",
+    "moz-extension://2c127fa4-62c7-7e4f-90e5-472b45eecfdc",
+    "safari-web-extension://4F2A1B0C-62C7-7E4F-90E5-472B45EECFDC",
+    "vscode-webview://1a2b3c",
+    "tauri://localhost",
+]
+
+
+@pytest.mark.covers("W16")
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("api", [{}, {"api_key": "sesame"}])
+async def test_an_extension_or_a_program_is_named_by_its_origin(
+    program: str, api: dict[str, str]
+) -> None:
+    """As the refusal says that names the origin of whoever is refused."""
+    assert ApiConfig(cors_origins=f"{PAGE}, {program}").problems() == []
+    reply = await post(program, cors_origins=f"{PAGE}, {program}", **api)
+    assert reply.status_code == (401 if api else 200)
+    assert reply.headers["access-control-allow-origin"] == program
+
+
+@pytest.mark.covers("W17")
+@pytest.mark.parametrize("names", ["x-stainless-os,x-stainless-timeout", "openai-beta,baggage"])
+async def test_any_header_of_a_client_in_a_browser_is_allowed(names: str) -> None:
+    asks = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": f"authorization,content-type,{names}",
+    }
+    async with make_edge(cors_origins=PAGE).client() as client:
+        reply = await client.options("/v1/chat/completions", headers=asks)
+    allowed = reply.headers["access-control-allow-headers"]
+    assert set(names.split(",")) <= {one.strip() for one in allowed.split(",")}
+
+
 async def test_a_browser_asks_before_it_sends_a_key() -> None:
     edge = make_edge(api_key="sesame", cors_origins=PAGE)
     asks = {
@@ -70,6 +107,10 @@ def test_a_default_port_is_no_part_of_an_origin() -> None:
 
 NO_ORIGINS = [
     "chat.example.org",
+    "null",
+    "file://",
+    "app://obsidian.md/",
+    "chrome-extension://*",
     "https://a.example.org/",
     "https://",
     "https://*.example.org",

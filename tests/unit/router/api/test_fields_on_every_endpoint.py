@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from router.api.bodies.schemas import LIMITS
+from tests.support.http.edge_model import CONTEXT
 from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.scripted_generator import Call, says
 
@@ -158,3 +160,30 @@ async def test_the_smallest_filters_are_taken(path: str) -> None:
     assert (await call_of(path, top_k=0)).sampling.top_k == 0
     assert (await call_of(path, top_k=-1)).sampling.top_k == 0
     assert (await call_of(path, temperature=1e-300)).sampling.temperature == 1e-300
+
+
+@pytest.mark.covers("J19")
+@EVERY_ENDPOINT
+@pytest.mark.parametrize("words", [300, 200_000])
+async def test_a_prompt_that_is_too_long_has_the_words_that_agents_know(
+    path: str, words: int
+) -> None:
+    """By them agents shorten a conversation and go on: by these two most, of some thirty."""
+    text = "qz " * words
+    prompt: dict[str, Any] = {"prompt": text} if "prompt" in BODIES[path] else {"input": text}
+    if "messages" in BODIES[path]:
+        prompt = {"messages": [{"role": "user", "content": text}]}
+    status, answer, edge = await ask(path, **prompt)
+    message = answer["error"]["message"]
+    assert (status, edge.generator.calls) == (400, [])
+    assert re.match(rf"prompt is too long: \d+ tokens > {CONTEXT - 1} maximum", message)
+    assert f"maximum context length is {CONTEXT} tokens" in message
+    assert path == "/v1/messages" or answer["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.covers("J19")
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/messages"])
+async def test_a_limit_that_does_not_fit_has_them_too(path: str) -> None:
+    _, answer, _ = await ask(path, **{OWN_LIMITS[path]: CONTEXT})
+    assert f"maximum context length is {CONTEXT} tokens" in answer["error"]["message"]
+    assert answer["error"]["code"] == "context_length_exceeded"

@@ -198,10 +198,10 @@ async def test_a_harmless_field_changes_nothing(field: str) -> None:
 
 async def test_choices_have_seeds_of_their_own() -> None:
     edge = make_edge()
-    answer = await post(edge, TEXT_PATH, TEXT | {"n": 3, "seed": -1, "prompt": ["a", "b"]})
+    answer = await post(edge, TEXT_PATH, TEXT | {"n": 3, "seed": -2, "prompt": ["a", "b"]})
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     seeds = [call.sampling.seed for call in edge.generator.calls]
-    assert seeds[0] == 2**64 - 1
+    assert seeds[0] == 2**64 - 2
     assert seeds[:3] == seeds[3:] == [seed_of_choice(seeds[0], i) for i in range(3)]
     assert len(set(seeds)) == 3
     prompts = [call.prompt_token_ids for call in edge.generator.calls]

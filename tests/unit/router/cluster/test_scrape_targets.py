@@ -24,5 +24,5 @@ async def test_the_targets_are_json_as_prometheus_wants_it() -> None:
     edge = make_edge()
     async with edge.client() as client:
         reply = await client.get("/v1/cluster/targets")
-    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["content-type"] == "application/json; charset=utf-8"
     assert reply.json() == edge.cluster.scrape_targets()

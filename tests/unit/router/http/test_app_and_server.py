@@ -203,3 +203,37 @@ def test_idle_connections_are_kept_for_longer_than_others_keep_them(
 ) -> None:
     """A request on a connection that the router closes at that moment would fail: status 502."""
     assert LIMITS.idle_timeout_s > kept_s, keeper
+
+
+@pytest.mark.covers("W14")
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+        ("/messages", "/v1/messages"),
+        ("/responses", "/v1/responses"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/openai/v1/responses", "/v1/responses"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/messages/", "/v1/messages"),
+        ("/chat/completions/", "/v1/chat/completions"),
+        ("/health/", "/health"),
+        ("/v1/embeddings", None),
+        ("/v1", None),
+        ("/v1/", None),
+        ("/api/tags", None),
+        ("/chatcompletions", None),
+    ],
+)
+async def test_a_path_that_is_like_one_of_an_endpoint_is_told_that_one(
+    path: str, meant: str | None
+) -> None:
+    async with make_edge().client() as client:
+        for method in ("GET", "POST"):
+            reply = await client.request(method, path, json={"messages": []})
+            message = reply.json()["error"]["message"]
+            hint = f": wanted {meant}" if meant else ""
+            assert (reply.status_code, message) == (404, f"{method} {path}: Not Found{hint}")

@@ -193,7 +193,7 @@ async def test_what_is_not_asked_for_is_neither_found_nor_shown() -> None:
         (CHAT_PATH, {"prompt_logprobs": True}, "prompt_logprobs", "valid integer"),
         (TEXT_PATH, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "streamed"),
         (TEXT_PATH, {"max_tokens": 0}, "max_tokens", "0 with echo or prompt_logprobs"),
-        (TEXT_PATH, {"max_tokens": -1, "echo": True}, "max_tokens", "wanted at least 1"),
+        (TEXT_PATH, {"max_tokens": -2, "echo": True}, "max_tokens", "wanted at least 1"),
         (TEXT_PATH, {"max_tokens": 0, "logprobs": 1}, "max_tokens", "0 with echo"),
         (
             CHAT_PATH,

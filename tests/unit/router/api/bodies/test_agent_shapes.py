@@ -201,9 +201,9 @@ async def test_how_much_is_logged_of_what_was_left_out_has_a_bound(
 async def test_tools_that_were_left_out_do_not_shift_the_names_of_others() -> None:
     web = {"type": "web_search_20250305", "name": "w"}
     for path, tools, field in (
-        (MESSAGES, [web, web, OWN[MESSAGES] | {"input_schema": []}], "tools.2.input_schema"),
+        (MESSAGES, [web, web, OWN[MESSAGES] | {"input_schema": [1]}], "tools.2.input_schema"),
         (MESSAGES, [web, OWN[MESSAGES] | {"name": 5}], "tools.1.name"),
-        (RESPONSES, [{"type": "mcp"}, OWN[RESPONSES] | {"parameters": []}], "tools.1.parameters"),
+        (RESPONSES, [{"type": "mcp"}, OWN[RESPONSES] | {"parameters": [1]}], "tools.1.parameters"),
     ):
         error = await post(edge_that_says(), path, body_of(path, tools=tools), status=400)
         assert error["error"]["message"].startswith(field)
@@ -419,3 +419,70 @@ async def test_a_tool_may_have_returned_nothing(path: str, nothing: dict[str, An
     name = "input" if path == RESPONSES else "messages"
     await post(edge, path, {**body_of(path), name: [*before, last]})
     assert "<tool_response></tool_response>" in prompt_of(edge)
+
+
+# --- images that tools returned -------------------------------------------------------------------
+
+PICTURE: dict[str, Any] = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+SHOWN = "data:image/png;base64,iVBORw0KGgo="
+RESULTS: list[tuple[str, dict[str, Any], str]] = [
+    (MESSAGES, {"type": "image", "source": PICTURE}, "image"),
+    (MESSAGES, {"type": "document", "source": PICTURE}, "file"),
+    (RESPONSES, {"type": "input_image", "image_url": SHOWN}, "image"),
+    (RESPONSES, {"type": "input_file", "file_data": "x"}, "file"),
+    (CHATS, {"type": "image_url", "image_url": {"url": SHOWN}}, "image"),
+    (CHATS, {"type": "file", "file": {"file_data": "x"}}, "file"),
+    (CHATS, {"type": "input_audio", "input_audio": {"data": "x"}}, "sound"),
+]
+
+
+def with_result(path: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    """A conversation in which a tool returned `parts`."""
+    if path == RESPONSES:
+        call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "1", "output": list(parts)}
+        return {"input": [USER, call, output]}
+    if path == MESSAGES:
+        use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "1", "content": list(parts)}
+        said = [USER, message("assistant", use), message("user", result)]
+    else:
+        made = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+        result = {"role": "tool", "tool_call_id": "1", "content": list(parts)}
+        said = [USER, {"role": "assistant", "tool_calls": made}, result]
+    return {"max_tokens": 9, "messages": said}
+
+
+@pytest.mark.covers("J22")
+@pytest.mark.parametrize(("path", "part", "name"), RESULTS)
+async def test_what_a_tool_returned_beside_text_is_left_out_and_told(
+    path: str, part: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = {"type": "input_text" if path == RESPONSES else "text", "text": "Saved a.png."}
+    edge = edge_that_says()
+    for parts in ([part], [text, part], [part, text]):
+        await post(edge, path, with_result(path, *parts))
+    note = f"[{name} left out: this server takes text alone]"
+    assert f"<tool_response>{note}\nSaved a.png.</tool_response>" in prompt_of(edge)
+    (warning,) = warnings(caplog)
+    assert f"parts of results of the type {part['type']!r}" in warning
+    refused = await post(edge_that_says(strict_fields=True), path, with_result(path, part), 400)
+    assert part["type"] in refused["error"]["message"]
+
+
+@pytest.mark.covers("J22")
+@pytest.mark.parametrize("path", [CHATS, MESSAGES, RESPONSES])
+async def test_what_a_user_shows_is_refused(path: str) -> None:
+    (part,) = (one for at, one, name in RESULTS if at == path and name == "image")
+    body = (
+        {"input": [message("user", part)]}
+        if path == RESPONSES
+        else {
+            "max_tokens": 9,
+            "messages": [message("user", part)],
+        }
+    )
+    error = await post(edge_that_says(), path, body, status=400)
+    assert "takes text alone" in error["error"]["message"]
+    odd = await post(edge_that_says(), path, with_result(path, {"type": "video"}), status=400)
+    assert "'video'" in odd["error"]["message"]

@@ -11,8 +11,6 @@ from tests.support.http.http_edge import make_edge
 from tests.support.http.tool_models import hermes_model
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-HALF = "\\ud83d"
-"""Half of a surrogate pair, as JSON has it."""
 
 
 def nested(levels: int) -> str:
@@ -51,10 +49,7 @@ async def answered(path: str, body: dict[str, Any]) -> tuple[int, str]:
         (CHAT, chat(nested(900)), "messages.0.tool_calls.0.function.arguments has more than 64"),
         (CHAT, chat(nested(90_000)), "messages.0.tool_calls.0.function.arguments"),
         (CHAT, chat(json.loads(nested(65))), "messages.0.tool_calls.0.function.arguments has more"),
-        (CHAT, chat(f'{{"a": "{HALF}"}}'), "messages.0.tool_calls.0.function.arguments"),
-        (CHAT, chat(f'{{"{HALF}": 1}}'), "messages.0.tool_calls.0.function.arguments"),
         (RESPONSES, response(nested(65)), "input.0.arguments has more"),
-        (RESPONSES, response(f'{{"a": "{HALF}"}}'), "input.0.arguments"),
         (MESSAGES, message(nested(65)), "messages.0.content.0.input has more"),
         (
             CHAT,
@@ -106,7 +101,6 @@ NO_TEXT: dict[str, Any] = {"type": "text", "text": 5}
         (CALL | {"name": None}, "name"),
         (CALL | {"call_id": 5}, "call_id"),
         ({"type": 5}, "type"),
-        ({"type": None}, "type"),
         (CUSTOM | {"input": 5}, "input"),
         (CUSTOM | {"name": None}, "name"),
         (CUSTOM | {"call_id": 5}, "call_id"),
@@ -212,7 +206,7 @@ CUSTOM_TOOL: dict[str, Any] = {"kind": "custom", "name": "f"}
         (RESPONSES, {"input": []}, "input is empty"),
         (RESPONSES, {"tools": [{"name": "a b"}]}, "tools.0.name"),
         (RESPONSES, {"tools": [{"name": "f"}, {"name": "f"}]}, "tools names the function"),
-        (RESPONSES, {"tools": [{"name": "f", "parameters": []}]}, "tools.0.parameters"),
+        (RESPONSES, {"tools": [{"name": "f", "parameters": [1]}]}, "tools.0.parameters"),
         (RESPONSES, {"tools": [{"kind": "custom"}]}, "tools.0.name"),
         (RESPONSES, {"tools": [CUSTOM_TOOL, CUSTOM_TOOL]}, "tools names the function"),
         (RESPONSES, {"tools": [CUSTOM_TOOL | {"format": {"type": "grammar"}}]}, "tools.0.format"),
@@ -245,7 +239,7 @@ CUSTOM_TOOL: dict[str, Any] = {"kind": "custom", "name": "f"}
         (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.schema is missing"),
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
         (RESPONSES, {"reasoning": {"effort": 5}}, "reasoning.effort"),
-        (MESSAGES, {"tools": [{"name": "f", "input_schema": []}]}, "tools.0.input_schema"),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": [1]}]}, "tools.0.input_schema"),
         (MESSAGES, {"tools": [{"name": 5}]}, "tools.0.name"),
         (MESSAGES, {"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         (MESSAGES, {"output_config": {"effort": 5}}, "output_config.effort"),

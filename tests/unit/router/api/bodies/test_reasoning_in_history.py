@@ -8,6 +8,7 @@ import pytest
 
 from router.api.bodies.chat_messages import template_messages
 from router.api.bodies.schemas import ChatBody, parse_fields
+from router.api.bodies.unknown_fields import LeftOut
 from tests.support.http.http_edge import make_edge
 from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import hermes_model
@@ -26,7 +27,8 @@ from tests.support.http.tool_models import hermes_model
 )
 def test_reasoning_of_the_history(given: dict[str, Any], thought: str | None) -> None:
     message = {"role": "assistant", "content": "yes", **given}
-    (plain,) = template_messages(parse_fields(ChatBody, {"messages": [message]}).messages)
+    messages = parse_fields(ChatBody, {"messages": [message]}).messages
+    (plain,) = template_messages(messages, LeftOut())
     assert plain.get("reasoning_content") == thought
 
 

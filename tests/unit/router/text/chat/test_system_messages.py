@@ -112,9 +112,29 @@ def test_what_a_template_leaves_out_is_kept_where_that_is_asked_for(turns: Turns
     assert kept == shown([("system", "a\n\nb"), *others])
 
 
-def test_a_template_without_a_system_refuses_as_before() -> None:
-    with pytest.raises(InvalidRequest, match="no system"):
-        rendered(NO_SYSTEM, LEAD)
+@pytest.mark.covers("J21")
+@pytest.mark.parametrize("keeps_system", [False, True])
+@pytest.mark.parametrize(
+    ("turns", "wanted"),
+    [
+        (LEAD, [("user", "a\n\nb\n\nHi")]),
+        (LATER, [("user", "a\n\nb\n\nHi"), ("assistant", "Yes"), ("user", "So?")]),
+        (BEHIND, [("user", "b\n\nHi")]),
+        ([("system", ""), ("user", "Hi")], [("user", "Hi")]),
+        ([("system", "a")], [("user", "a")]),
+        ([("system", "a"), *LATER[2:3]], [("user", "a"), ("assistant", "Yes")]),
+        ([("system", ""), *LATER[1:3]], LATER[1:3]),
+    ],
+)
+def test_a_template_without_a_system_gets_its_text_in_the_first_message_of_the_user(
+    turns: Turns, wanted: Turns, keeps_system: bool
+) -> None:
+    assert rendered(NO_SYSTEM, turns, keeps_system=keeps_system) == shown(wanted)
+
+
+def test_a_template_that_takes_no_user_either_refuses_as_before() -> None:
+    with pytest.raises(InvalidRequest, match="nobody"):
+        rendered("{{ raise_exception('nobody') }}", LEAD)
 
 
 def prompt_of(edge: Edge) -> str:

@@ -1,0 +1,80 @@
+"""Messages for templates in which the user and the assistant take turns, and the user begins.
+
+Such templates refuse two messages of one role in a row. Which one a template refuses is found by
+rendering small conversations when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import InvalidRequest
+
+Messages = Sequence[Mapping[str, Any]]
+
+_USER = {"role": "user", "content": "Hi"}
+_ASSISTANT = {"role": "assistant", "content": "Hello"}
+_SILENT = {"role": "user", "content": ""}
+_JOINED = ("content", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTaking:
+    """What a template refuses: two messages in a row of the roles `joined`, and an assistant that
+    begins."""
+
+    joined: frozenset[str] = frozenset()
+    user_begins: bool = False
+
+    def fitted(self, messages: Messages) -> Messages:
+        """Return messages that the template takes, with the same text.
+
+        What it refuses in a row is one message. Before an assistant that begins, a message of the
+        user says nothing. Calls and their results stay as they are.
+        """
+        fitted: list[Mapping[str, Any]] = []
+        for message in messages:
+            if fitted and self._is_one(fitted[-1], message):
+                fitted[-1] = _in_one(fitted[-1], message)
+            else:
+                fitted.append(message)
+        first = next((at for at, one in enumerate(fitted) if one["role"] != "system"), 0)
+        if self.user_begins and fitted[first]["role"] == "assistant":
+            fitted.insert(first, _SILENT)
+        return fitted
+
+    def _is_one(self, message: Mapping[str, Any], following: Mapping[str, Any]) -> bool:
+        is_text = "tool_calls" not in message and "tool_calls" not in following
+        return message["role"] == following["role"] and message["role"] in self.joined and is_text
+
+
+def turns_by(render: Callable[[Messages], str]) -> TurnTaking:
+    """Return what a template refuses, which `render` renders, or refuses by `InvalidRequest`."""
+
+    def takes(*messages: Mapping[str, Any]) -> bool:
+        try:
+            render(messages)
+        except InvalidRequest:
+            return False
+        return True
+
+    if not takes(_USER, _ASSISTANT, _USER):
+        return TurnTaking()  # nothing is known of a template that takes no conversation
+    joined = set()
+    if not takes(_USER, _USER):
+        joined.add("user")
+    if not takes(_USER, _ASSISTANT, _ASSISTANT, _USER):
+        joined.add("assistant")
+    user_begins = not takes(_ASSISTANT, _USER) and takes(_SILENT, _ASSISTANT, _USER)
+    return TurnTaking(frozenset(joined), user_begins)
+
+
+def _in_one(message: Mapping[str, Any], following: Mapping[str, Any]) -> Mapping[str, Any]:
+    texts = {
+        name: "\n\n".join(filter(None, (message.get(name), following.get(name))))
+        for name in _JOINED
+        if name in message or name in following
+    }
+    return {**message, **texts}
