@@ -1,0 +1,47 @@
+"""The load that nodes report: what runs, what is received, what waits, and what is left."""
+
+from __future__ import annotations
+
+from common.nodes import NodeLoad
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.world import World, assert_finished
+from tests.support.engine.build import make_prompt
+
+
+def seats_and_queue(load: NodeLoad) -> tuple[int, int, int]:
+    return load.free_seats, load.num_running, load.num_waiting
+
+
+def test_a_seat_is_taken_by_what_decodes_and_by_what_is_received() -> None:
+    world = World(decode=NodeSize(seats=2))
+    assert seats_and_queue(world.d.flow.load()) == (2, 0, 0)
+    decoding = world.ask(9, max_tokens=30, ignore_eos=True)
+    world.step_until(lambda: len(decoding.tokens) == 3)
+    assert seats_and_queue(world.d.flow.load()) == (1, 1, 0)
+    received = world.ask(make_prompt(9, 1), max_tokens=6, ignore_eos=True)
+    world.messages_arrive()
+    world.d.turn()
+    load = world.d.flow.load()
+    assert seats_and_queue(load) == (0, 2, 0)
+    assert load.num_receiving_blocks == 3, "9 tokens"
+    waiting = world.ask(make_prompt(9, 2), max_tokens=6, ignore_eos=True, may_wait=True)
+    world.messages_arrive()
+    world.d.turn()
+    load = world.d.flow.load()
+    assert seats_and_queue(load) == (0, 2, 1)
+    assert load.free_blocks == 24 - 4 - 3, "12 tokens and a next one, and 9 tokens"
+    assert_finished(world, decoding, received, waiting)
+    load = world.d.flow.load()
+    assert seats_and_queue(load) == (2, 0, 0)
+    assert (load.free_blocks, load.num_receiving_blocks) == (24, 0)
+
+
+def test_a_prompt_counts_as_waiting_until_it_is_computed() -> None:
+    world = World(prefill=NodeSize(budget=4))
+    asked = [world.ask(8, max_tokens=1), world.ask(make_prompt(9, 1), max_tokens=1)]
+    world.messages_arrive()
+    world.p.turn()
+    load = world.p.flow.load()
+    assert (load.num_running, load.num_waiting) == (1, 1)
+    assert load.queued_tokens == 8 + 9 - 4
+    assert_finished(world, *asked)
