@@ -135,11 +135,13 @@ def _declared(route: BaseRoute, app: ASGIApp) -> MatchedRoute:
 def path_meant(path: str, paths: Collection[str]) -> str | None:
     """Return the one of `paths` that a client meant with `path`, if it is like one.
 
-    Many base addresses lack the `/v1`, have it twice, or have a prefix or a slash too many.
+    Many base addresses lack the `/v1`, have it twice or where there is none, or have a prefix or a
+    slash too many.
     """
     plain = path.rstrip("/")
-    if plain in paths:
-        return plain
+    for one in (plain, plain.removeprefix(_VERSION)):
+        if one in paths:
+            return one
     versioned = [one for one in paths if one.startswith(_VERSION)]
     found = [one for one in versioned if plain.endswith(one.removeprefix(_VERSION))]
     return max(found, key=len, default=None)
