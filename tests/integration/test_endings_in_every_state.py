@@ -203,6 +203,7 @@ def waiting_for_its_grammar(cluster: Cluster, url: str) -> Iterator[State]:
             for _ in DECODE_NODES:
                 both.enter_context(asked(cluster.url, **first))
             wait_until(lambda: num_there(cluster) == 2, "each node has one")
+    cluster.wait_seen_idle()  # Or these would be taken for the request that is to wait.
     with contextlib.ExitStack() as thawed:
         for child in [child for node in nodes for child in node.children()]:
             os.kill(child, signal.SIGSTOP)
