@@ -412,6 +412,10 @@ class Link:
         """
         self._late_aborts.append(lease)
 
+    @property
+    def has_late_aborts(self) -> bool:
+        return bool(self._late_aborts)
+
     def take_late_aborts(self) -> list[SenderEffect]:
         """Return the frames that `abort_when_ready` asked for, once."""
         leases, self._late_aborts = self._late_aborts, deque(maxlen=MAX_TRANSFERS_PER_LINK)

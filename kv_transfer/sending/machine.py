@@ -226,7 +226,7 @@ class Sender:
             return []
         if peer.channel:
             return self._further.lose(link, peer, now_s)
-        if not link.transfers:
+        if not link.transfers and not link.has_late_aborts:
             return self._drop(link)
         link.break_off(now_s)
         self.links.look_at(link, link.next_deadline_s())

@@ -238,6 +238,16 @@ def test_a_peer_that_answers_later_hears_of_an_abort_before_it_once() -> None:
     assert frames.Abort(1, 3) not in sent(welcome(sender, 0.6))
 
 
+def test_an_abort_is_told_though_the_first_connection_broke() -> None:
+    sender = not_begun(ticket(1))
+    sender.on_abort(1, 0.1)
+    assert sender.on_link_lost(PEER, 0.2) == [Disconnect(PEER)]
+    assert Connect(PEER) in sender.on_tick(0.3)
+    assert frames.Abort(1, 3) in sent(welcome(sender, 0.4))
+    assert sender.on_link_lost(PEER, 0.5) == [Disconnect(PEER)]
+    assert sender.next_deadline_s() is None, "nothing is left to tell"
+
+
 def test_a_transfer_aborted_after_a_connection_was_lost_waits_for_its_peer() -> None:
     """Pieces of it may be on their way, and a commit may have come first."""
     sender = ready(ticket(1))
