@@ -64,8 +64,8 @@ class RolesByLoad:
         if is_known and not any(self._decode(asked_s)):
             raise InternalError(f"{node} was the last node that decodes, and is given another role")
         is_moved = number and not self._changed_s
-        others = [one for one in self._staying() if one.me != node]
-        if is_moved and others and all(one.role is Role.DECODE for one in others):
+        is_lost = all(one.role is Role.DECODE for one in self._nodes.values())
+        if is_moved and is_lost and any(one.me != node for one in self._staying()):
             raise InternalError(f"{node} was the last node that prefills")
 
     def why_unserved(self, routers: Iterable[FaultyRouter]) -> str:

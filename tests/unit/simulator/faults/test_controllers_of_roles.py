@@ -111,6 +111,16 @@ def test_a_change_by_load_may_not_take_the_last_node_that_prefills() -> None:
         node.life.set_role(Role.DECODE, begun.number)
 
 
+def test_a_change_by_load_may_give_decode_nodes_one_that_prefills() -> None:
+    cluster = run(a_history(replace(SHAPE, num_prefill=1, num_routers=1), LONG[:1]))
+    del cluster.nodes["prefill-0"]
+    node, leading = cluster.nodes["decode-0"], cluster.roles.leading
+    begun = leading.begin_move(leading.lead(R1, 4.0, 0.0).leader, node.me, Role.PREFILL, 0.0)
+    assert begun is not None
+    node.life.set_role(Role.PREFILL, begun.number)
+    assert node.role is Role.PREFILL
+
+
 def test_a_cluster_in_which_no_node_decodes_is_to_get_one() -> None:
     cluster = run(a_history(SHAPE, LONG[:1]))
     routers = cluster.routers.values()
