@@ -33,7 +33,8 @@ _MOST_RETRY_AFTER_S = 60.0
 class Shedding:
     """The throughput of the queue, and the length and pace of outputs. One thread uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, standstills: Standstills) -> None:
+        """Make it; it has `standstills` look at each turn."""
         self._num_left = 0.0
         self._left_tokens = 0.0
         self._measured_s = 0.0
@@ -43,7 +44,7 @@ class Shedding:
         self._num_outputs = 0.0
         self._output_tokens = 0.0
         self._output_s = 0.0
-        self._standstills = Standstills()
+        self._standstills = standstills
 
     def on_step(self, now_s: float, waiting: WaitingQueue, *, runs: bool) -> None:
         """Record how many have left the queue since the start, and whether any remain.

@@ -12,6 +12,7 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.waiting_queue import WaitingQueue
 from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.attempts.shedding import Shedding
+from node.flow.attempts.standstills import Standstills
 from tests.support.engine.build import make_request
 
 
@@ -38,7 +39,7 @@ def measured(queue: WaitingQueue, *, num: int = 4, num_tokens: int = 100) -> She
 
     One left each second, and the next one is about to leave.
     """
-    shedding = Shedding()
+    shedding = Shedding(Standstills())
     for second in range(num + 2):
         shedding.on_step(END_S - num - 1 + second, queue, runs=True)
         take(queue, int(second < num), num_tokens)
@@ -105,7 +106,7 @@ def test_long_prompts_that_have_left_the_queue_do_not_make_many_small_ones_late(
 
 @pytest.mark.parametrize("each_s", [1.0, 7.0, 40.0])
 def test_a_queue_that_moves_evenly_is_never_judged_slower_than_it_is(each_s: float) -> None:
-    queue, shedding = queue_of(*NINE), Shedding()
+    queue, shedding = queue_of(*NINE), Shedding(Standstills())
     num_steps = int(each_s / 0.5)
     for step in range(60 * num_steps):
         take(queue, int(step > 0 and step % num_steps == 0), 100)
@@ -117,7 +118,7 @@ def test_a_queue_that_moves_evenly_is_never_judged_slower_than_it_is(each_s: flo
 
 def test_a_slow_queue_is_judged_by_the_latest_ten_that_have_left_it() -> None:
     """One that left after 20 s, among others that did after 60 s, is not half of what is known."""
-    queue, shedding = queue_of(*NINE), Shedding()
+    queue, shedding = queue_of(*NINE), Shedding(Standstills())
     now_s = 100.0
     shedding.on_step(now_s, queue, runs=True)
     for span_s in [60.0] * 30 + [20.0]:
@@ -156,7 +157,7 @@ def test_few_outputs_say_nothing_of_the_next_one(num_outputs: int, output_s: flo
 def test_nobody_is_refused_without_a_queue_or_before_it_has_moved() -> None:
     queue = queue_of(*[1000] * 10)
     assert refusal(measured(queue, num=0), queue, 0.1) is None
-    still = Shedding()
+    still = Shedding(Standstills())
     for second in range(100):
         still.on_step(100.0 + second, queue, runs=True)
     assert refusal(still, queue, 0.1) is None
@@ -167,7 +168,7 @@ def test_nobody_is_refused_without_a_queue_or_before_it_has_moved() -> None:
 
 @pytest.mark.parametrize(("span_s", "is_known"), [(0.9, False), (1.0, True)])
 def test_less_than_a_second_says_nothing(span_s: float, is_known: bool) -> None:
-    queue, shedding = queue_of(*NINE), Shedding()
+    queue, shedding = queue_of(*NINE), Shedding(Standstills())
     shedding.on_step(100.0, queue, runs=True)
     take(queue, 4, 100)
     shedding.on_step(100.0 + span_s, queue, runs=True)
@@ -175,7 +176,7 @@ def test_less_than_a_second_says_nothing(span_s: float, is_known: bool) -> None:
 
 
 def test_what_leaves_within_one_moment_counts_with_the_next_step() -> None:
-    queue, shedding = queue_of(*NINE), Shedding()
+    queue, shedding = queue_of(*NINE), Shedding(Standstills())
     for now_s in (100.0, 100.0, 101.0):
         shedding.on_step(now_s, queue, runs=True)
         take(queue, 2, 100)
@@ -253,7 +254,7 @@ def test_a_prompt_that_is_sent_on_has_no_output_here() -> None:
 
 @pytest.mark.parametrize("runs", [True, False], ids=["in a step", "while it waits for others"])
 def test_a_time_in_which_the_node_stood_still_does_not_make_the_queue_slow(*, runs: bool) -> None:
-    queue, shedding = queue_of(*NINE), Shedding()
+    queue, shedding = queue_of(*NINE), Shedding(Standstills())
     for tenth in range(40):
         shedding.on_step(100.0 + tenth / 10, queue, runs=runs)
         take(queue, int(tenth % 10 == 9), 100)
