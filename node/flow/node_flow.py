@@ -36,7 +36,7 @@ from node.flow.attempts.attempt_table import (
     refused,
 )
 from node.flow.attempts.shedding import Shedding
-from node.flow.attempts.standstills import TIMES_USUAL, Standstills
+from node.flow.attempts.standstills import Standstills
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
 from node.flow.decode import Reservations
@@ -94,7 +94,6 @@ class NodeFlow:
         self._limits = limits
         self._standstills = Standstills()
         self._shedding = Shedding(self._standstills)
-        self._expected_step_s = pull_cost.compute_s
         self.is_draining = False
         self._hand_over_at_s: float | None = None
         self._has_said_drained = False
@@ -242,14 +241,9 @@ class NodeFlow:
         self.scheduler.plan_ahead(step)
 
     def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
-        """Record a step's results; `report` tells of them.
-
-        The time of a step in which the node stood still says nothing. It is far longer than turns
-        usually are, and than its tokens explain.
-        """
-        expected_s = self._expected_step_s(step.num_tokens)
-        if step.took_s > max(self._standstills.limit_s, TIMES_USUAL * expected_s):
-            step.took_s = 0.0
+        """Record a step's results; `report` tells of them."""
+        if self._standstills.is_in(step.took_s, self.pulls.cost.compute_s(step.num_tokens)):
+            step.took_s = 0.0  # says nothing of how fast the node is
         outputs = self.scheduler.apply(step, results)
         for output in outputs.others.values():
             attempt = self.attempts.of_sequence(output.sequence)

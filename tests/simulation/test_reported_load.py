@@ -59,7 +59,7 @@ def with_steps_that_take(world: World, *spans_s: float) -> NodeLoad:
         world.advance(left_s.pop(0))
         return execute(*given)
 
-    world.d.execute = timed  # type: ignore[method-assign]
+    world.d.execute = timed  # type: ignore[assignment,method-assign]
     for seed in range(len(spans_s)):
         assert_finished(world, world.ask(make_prompt(8, seed), max_tokens=1))
     assert not left_s

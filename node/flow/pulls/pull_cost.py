@@ -56,7 +56,7 @@ class PullCost:
         """How much of its step a source takes to answer."""
         self._is_measured = False
         self._raised_at_s = 0.0
-        """When a pull that was far too slow raised the constants last."""
+        """The time at which a pull that was far too slow raised the constants last."""
 
     def expected_s(self, num_tokens: int, num_at_source: int = 0) -> float:
         """Return the seconds that a pull of so many tokens is expected to take, from a node whose
