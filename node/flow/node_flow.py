@@ -369,10 +369,8 @@ class NodeFlow:
             return [self._refuse(message, problem)]
         num_waiting = len(self.scheduler.waiting) + len(self._queue)
         if num_waiting >= self._limits.max_queued_requests:
-            full = Overloaded(
-                f"{num_waiting} requests wait on this node", retry_after_s=RETRY_AFTER_S
-            )
-            return [self._refuse(message, full)]
+            text = f"{num_waiting} requests wait on this node"
+            return [self._refuse(message, Overloaded(text, retry_after_s=RETRY_AFTER_S))]
         late = self._shedding.refusal(
             message.request, self.scheduler.waiting, is_prompt=message.is_prompt
         )
