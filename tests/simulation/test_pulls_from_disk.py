@@ -30,6 +30,7 @@ from tests.support.disk.faulty_files import sometimes
 from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
+from tests.support.nodes.timed_pulls import on_pulled
 
 SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 0)
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
@@ -269,8 +270,8 @@ def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
     world = Stored(tmp_path)
     world.token_s = 5.0
     num, right, wrong = len(SHARED), copy(world.pull_cost), copy(world.pull_cost)
-    right.on_pulled(2 * num, 3.0)
-    wrong.on_pulled(num, 3.0)
+    on_pulled(right, 2 * num, 3.0)
+    on_pulled(wrong, num, 3.0)
     asked = world.ask_q_of_a_stuck_disk()
     world.go_on(3.0)
     assert_finished(world, asked)
