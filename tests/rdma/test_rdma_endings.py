@@ -136,6 +136,13 @@ class TimedLane(RdmaLane):
         TimedLane.registering_s += self.clock.now_s() - began_at_s
 
 
+def use_timed_lanes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Make the lanes of nodes that are made from now on timed ones."""
+    monkeypatch.setattr(rdma_kind, "RdmaLane", TimedLane)
+    monkeypatch.setattr(TimedLane, "registering_s", 0.0)
+    monkeypatch.setattr(TimedLane, "clock", clock, raising=False)
+
+
 def hand_off(
     cluster: Cluster, decode: Node, healthy: Node, block: int, value: int
 ) -> dict[KVEvent, float]:
@@ -236,9 +243,7 @@ def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
     middle of a write that does not end. That alone takes 4.5 s, so only the simulation has a limit
     of 5 s there. A writer that wakes does so while all landings are open.
     """
-    monkeypatch.setattr(rdma_kind, "RdmaLane", TimedLane)
-    monkeypatch.setattr(TimedLane, "registering_s", 0.0)
-    monkeypatch.setattr(TimedLane, "clock", from_device_1.clock, raising=False)
+    use_timed_lanes(monkeypatch, from_device_1.clock)
     num_blocks = 10 * NUM_BLOCKS
     # The healthy one is on the device of the decode node, to which the wire is not needed.
     decode, other, healthy = (
