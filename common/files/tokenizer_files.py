@@ -25,6 +25,16 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 """What is read here of a folder; all but the first may be missing."""
+_TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<|eot|>",
+    "<|end|>",
+)
+"""Special tokens with which families of models end a turn, and nothing else."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -48,17 +58,22 @@ def special_tokens(folder: Path, files: KeptFiles) -> dict[str, str]:
 
 
 def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset[int]:
-    """Return the end token that the tokenizer's files name, beside those of the model's files.
+    """Return the ends that the tokenizer's files name, beside those of the model's files.
 
-    Fine-tunes often change it there alone. Raises `CheckpointError` for a file that is broken.
+    Fine-tunes often change the end token there alone. Others, as Llama 3 when it came out, name the
+    end of a text everywhere, and answer with turns, which end as the chat template writes them.
+    Raises `CheckpointError` for a file that is broken.
     """
     files = KeptFiles() if files is None else files
-    end = special_tokens(folder, files).get("eos_token")
-    if end is None or not files.has(folder / "tokenizer.json"):
+    if not files.has(folder / "tokenizer.json"):
         return frozenset()
     layout, _ = _completed(folder, files)
+    special = {one["content"]: one["id"] for one in layout["added_tokens"] if one.get("special")}
+    template = _template_text(folder, files)
+    ends = {special[end] for end in _TURN_ENDS if end in special and end in template}
+    end = special_tokens(folder, files).get("eos_token")
     known = _vocabulary(layout) | {one["content"]: one["id"] for one in layout["added_tokens"]}
-    return frozenset({known[end]} if end in known else ())
+    return frozenset(ends | ({known[end]} if end in known else set()))
 
 
 def model_tokenizer(folder: Path, vocab_size: int, files: KeptFiles) -> str:
@@ -223,6 +238,13 @@ def _items(source: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, dict):
         return value.items()
     return enumerate(value) if isinstance(value, list) else ()
+
+
+def _template_text(folder: Path, files: KeptFiles) -> str:
+    """Return the chat templates of a folder as they are written, one after the other."""
+    named = _read_if_there(folder / "tokenizer_config.json", files).get("chat_template")
+    alone = files.read(folder / "chat_template.jinja") or b""
+    return alone.decode(errors="replace") + json.dumps(named, ensure_ascii=False)
 
 
 def _vocabulary(layout: Mapping[str, Any]) -> dict[str, int]:

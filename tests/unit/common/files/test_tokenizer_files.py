@@ -66,6 +66,47 @@ def test_the_end_may_be_no_added_token(folder: Path) -> None:
     assert tokenizer_end_ids(folder) == {1}
 
 
+IN_TEMPLATES = "{% for m in messages %}{{ m['content'] + '<|eot_id|>' }}{% endfor %}"
+TEMPLATES: list[tuple[str, Any]] = [
+    ("tokenizer_config.json", IN_TEMPLATES),
+    ("tokenizer_config.json", [{"name": "default", "template": IN_TEMPLATES}]),
+    ("chat_template.jinja", IN_TEMPLATES),
+]
+
+
+@pytest.mark.covers("K18")
+@pytest.mark.parametrize(("name", "template"), TEMPLATES)
+@pytest.mark.parametrize("is_special", [True, False])
+def test_the_end_of_a_turn_in_the_template_is_an_end(
+    folder: Path, name: str, template: Any, is_special: bool
+) -> None:
+    size = larger(folder, special=is_special, text="<|eot_id|>")
+    rewrite(folder / "config.json", vocab_size=size + 1)
+    assert read_eos_token_ids(folder) == {END}, "no template has it"
+    if name == "chat_template.jinja":
+        (folder / name).write_text(template)
+    else:
+        rewrite(folder / name, chat_template=template)
+    ends = {END, size} if is_special else {END}
+    assert read_eos_token_ids(folder) == ends
+    assert TextModel.load(folder, "", 0).eos_token_ids == ends
+
+
+@pytest.mark.covers("K18")
+def test_a_gguf_file_of_its_time_ends_turns_as_its_template(tmp_path: Path) -> None:
+    """Files made when Llama 3 came out name the end of a text, and no end of a turn."""
+    at = TOKENS.index("2")
+    changes = {
+        "tokenizer.ggml.tokens": [*TOKENS[:at], "<|eot_id|>", *TOKENS[at + 1 :]],
+        "tokenizer.ggml.token_type": [3 if one in (0, at) else 1 for one in range(len(TOKENS))],
+        "tokenizer.chat_template": IN_TEMPLATES,
+    }
+    folder = tmp_path / "made"
+    folder.mkdir()
+    make_gguf_folder(write_tiny_gguf(tmp_path / "model.gguf", changes), folder)
+    assert read_eos_token_ids(folder) == {0, at}
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_a_file_that_is_no_json_is_named(folder: Path, text: str) -> None:
     (folder / "tokenizer_config.json").write_bytes(text.encode("latin-1"))
@@ -120,13 +161,13 @@ def test_ends_beyond_the_vocabulary_are_none(folder: Path) -> None:
     assert known_ids(read_eos_token_ids(folder), 320) == {END}
 
 
-def larger(folder: Path, *, special: bool) -> int:
+def larger(folder: Path, *, special: bool, text: str = "<extra>") -> int:
     """Add a token that the model does not have; return the model's number of tokens."""
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
     before = tokenizer.get_vocab_size()
     add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
-    add([AddedToken("<extra>", special=special)])
+    add([AddedToken(text, special=special)])
     tokenizer.save(str(path))
     return before
 
