@@ -243,7 +243,11 @@ def _items(source: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
 def _template_text(folder: Path, files: KeptFiles) -> str:
     """Return the chat templates of a folder as they are written, one after the other."""
     named = _read_if_there(folder / "tokenizer_config.json", files).get("chat_template")
-    alone = files.read(folder / "chat_template.jinja") or b""
+    path = folder / "chat_template.jinja"
+    try:
+        alone = files.read(path) or b""
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     return alone.decode(errors="replace") + json.dumps(named, ensure_ascii=False)
 
 
