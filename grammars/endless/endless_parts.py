@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-TYPES = ("object", "array", "string", "number", "boolean", "null")
+from grammars.schema_walk import TYPES, type_of
+
 _COMPOSING = ("allOf", "anyOf", "oneOf")
 _ANY = ""
 """A placeholder for all types."""
@@ -171,29 +172,14 @@ def _types(part: Mapping[str, Any]) -> Collection[str]:
         named = [named] if isinstance(named, str) else TYPES
     types = {"number" if one == "integer" else one for one in named if isinstance(one, str)}
     if "const" in part:
-        types.intersection_update([_type_of(part["const"])])
+        types.intersection_update([type_of(part["const"])])
     if isinstance(part.get("enum"), list):
-        types.intersection_update(map(_type_of, part["enum"]))
+        types.intersection_update(map(type_of, part["enum"]))
     for kind, (least, most) in _SIZES.items():
-        if _is_number(part.get(least)) and _is_number(part.get(most)) and part[least] > part[most]:
+        sizes = part.get(least), part.get(most)
+        if all(type_of(size) == "number" for size in sizes) and part[least] > part[most]:
             types.discard(kind)
     return types
-
-
-def _type_of(value: Any) -> str:
-    """Return the type of a constant."""
-    match value:
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case list():
-            return "array"
-    return "null"
 
 
 def _first_items(part: Mapping[str, Any]) -> Iterator[Choices]:
@@ -220,10 +206,6 @@ def _list(part: Mapping[str, Any], keyword: str) -> list[Any]:
 def _size(part: Mapping[str, Any], keyword: str) -> int:
     value = part.get(keyword)
     return value if isinstance(value, int) else 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:

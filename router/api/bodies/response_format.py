@@ -107,6 +107,8 @@ def _structured_outputs(value: Any, name: str) -> Grammar | Gbnf | None:
 def _json(value: Any, name: str) -> Grammar:
     if isinstance(value, str):
         return Grammar(GrammarKind.JSON_SCHEMA, value, name)
+    if value == []:
+        value = {}
     if not isinstance(value, dict | bool):
         raise _wrong(name, value, "a JSON schema, as an object or as text")
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
+from grammars.nothing_asked import fill_empty_lists
+from grammars.schema_walk import copied_parts
 from router.api.bodies.json_text import check_depth
 from router.api.bodies.unknown_fields import LeftOut
 from router.tools.definitions import Tool, ToolUse
@@ -118,7 +120,10 @@ def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise _wrong(f"{field}.type", kind, "object: arguments have names")
     check_depth(schema, MAX_SCHEMA_DEPTH, field)
-    return schema
+    filled = dict(schema)
+    for part in copied_parts(filled):
+        fill_empty_lists(part)  # templates expect objects too
+    return filled
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:
