@@ -23,7 +23,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from common.child_process import module_command, start_helper
-from common.errors import Overloaded, PdserveError
+from common.errors import CheckpointError, Overloaded, PdserveError
 from common.files.kept_files import KeptFiles
 from common.grammar import Grammar
 from grammars.trying.messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
@@ -63,10 +63,14 @@ class GrammarTrials:
     ) -> None:
         """Try for the tokenizer in `folder`; `model` is for messages. Starts nothing yet.
 
-        `files` keep what is read of the folder. Raises `OSError` where it cannot be read.
+        `files` keep what is read of the folder. Raises `CheckpointError` where it cannot be read.
         """
         self._files = KeptFiles() if files is None else files
-        self._files.read(folder / "tokenizer.json")
+        path = folder / "tokenizer.json"
+        try:
+            self._files.read(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
         settings = {
             "folder": str(folder),
             "model": model,
