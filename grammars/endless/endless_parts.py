@@ -10,6 +10,7 @@ is not strict the reference is left out, so that anything may stand there.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ _SIZES = {
     "number": ("minimum", "maximum"),
 }
 """Keywords that leave no values of a type where the first is larger than the second."""
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+"""How JSON pointers have the index of an item; no list has more items."""
 
 Values = tuple[Any, str]
 """The values of a schema that have a type; with `_ANY` all of them."""
@@ -223,7 +227,7 @@ def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, An
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
             found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        elif isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
             found = found[int(name)]
         else:
             return None

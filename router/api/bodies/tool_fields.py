@@ -61,11 +61,12 @@ def _tools(tools: Sequence[Any], left_out: LeftOut) -> tuple[Tool, ...]:
         if has_functions and isinstance(kind, str) and kind != _FUNCTION:
             left_out.add_type("tools", kind)
             continue
-        made = _tool(tool, f"tools.{index}")
+        field = f"tools.{index}"
+        made = _tool(tool, field)
         if made.name in defined:
             raise InvalidRequest(
                 f"tools names the function {made.name!r} twice: wanted different names",
-                param=f"tools.{index}.function.name",
+                param=f"{_place(tool, field)}.name",
             )
         defined[made.name] = made
     return tuple(defined.values())
@@ -79,7 +80,7 @@ def _tool(tool: Any, field: str) -> Tool:
     kind = _kind(tool)
     if kind != _FUNCTION:
         raise _wrong(f"{field}.type", kind, "function, the one kind that this server has")
-    function, place = _function(tool), f"{field}.function" if "function" in tool else field
+    function, place = _function(tool), _place(tool, field)
     if function is None:
         raise _wrong(f"{field}.function", tool.get("function"), "an object with a name")
     name, description = function.get("name"), function.get("description")
@@ -108,6 +109,11 @@ def _function(tool: Any) -> Mapping[str, Any] | None:
         return None
     function = tool if "name" in tool and "function" not in tool else tool.get("function")
     return function if isinstance(function, Mapping) else None
+
+
+def _place(tool: Mapping[str, Any], field: str) -> str:
+    """Return where the function of a tool is."""
+    return f"{field}.function" if "function" in tool else field
 
 
 def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
