@@ -166,7 +166,8 @@ def test_a_reference_to_an_empty_list_is_one_to_any_value(compiler: GrammarCompi
 
 
 def test_an_empty_list_that_is_a_value_stays_one(compiler: GrammarCompiler) -> None:
-    for schema in ({"const": []}, {"enum": [[]]}):
+    schemas: tuple[dict[str, Any], ...] = ({"const": []}, {"enum": [[]]})
+    for schema in schemas:
         assert follows_schema(compiler, schema, "[]")
         assert not follows_schema(compiler, schema, "{}")
     assert follows_schema(compiler, {"properties": {"const": {"const": []}}}, '{"const": []}')
