@@ -11,11 +11,12 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
+from grammars.schema_walk import TYPES, type_of
+
 _MOST_CHOICES = 64
 """Each pair is looked at."""
 _MOST_LEVELS = 4
 """Objects within each other that are looked into for a property that tells two apart."""
-_KINDS = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _SIZES = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
@@ -48,7 +49,7 @@ def _exclude_in_kind(
 ) -> bool:
     if kind == "object":
         return level < _MOST_LEVELS and any(
-            _exclude(*properties, _KINDS, level + 1) for properties in _in_both(one, other)
+            _exclude(*properties, TYPES, level + 1) for properties in _in_both(one, other)
         )
     if kind == "number":
         return _is_below(one, other) or _is_below(other, one)
@@ -78,7 +79,7 @@ def _kinds_of(part: Mapping[str, Any]) -> frozenset[str]:
     kind = part.get("type", None)
     named = kind if isinstance(kind, list) else [kind]
     if not all(isinstance(one, str) for one in named):
-        return _KINDS
+        return TYPES
     return frozenset("number" if one == "integer" else one for one in named)
 
 
@@ -102,30 +103,17 @@ def _are_apart(values: Sequence[Any] | None, part: Mapping[str, Any]) -> bool:
 
 def _key(value: Any) -> tuple[str, Any]:
     """Return a key that equal values share, as all lists do and all objects."""
-    kind = _kind(value)
+    kind = type_of(value)
     return kind, None if kind in ("array", "object") else value
 
 
 def _may_be(value: Any, part: Mapping[str, Any]) -> bool:
     """Return whether a value may be one of a part that lists none."""
-    kind = _kind(value)
+    kind = type_of(value)
     is_outside = kind == "number" and (
         _is_below({"maximum": value}, part) or _is_below(part, {"minimum": value})
     )
     return kind in _kinds_of(part) and not is_outside
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-    return "array" if isinstance(value, list) else "object"
 
 
 def _is_below(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -144,9 +132,9 @@ def _bounds(part: Mapping[str, Any], key: str, exclusive: str) -> Iterator[tuple
         (part.get(key), part.get(exclusive) is True),
         (part.get(exclusive), True),
     ):
-        if _kind(value) == "number" and Decimal(str(value)).is_finite():
+        if type_of(value) == "number" and Decimal(str(value)).is_finite():
             yield Decimal(str(value)), is_out
 
 
 def _is_less(most: Any, least: Any) -> bool:
-    return _kind(most) == _kind(least) == "number" and bool(most < least)
+    return type_of(most) == type_of(least) == "number" and bool(most < least)

@@ -1,4 +1,4 @@
-"""The parts of a JSON schema, each once, as copies that may be changed."""
+"""The parts of a JSON schema, each once, as copies that may be changed; the types of values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from grammars.places import NAMED_PARTS
 
 DATA = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
 """Keywords whose values are no schemas."""
+TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
+"""The types of JSON values, integers as numbers."""
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a JSON value, one of `TYPES`."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, list) else "object"
 
 
 def copied_parts(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -10,13 +10,15 @@ is not strict the reference is left out, so that anything may stand there.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-TYPES = ("object", "array", "string", "number", "boolean", "null")
+from grammars.schema_walk import TYPES, type_of
+
 _COMPOSING = ("allOf", "anyOf", "oneOf")
 _ANY = ""
 """A placeholder for all types."""
@@ -27,6 +29,9 @@ _SIZES = {
     "number": ("minimum", "maximum"),
 }
 """Keywords that leave no values of a type where the first is larger than the second."""
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+"""How JSON pointers have the index of an item; no list has more items."""
 
 Values = tuple[Any, str]
 """The values of a schema that have a type; with `_ANY` all of them."""
@@ -171,29 +176,14 @@ def _types(part: Mapping[str, Any]) -> Collection[str]:
         named = [named] if isinstance(named, str) else TYPES
     types = {"number" if one == "integer" else one for one in named if isinstance(one, str)}
     if "const" in part:
-        types.intersection_update([_type_of(part["const"])])
+        types.intersection_update([type_of(part["const"])])
     if isinstance(part.get("enum"), list):
-        types.intersection_update(map(_type_of, part["enum"]))
+        types.intersection_update(map(type_of, part["enum"]))
     for kind, (least, most) in _SIZES.items():
-        if _is_number(part.get(least)) and _is_number(part.get(most)) and part[least] > part[most]:
+        sizes = part.get(least), part.get(most)
+        if all(type_of(size) == "number" for size in sizes) and part[least] > part[most]:
             types.discard(kind)
     return types
-
-
-def _type_of(value: Any) -> str:
-    """Return the type of a constant."""
-    match value:
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case list():
-            return "array"
-    return "null"
 
 
 def _first_items(part: Mapping[str, Any]) -> Iterator[Choices]:
@@ -222,10 +212,6 @@ def _size(part: Mapping[str, Any], keyword: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
     """Return what a reference names; None where that is not known."""
     own = whole.get("$id")
@@ -241,7 +227,7 @@ def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, An
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
             found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        elif isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
             found = found[int(name)]
         else:
             return None

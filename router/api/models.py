@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 
 from router.api.answers.shapes import ModelCard, ModelList
 from router.api.planning.planner import check_model
@@ -52,5 +53,8 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
     )
     @open_to(Access.KEY)
     async def one_model(request: Request) -> JsonAnswer:
-        check_model(request.path_params["name"], text_model)
+        name = request.path_params["name"]
+        if not name:  # the list, with a slash too many
+            raise HTTPException(404)
+        check_model(name, text_model)
         return JsonAnswer(card())

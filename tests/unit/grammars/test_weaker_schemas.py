@@ -65,7 +65,7 @@ LEFT: dict[str, tuple[Any, Any]] = {
     ),
     "too many patterns": ({"allOf": [{"pattern": str(i)} for i in range(13)]}, {}),
     "properties in a list": (
-        {"type": "object", "properties": [], "additionalProperties": False},
+        {"type": "object", "properties": ["a"], "additionalProperties": False},
         {"type": "object"},
     ),
     "a property that is none": (

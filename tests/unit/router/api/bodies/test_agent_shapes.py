@@ -433,6 +433,9 @@ RESULTS: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"type": "image_url", "image_url": {"url": SHOWN}}, "image"),
     (CHATS, {"type": "file", "file": {"file_data": "x"}}, "file"),
     (CHATS, {"type": "input_audio", "input_audio": {"data": "x"}}, "sound"),
+    (CHATS, {"type": "video_url", "video_url": {"url": SHOWN}}, "video"),
+    (RESPONSES, {"type": "input_audio", "input_audio": {"data": "x"}}, "sound"),
+    (RESPONSES, {"type": "input_video", "video_url": SHOWN}, "video"),
 ]
 
 
@@ -484,5 +487,5 @@ async def test_what_a_user_shows_is_refused(path: str) -> None:
     )
     error = await post(edge_that_says(), path, body, status=400)
     assert "takes text alone" in error["error"]["message"]
-    odd = await post(edge_that_says(), path, with_result(path, {"type": "video"}), status=400)
-    assert "'video'" in odd["error"]["message"]
+    odd = await post(edge_that_says(), path, with_result(path, {"type": "smell"}), status=400)
+    assert "'smell'" in odd["error"]["message"]

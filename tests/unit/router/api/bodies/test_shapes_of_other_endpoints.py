@@ -81,6 +81,8 @@ async def test_a_function_may_be_named_in_the_choice_itself() -> None:
         ({"tools": [flat(NOW | {"strict": "yes"})]}, "tools.0.strict"),
         ({"tools": [flat(NOW | {"description": 5})]}, "tools.0.description"),
         ({"tools": [{"type": "function", "function": None, "name": "now"}]}, "tools.0.function"),
+        ({"tools": [flat(NOW), flat(NOW)]}, "tools.1.name"),
+        ({"tools": [flat(NOW), nested(NOW)]}, "tools.1.function.name"),
         ({"tools": [flat(NOW)], "tool_choice": flat({"name": "day"})}, "tool_choice"),
         ({"tools": [flat(NOW)], "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
