@@ -113,15 +113,11 @@ class AskedSampling(NamedTuple):
 
 
 class MaxTokens(NamedTuple):
-    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits.
-
-    With `is_cut` what does not fit is cut to what does.
-    """
+    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits."""
 
     asked: int | None
     param: str
     default: int | None = None
-    is_cut: bool = False
 
 
 class AskedOutput(NamedTuple):
@@ -194,8 +190,7 @@ class Words(NamedTuple):
     """What is said in the client's own words: by a chat that is another API's body, above all.
 
     `shown` are those fields of `AnswerShape`. With `is_message` it is one of `/v1/messages`: every
-    message of the system is in the prompt, whatever the template does, and the limit of the answer
-    may be more than the context leaves.
+    message of the system is in the prompt, whatever the template does.
     """
 
     shown: Mapping[str, Any]
@@ -312,7 +307,7 @@ def _output_of_chat(body: ChatBody, words: Words) -> AskedOutput:
     )
     return AskedOutput(
         n=1 if body.n is None else body.n,
-        max_tokens=limit._replace(is_cut=words.is_message),
+        max_tokens=limit,
         min_tokens=body.min_tokens or 0,
         logprobs=num_top if body.logprobs else None,
         prompt_logprobs=_prompt_logprobs(body),
