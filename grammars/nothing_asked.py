@@ -31,6 +31,8 @@ _FORMATS = frozenset(
     )
 )
 """The formats of JSON Schema. Others, such as int64 or password, are notes for people."""
+_NOTES = ("title", "description", "$comment")
+"""Texts for people and models: most of what a tool's schema is, and nothing of what it takes."""
 _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -38,6 +40,9 @@ def drop_nothings(part: dict[str, Any]) -> None:
     """Take such keywords out of one part of a schema, the parts in it not included."""
     for keyword, is_nothing in _NOTHING.items():
         if keyword in part and is_nothing(part[keyword]):
+            del part[keyword]
+    for keyword in _NOTES:
+        if isinstance(part.get(keyword), str):
             del part[keyword]
     for keyword in _SIZES:
         value = part.get(keyword)

@@ -160,7 +160,8 @@ ROUTER = {
     "tokens of prompts that choices repeat, with `echo` or `return_token_ids`": (
         f"{MAX_REPEATED_TOKENS:,}"
     ),
-    "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
+    "schema, regular expression or grammar, in UTF-8; of tools together, without `title` and "
+    "`description`": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "
     f"{MAX_GBNF_WORK} characters times rules",
     "levels of a schema": str(MAX_DEPTH),
