@@ -19,7 +19,7 @@ from common.request import MAX_LOGPROBS, SamplingParams, check_cache_salt, check
 from grammars.gbnf import Gbnf
 from router.api.bodies.chat_messages import template_messages, template_options
 from router.api.bodies.client_tools import ClientTool
-from router.api.bodies.json_text import checked_text
+from router.api.bodies.json_text import JsonText, checked_text
 from router.api.bodies.messages import request as messages
 from router.api.bodies.places import Places
 from router.api.bodies.response_format import grammar_of
@@ -215,7 +215,19 @@ def _parsed(kind: RequestKind, raw: bytes) -> WholeBody:
     if kind is RequestKind.EITHER:
         has_messages = parse_body(AnyBody, text).messages is not None
         kind = RequestKind.CHAT if has_messages else RequestKind.COMPLETION
-    return parse_body(_BODIES[kind], text)
+    try:
+        return parse_body(_BODIES[kind], text)
+    except InvalidRequest as error:
+        # Cursor's agent sends chats in the shape of another endpoint, and reads a chat's answer.
+        if kind is not RequestKind.CHAT or error.param != "messages" or not _has_input(text):
+            raise
+    return parse_body(responses.ResponseBody, text)
+
+
+def _has_input(text: JsonText) -> bool:
+    """Return whether a body has the conversation of `/v1/responses`, and not that of a chat."""
+    body = parse_body(AnyBody, text)
+    return body.messages is None and (body.model_extra or {}).get("input") is not None
 
 
 def _as_chat(body: WholeBody) -> tuple[dict[str, Any], Words, Places]:
