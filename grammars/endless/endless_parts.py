@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
+
+from grammars.schema_walk import referred
 
 TYPES = ("object", "array", "string", "number", "boolean", "null")
 _COMPOSING = ("allOf", "anyOf", "oneOf")
@@ -50,7 +51,7 @@ def end_endless(
     if not referring or any("$id" in part for part in parts if part is not whole):
         return
     anchors = {one["$anchor"]: one for one in parts if isinstance(one.get("$anchor"), str)}
-    targets = {id(part): _referred(part["$ref"], whole, anchors) for part in referring}
+    targets = {id(part): referred(part["$ref"], whole, anchors) for part in referring}
     endless = {id(part) for part in parts} - _ending(parts, targets)
     for part in referring:
         if id(targets[id(part)]) in endless:
@@ -224,25 +225,3 @@ def _size(part: Mapping[str, Any], keyword: str) -> int:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
-    """Return what a reference names; None where that is not known."""
-    own = whole.get("$id")
-    if isinstance(own, str):
-        reference = reference.removeprefix(own.rstrip("#"))
-    if reference and not reference.startswith("#"):
-        return None
-    fragment = unquote(reference[1:])
-    if fragment and not fragment.startswith("/"):
-        return anchors.get(fragment)
-    found: Any = whole
-    for step in fragment.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found
