@@ -94,7 +94,7 @@ class Targets:
         return None
 
     def _is_ambiguous(self) -> bool:
-        """Whether a part has an address of its own, which references in it are about."""
+        """Return whether a part has an address of its own, which references in it are about."""
         if self._has_addresses is None:
             self._has_addresses, left = False, list(self._whole.values())
             while left and not self._has_addresses:

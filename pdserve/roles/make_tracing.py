@@ -12,7 +12,7 @@ from common.observing.clock import MonotonicClock
 from common.observing.tracing import NO_TRACING, Tracing
 from common.settings.config import Config
 
-_FILES = tuple(
+FILES = tuple(
     f"OTEL_EXPORTER_OTLP_{traces}{file}"
     for traces in ("TRACES_", "")
     for file in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
@@ -30,7 +30,7 @@ def make_tracing(config: Config) -> Tracing:
     endpoint, role = config.tracing.otel_endpoint, config.role
     if not endpoint:
         return NO_TRACING
-    _check_files(_FILES if endpoint.startswith("https://") else _FILES[:3])
+    _check_files(FILES if endpoint.startswith("https://") else FILES[:3])
     try:
         # Imported here: it is slow to import, and an optional dependency.
         from pdserve.roles.otel import OtelTracing

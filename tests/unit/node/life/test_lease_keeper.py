@@ -10,7 +10,6 @@ import pytest
 from common.errors import ConfigError, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord
-from node.life import lease_keeper
 from node.life.lease_keeper import (
     RENEWALS_PER_LEASE,
     SECONDS_PER_WARNING,
@@ -217,7 +216,7 @@ def passing(world: World, monkeypatch: pytest.MonkeyPatch, living: LeaseKeeper |
             renewed_at_s = world.clock.now_s()
             await living.renew()
 
-    monkeypatch.setattr(lease_keeper.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
 
 
 async def second_life(world: World, address: str = "elsewhere:7000") -> None:

@@ -16,9 +16,8 @@ from common.observing.tracing import NO_SPAN, NO_TRACING
 from common.settings.config import Config
 from common.settings.tracing_config import TracingConfig
 from pdserve.local_cluster.free_ports import free_loopback_port
-from pdserve.roles import make_tracing as make_tracing_module
 from pdserve.roles import otel
-from pdserve.roles.make_tracing import make_tracing
+from pdserve.roles.make_tracing import FILES, make_tracing
 from pdserve.roles.otel import OtelTracing
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.clocks.stall_free_clock import timed
@@ -72,7 +71,7 @@ def test_a_variable_that_the_sdk_refuses_is_named(
         make_tracing(config_with("http://127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("variable", make_tracing_module._FILES)
+@pytest.mark.parametrize("variable", FILES)
 @pytest.mark.parametrize("path", ["gone.pem", "."])
 def test_a_file_that_cannot_be_read_is_named_with_its_variable(
     variable: str,

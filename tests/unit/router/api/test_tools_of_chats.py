@@ -10,7 +10,6 @@ import pytest
 
 from common.grammar import MAX_GRAMMAR_BYTES, GrammarKind
 from common.request import FinishReason
-from router.api.bodies.tool_fields import MAX_TOOLS
 from router.text.chat.conversation import ChatSettings
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES, LLAMA_JSON
@@ -26,6 +25,7 @@ from tests.support.http.tool_models import (
 )
 
 CHAT = "/v1/chat/completions"
+MOST_TOOLS = 256
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather in Paris?"}]}
 TOOLS: dict[str, Any] = ASKED | {"tools": [WEATHER, NOW]}
 PARIS = '{"city": "Paris"}'
@@ -506,20 +506,20 @@ def described(number: int, num_properties: int) -> dict[str, Any]:
 
 async def test_tools_of_several_servers_and_a_format_are_one_request() -> None:
     edge = edge_that_says("Hello")
-    tools = [described(number, 2) for number in range(MAX_TOOLS)]
+    tools = [described(number, 2) for number in range(MOST_TOOLS)]
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     short = {"truncate_prompt_tokens": 9}
     await post(edge, ASKED | {"tools": tools, "response_format": form, **short})
     (call,) = edge.generator.calls
     assert call.sampling.grammar is not None
-    assert f"server_tool_{MAX_TOOLS - 1}" in call.sampling.grammar.text
+    assert f"server_tool_{MOST_TOOLS - 1}" in call.sampling.grammar.text
     assert "when it is needed" not in call.sampling.grammar.text
 
 
 async def test_schemas_of_tools_that_are_too_large_together_are_told_so() -> None:
-    tools = [described(number, 60) for number in range(MAX_TOOLS)]
+    tools = [described(number, 60) for number in range(MOST_TOOLS)]
     short = {"truncate_prompt_tokens": 9}
     param, message = await refused(edge_that_says(""), ASKED | {"tools": tools, **short})
     assert param == "tools"
-    assert message.startswith(f"the schemas of {MAX_TOOLS} tools make a grammar of ")
+    assert message.startswith(f"the schemas of {MOST_TOOLS} tools make a grammar of ")
     assert f"wanted at most {MAX_GRAMMAR_BYTES}, so fewer tools or smaller schemas" in message
