@@ -41,6 +41,8 @@ _OBJECTS = frozenset(
     )
 ) - {"items"}
 """Keywords whose value is an object, or may be one, and never a list."""
+_NOTES = ("title", "description", "$comment")
+"""Texts for people and models: most of what a tool's schema is, and nothing of what it takes."""
 _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -63,6 +65,9 @@ def drop_nothings(part: dict[str, Any]) -> None:
     fill_empty_lists(part)
     for keyword, is_nothing in _NOTHING.items():
         if keyword in part and is_nothing(part[keyword]):
+            del part[keyword]
+    for keyword in _NOTES:
+        if isinstance(part.get(keyword), str):
             del part[keyword]
     for keyword in _SIZES:
         value = part.get(keyword)

@@ -11,46 +11,75 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
-from grammars.schema_walk import TYPES, type_of
+from grammars.schema_walk import TYPES, Targets, type_of
 
 _MOST_CHOICES = 64
 """Each pair is looked at."""
 _MOST_LEVELS = 4
 """Objects within each other that are looked into for a property that tells two apart."""
+_MOST_READ = 20_000
+"""Keywords, values and properties of referred parts that are read in one schema: 20 ms."""
 _SIZES = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
-def with_any_of(part: dict[str, Any]) -> None:
-    """Replace `oneOf` in a part of a schema where no value can be of two of its choices."""
-    choices = part.get("oneOf")
-    if not isinstance(choices, list) or "anyOf" in part or len(choices) > _MOST_CHOICES:
-        return
-    kinds = _kinds_of(part)
-    if all(_exclude(one, other, kinds, 0) for one, other in combinations(choices, 2)):
-        part["anyOf"] = part.pop("oneOf")
+class OneOf:
+    """Finds in one schema which choices exclude each other. References in it are followed."""
 
+    def __init__(self, whole: Mapping[str, Any]) -> None:
+        """Look at parts of `whole`, which is not changed meanwhile."""
+        self._targets = Targets(whole)
+        self._num_left = _MOST_READ
 
-def _exclude(one: Any, other: Any, kinds: frozenset[str], level: int) -> bool:
-    """Return whether it is certain that no value of these `kinds` is of both schemas."""
-    if one is False or other is False:
+    def with_any_of(self, part: dict[str, Any]) -> None:
+        """Replace `oneOf` in a part of the schema where no value can be of two of its choices."""
+        choices = part.get("oneOf")
+        if not isinstance(choices, list) or "anyOf" in part or len(choices) > _MOST_CHOICES:
+            return
+        kinds = _kinds_of(part)
+        if all(self._exclude(one, other, kinds, 0) for one, other in combinations(choices, 2)):
+            part["anyOf"] = part.pop("oneOf")
+
+    def _exclude(
+        self, one: Any, other: Any, kinds: frozenset[str], level: int, *, is_referred: bool = False
+    ) -> bool:
+        """Return whether it is certain that no value of these `kinds` is of both schemas.
+
+        What is read by references is bounded: the same part may be named again and again.
+        """
+        if one is False or other is False:
+            return True
+        mine, others = self._targets.of(one), self._targets.of(other)
+        is_referred = is_referred or mine is not one or others is not other
+        one, other = mine, others
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return one is False or other is False
+        if is_referred:
+            self._num_left -= _size(one) + _size(other)
+            if self._num_left < 0:
+                return False
+        if _are_apart(_values(one), other) or _are_apart(_values(other), one):
+            return True
+        for kind in kinds & _kinds_of(one) & _kinds_of(other):
+            is_apart = (
+                level < _MOST_LEVELS
+                and any(
+                    self._exclude(*both, TYPES, level + 1, is_referred=is_referred)
+                    for both in _in_both(one, other)
+                )
+                if kind == "object"
+                else _exclude_in_kind(kind, one, other)
+            )
+            if not is_apart:
+                return False
         return True
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    if "$ref" in one or "$ref" in other:  # earlier drafts ignore what stands beside it
-        return False
-    if _are_apart(_values(one), other) or _are_apart(_values(other), one):
-        return True
-    shared = kinds & _kinds_of(one) & _kinds_of(other)
-    return all(_exclude_in_kind(kind, one, other, level) for kind in shared)
 
 
-def _exclude_in_kind(
-    kind: str, one: Mapping[str, Any], other: Mapping[str, Any], level: int
-) -> bool:
-    if kind == "object":
-        return level < _MOST_LEVELS and any(
-            _exclude(*properties, TYPES, level + 1) for properties in _in_both(one, other)
-        )
+def _size(part: Mapping[str, Any]) -> int:
+    """Return how much of a part is read at most, the parts in it not included."""
+    return 1 + sum(len(value) for value in part.values() if isinstance(value, Mapping | list))
+
+
+def _exclude_in_kind(kind: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if kind == "number":
         return _is_below(one, other) or _is_below(other, one)
     if kind in _SIZES:

@@ -10,14 +10,12 @@ is not strict the reference is left out, so that anything may stand there.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
-from grammars.schema_walk import TYPES, type_of
+from grammars.schema_walk import TYPES, referred, type_of
 
 _COMPOSING = ("allOf", "anyOf", "oneOf")
 _ANY = ""
@@ -29,9 +27,6 @@ _SIZES = {
     "number": ("minimum", "maximum"),
 }
 """Keywords that leave no values of a type where the first is larger than the second."""
-
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
-"""How JSON pointers have the index of an item; no list has more items."""
 
 Values = tuple[Any, str]
 """The values of a schema that have a type; with `_ANY` all of them."""
@@ -55,7 +50,7 @@ def end_endless(
     if not referring or any("$id" in part for part in parts if part is not whole):
         return
     anchors = {one["$anchor"]: one for one in parts if isinstance(one.get("$anchor"), str)}
-    targets = {id(part): _referred(part["$ref"], whole, anchors) for part in referring}
+    targets = {id(part): referred(part["$ref"], whole, anchors) for part in referring}
     endless = {id(part) for part in parts} - _ending(parts, targets)
     for part in referring:
         if id(targets[id(part)]) in endless:
@@ -210,25 +205,3 @@ def _list(part: Mapping[str, Any], keyword: str) -> list[Any]:
 def _size(part: Mapping[str, Any], keyword: str) -> int:
     value = part.get(keyword)
     return value if isinstance(value, int) else 0
-
-
-def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
-    """Return what a reference names; None where that is not known."""
-    own = whole.get("$id")
-    if isinstance(own, str):
-        reference = reference.removeprefix(own.rstrip("#"))
-    if reference and not reference.startswith("#"):
-        return None
-    fragment = unquote(reference[1:])
-    if fragment and not fragment.startswith("/"):
-        return anchors.get(fragment)
-    found: Any = whole
-    for step in fragment.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found

@@ -9,9 +9,11 @@ import pytest
 
 from common.errors import InvalidRequest
 from grammars.compiler import GrammarCompiler
+from grammars.texts import json_rule
 from tests.unit.grammars.matching import follows_schema
 
 NOTHING: tuple[dict[str, Any], ...] = (
+    {"title": "x", "description": "x " * 99, "$comment": "x"},
     {"uniqueItems": False},
     {"uniqueItems": True, "maxItems": 1},
     {"not": False},
@@ -172,3 +174,17 @@ def test_an_empty_list_that_is_a_value_stays_one(compiler: GrammarCompiler) -> N
         assert not follows_schema(compiler, schema, "{}")
     assert follows_schema(compiler, {"properties": {"const": {"const": []}}}, '{"const": []}')
     assert not follows_schema(compiler, {"properties": {"const": {"const": []}}}, '{"const": {}}')
+
+
+def test_texts_about_a_schema_are_not_compiled_and_names_like_theirs_are() -> None:
+    notes = {"title": "NOTE", "description": "NOTE", "$comment": "NOTE"}
+    named = {name: {"type": "string", **notes} for name in ("title", "description")}
+    data = {"enum": [{"title": "a"}]}
+    rule = json_rule({"type": "object", "properties": named | {"one": data}, **notes})
+    assert "NOTE" not in rule
+    properties = json.loads(rule.removeprefix("%json "))["properties"]
+    assert properties == {
+        "title": {"type": "string"},
+        "description": {"type": "string"},
+        "one": data,
+    }
