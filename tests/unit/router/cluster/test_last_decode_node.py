@@ -1,4 +1,4 @@
-"""Persons ask several routers for roles: a node that decodes is left, whatever each router knows."""
+"""Persons ask several routers for roles: one node decodes on, whatever each router knows."""
 
 from __future__ import annotations
 
