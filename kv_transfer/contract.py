@@ -90,7 +90,8 @@ class GivenUp(HandoffFailed):
 
 
 class Revoked(HandoffFailed):
-    """The receiving node ended the landing by itself: it can be reached, and wants no more KV."""
+    """The receiving node ended the landing by itself, maybe because it closes: it was reached, and
+    wants no more KV."""
 
 
 @dataclass(frozen=True, slots=True)

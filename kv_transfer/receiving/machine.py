@@ -112,16 +112,17 @@ class Receiver:
     def on_close(self) -> Effects:
         """Fail every landing and refuse all connected senders.
 
-        Called when no sender can write the pool any more: every block is released.
+        Called when no sender can write the pool any more: every block is released. Of several
+        connections of a sender, the refusal on one may overtake the end of a landing on another.
         """
-        error = HandoffFailed("the receiving connector was closed")
+        error = Revoked("the receiving connector was closed")
         effects: Effects = []
         for landing in self.landings.all():
             effects += self.landings.fail(landing, HandoffStep.FAIL, error)
         self._fences.close()
         free = self._quarantine.release_all() + self._copies.release_all()
         effects += [Emit(Released(token)) for token in free]
-        refusal = frames.Rejected(error.code, str(error))
+        refusal = frames.Rejected(frames.LEASE_REVOKED, str(error))
         return effects + [SendBack(session.id, refusal) for session in self.sessions.all()]
 
     # -- events of the network --------------------------------------------------------------------

@@ -72,8 +72,9 @@ SUM_BYTES = 8
 NO_SESSION = "no_session"
 """The code of a REFUSED that asks for a new HELLO."""
 LEASE_REVOKED = "lease_revoked"
-"""The code of a FAILED whose landing was ended by its own node. Earlier releases know it not, and
-read it as any other failure."""
+"""The code of a FAILED whose landing was ended by its own node, and of the REFUSED of a node that
+ends all of them because it closes. Earlier releases know it not, and read it as any other
+failure."""
 
 
 class UnknownVersion(PeerProtocolError):

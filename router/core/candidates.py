@@ -19,11 +19,13 @@ import math
 from common.errors import (
     DeadlineUnreachable,
     Draining,
+    HandoffFailed,
     InvalidRequest,
     NodeLost,
     Overloaded,
     PdserveError,
     PoolExhausted,
+    StaleEpoch,
 )
 from common.ids import Incarnation
 from router.core.policies.query import NoneStays
@@ -59,6 +61,8 @@ class Candidates:
         self._num_emitted = 0
         self._num_waits = 0
         self._is_too_long = False
+        self._has_none_staying = False
+        """Whether the last choice found no node that stays."""
         self._retry_after_s: dict[Incarnation, float] = {}
         """The nodes that had no room and are not known to leave, and when to come again."""
         self._is_shed = False
@@ -163,7 +167,8 @@ class Candidates:
         was_too_long, self._is_too_long = self._is_too_long, isinstance(error, InvalidRequest)
         if self._is_too_long and not was_too_long:
             self._num_waits = 0
-        if isinstance(error, NoneStays):
+        self._has_none_staying = isinstance(error, NoneStays)
+        if self._has_none_staying:
             self._retry_after_s.clear()  # those that had no room leave too, or are gone
 
     # Questions, when no node is left.
@@ -182,12 +187,17 @@ class Candidates:
         """Return whether the request waits for a node.
 
         A continued answer, and a request whose node was lost, do so until their deadline, and for
-        `WAITS_FOR_LONGER` waits where all nodes are too short. A new request waits for
-        `WAITS_OF_NEW` waits, and not at all where nodes that stay have no room for it.
+        `WAITS_FOR_LONGER` waits where all nodes are too short. So does one whose handoff failed
+        where no node stays: its decode node may have left, and is heard after its peer. A new
+        request waits for `WAITS_OF_NEW` waits, and not at all where nodes that stay have no room
+        for it.
         """
         if self.has_lost_too_many:
             return self._num_waits < WAITS_AFTER_DEATHS
-        if num_emitted or isinstance(self.failure, NodeLost):
+        is_lost = isinstance(self.failure, NodeLost)
+        if self._has_none_staying:
+            is_lost |= isinstance(self.failure, (HandoffFailed, StaleEpoch))
+        if num_emitted or is_lost:
             return not self._is_too_long or self._num_waits < WAITS_FOR_LONGER
         is_new = self.failure is None and not self._retry_after_s
         return is_new and self._num_waits < WAITS_OF_NEW

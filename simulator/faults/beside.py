@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from common.errors import DeadlineExceeded, PdserveError
+from common.errors import DeadlineExceeded, InternalError, PdserveError
 from common.ids import Incarnation
 from common.nodes import Role
 from router.cluster.drain import drain_node
@@ -114,9 +114,11 @@ class AdministratorCalls:
         with self.changes.of_role(node, role):
             await self.call(node, ask)
         self._told_roles[node] = role, num_moves
-        effects = self.membership.on_role(node, role)
-        # Not in this call, whose caller would take what is wrong for a refusal of the node.
-        self._clock.after(0.0, partial(self._follow, effects))
+        try:
+            self._follow(self.membership.on_role(node, role))
+        except InternalError as wrong:
+            # Not in this call, whose caller would take it for a refusal of the node.
+            self._clock.after(0.0, partial(_raise, wrong))
         self._refresh_soon()
 
     async def drain(self, node: Incarnation) -> float:
@@ -149,3 +151,7 @@ class AdministratorCalls:
     ) -> None:
         if self._paths.is_open(node.me.node_id, self._router.node_id):
             self._clock.run(partial(reply.end, answer))
+
+
+def _raise(wrong: InternalError) -> None:
+    raise wrong

@@ -35,6 +35,12 @@ LOAD = [
         "not sequence.has_remote_kv or message.may_wait or self",
         "not sequence.has_remote_kv or self",
     ),
+    Bug(
+        "a request whose handoff failed does not wait where no node stays",
+        "router.core.candidates",
+        "        if self._has_none_staying:\n            is_lost",
+        "        if False:\n            is_lost",
+    ),
 ]
 
 POOLS = [

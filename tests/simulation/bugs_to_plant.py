@@ -97,8 +97,8 @@ ROUTER = [
     Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
-        "    if role is Role.PREFILL and not changes",
-        "    if role is Role.PREFILL and changes",
+        "    if not pool.changes.leaves_one(",
+        "    if pool.changes.leaves_one(",
         (FaultKind.ROLE,),
     ),
     Bug(

@@ -113,12 +113,13 @@ class Ends:
             raise Violation(f"{asked.name} ended by {outcome}, long after the last fault")
 
     def check_roles(self, roles: Iterable[Role]) -> None:
-        """Check that something decodes at the end where nothing is broken, no node leaves, and one
-        router decides about roles: of two, each may move another node. Raises `Violation`.
+        """Check that something decodes at the end where nothing is broken and no node leaves.
+
+        Raises `Violation`.
         """
         is_whole = math.isinf(self._times.first_broken_s) and math.isinf(self._times.first_drain_s)
         is_lost = all(role is Role.PREFILL for role in roles)
-        if is_whole and self._shape.num_routers == 1 and is_lost:
+        if is_whole and is_lost:
             raise Violation("the last node that decodes was given another role")
 
 

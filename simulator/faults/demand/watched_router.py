@@ -72,18 +72,17 @@ class WatchedRouter(SimulatedRouter):
         is_one_token = query.max_tokens == 1
         num_wanted += len(query.prompt_token_ids)
         check_too_long(name, error, num_wanted, staying, is_one_token=is_one_token)
-        able = {
-            record.incarnation
-            for record in staying
-            if record.role is not Role.PREFILL and query.fits(record)
-        }
+        decoding = [record for record in staying if record.role is not Role.PREFILL]
+        able = {record.incarnation for record in decoding if query.fits(record)}
         able -= candidates._failed | candidates._unfit
         is_over_losses = candidates.has_lost_too_many
         refused = self._refusals.on_end(name, error, able, is_over_losses=is_over_losses)
         left = able - refused
-        # One whose node was lost waits for another, unless all that are there are too short.
+        # One whose node was lost waits for another, unless all that are there are too short, and
+        # one whose nodes have failed it waits where none stays.
+        waits = isinstance(error, NodeLost) or not decoding
         is_over = candidates._is_too_long or isinstance(candidates.failure, Draining)
-        has_more = bool(left) if is_over else isinstance(error, NodeLost) or bool(left)
+        has_more = bool(left) if is_over else waits or bool(left)
         is_hopeless = is_over_losses or candidates._num_failures >= MAX_FAILURES
         if isinstance(error, _OF_NODES) and has_more and not is_hopeless:
             raise InternalError(f"{name} ends by {error.code}, and can go on: {left or 'it waits'}")

@@ -290,6 +290,27 @@ def test_a_close_releases_what_was_being_copied() -> None:
     assert events(machine.on_close()) == [Released(1)]
 
 
+@pytest.mark.parametrize("is_revoked", [False, True])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_receiver_that_closes_tells_its_senders_that_it_has_ended_their_landings(
+    has_begun: bool, is_revoked: bool
+) -> None:
+    """Each of several connections, of which any may be heard first: also before BEGIN arrives."""
+    machine = receiver(ticket())
+    for session in (b"a", b"b"):
+        hello(machine, session, SENDER if session == b"a" else OTHER)
+    if has_begun:
+        machine.on_frame(b"a", BEGIN, [], 0.0)
+    if is_revoked:
+        machine.on_revoke(1)
+    effects = machine.on_close()
+    closed = frames.Rejected("lease_revoked", "the receiving connector was closed")
+    found = [one for one in effects if isinstance(one, SendBack)]
+    assert found[-2:] == [SendBack(b"a", closed), SendBack(b"b", closed)]
+    ended = [SendBack(b"a", frames.Failed(1, 3, closed.code, closed.message))]
+    assert found[:-2] == (ended if has_begun and not is_revoked else [])
+
+
 def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
     """Otherwise a sender gets no credit until its window is full, and both wait in turns."""
     machine = receiver(ticket())

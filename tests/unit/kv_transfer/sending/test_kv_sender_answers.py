@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from common.ids import Incarnation
-from kv_transfer.contract import TransferEnded
+from kv_transfer.contract import Revoked, TransferEnded
 from kv_transfer.sending.effects import SendToPeer
 from kv_transfer.sending.machine import Sender
 from kv_transfer.wire import frames
@@ -40,3 +40,22 @@ def test_an_abort_is_told_once() -> None:
     abort = SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)
     assert sender.on_abort(1, 0.0) == [abort]
     assert sender.on_abort(1, 0.0) == []
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_a_receiver_that_closes_has_ended_all_landings_on_whichever_connection_it_says_so(
+    channel: int,
+) -> None:
+    """What it said on the first one of each landing may come later."""
+    sender = Sender(ME, LAYOUT, dataclasses.replace(LIMITS, max_channels=2))
+    for token in (1, 2):
+        sender.on_open(ticket(token), 100.0, 0.0)
+    sender.hello(PEER, {"zmq": b""}, "auto")
+    sender.on_frame(PEER, dataclasses.replace(WELCOME, num_channels=2, group=b"g"), 0.0)
+    said = PEER._replace(channel=channel)
+    closed = frames.Rejected(frames.LEASE_REVOKED, "the receiving connector was closed")
+    first, second = ends(sender.on_frame(said, closed, 0.1))
+    for ended in (first, second):
+        assert isinstance(ended, TransferEnded)
+        assert isinstance(ended.error, Revoked)
+    assert sender.num_transfers == 0

@@ -13,6 +13,7 @@ from common.errors import (
     Draining,
     HandoffFailed,
     InvalidRequest,
+    LayoutMismatch,
     NodeLost,
     Overloaded,
     PdserveError,
@@ -56,6 +57,7 @@ from tests.unit.router.core.flow_events import (
     failure,
     new_flow,
     output,
+    prefilling,
     reserving,
     running,
 )
@@ -182,6 +184,45 @@ def test_a_request_without_tokens_whose_node_was_lost_waits_too() -> None:
     flow = reserving()
     flow.on_call_failed(D0, FIRST, NodeLost("d0 is gone"))
     assert flow.on_no_choice(NOBODY) == WAITING
+
+
+@pytest.mark.parametrize(
+    "failure_of_handoff",
+    [HandoffFailed("d0 is closed"), LayoutMismatch("other KV"), StaleEpoch("d0 lives again")],
+    ids=lambda one: one.code,
+)
+def test_one_whose_handoff_failed_waits_where_no_node_stays(
+    failure_of_handoff: PdserveError,
+) -> None:
+    """The decode node may have left, and its peer is heard before it."""
+    flow = prefilling()
+    effects = flow.on_output(P0, output(FIRST, 0, error=failure_of_handoff))
+    assert effects[-1] == Choose(None, frozenset({P0}))
+    for _ in range(20):
+        assert flow.on_no_choice(NONE_STAYS) == WAITING
+        assert flow.on_waited() == ANYBODY
+    assert flow.on_no_choice(NONE_STAYS) == WAITING
+    assert flow.on_node_trusted(D1) == ANYBODY
+    assert isinstance(flow.on_choice(D1, None, "it came", 20.0)[0], SendReserve)
+
+
+def test_one_whose_handoff_failed_ends_where_nodes_stay_and_none_can_take_it() -> None:
+    flow = prefilling()
+    flow.on_output(P0, output(FIRST, 0, error=HandoffFailed("no route")))
+    assert flow.on_no_choice(NONE_STAYS) == WAITING
+    flow.on_waited()
+    flow.on_choice(D1, None, "it came", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    assert flow.on_no_choice(NONE_LEFT) == ANYBODY, "a full node may queue it"
+    flow.on_choice(D1, None, "again", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full queue"), 0.0)
+    assert isinstance(failure(flow.on_no_choice(NONE_LEFT)), HandoffFailed)
+
+
+def test_one_that_a_node_could_never_finish_does_not_wait_for_others() -> None:
+    flow = new_flow()
+    fail_before_any_token(flow, 1, PoolExhausted("4 blocks"))
+    assert isinstance(failure(flow.on_no_choice(NONE_STAYS)), PoolExhausted)
 
 
 def test_it_waits_too_where_another_node_has_no_room_for_its_grammar() -> None:

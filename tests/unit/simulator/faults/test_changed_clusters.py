@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from common.nodes import Role
 from simulator.faults.history import Fault
 from simulator.faults.kinds import FaultKind
@@ -49,6 +51,22 @@ def test_the_last_node_that_decodes_keeps_its_role() -> None:
     shape = replace(a_shape(), num_decode=1)
     cluster = run(a_history(shape, MANY, a_role(0.35, "decode-0", Role.PREFILL)))
     assert cluster.nodes["decode-0"].role is Role.DECODE
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 1e-3, 3e-3, 0.01, 0.08, 0.27])
+def test_of_the_last_two_that_two_routers_are_asked_for_one_goes_on_decoding(
+    apart_s: float,
+) -> None:
+    shape = replace(a_shape(), num_routers=2)
+    first = a_role(0.13, "decode-1", Role.PREFILL)
+    second = replace(a_role(0.13 + apart_s, "decode-0", Role.PREFILL), other="router-2")
+    asked = replace(an_asked_request(0.5, "r1"), router="router-2")
+    cluster = run(a_history(shape, [asked], first, second))
+    assert outcomes(cluster) <= {"length", "stop"}
+    roles = {name: node.role for name, node in cluster.nodes.items()}
+    assert Role.DECODE in roles.values()
+    if apart_s >= 0.1:
+        assert roles["decode-1"] is Role.PREFILL, "the first change was made"
 
 
 def test_a_node_without_room_for_prompts_keeps_its_role() -> None:

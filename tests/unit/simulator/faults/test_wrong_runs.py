@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import Draining, InternalError, NodeLost, Overloaded
+from common.errors import Draining, HandoffFailed, InternalError, NodeLost, Overloaded
 from common.ids import AttemptId, Incarnation
 from common.request import (
     FinishReason,
@@ -31,6 +31,10 @@ from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_r
 
 ASKED = [an_asked_request(1.5, "r1", max_tokens=6)]
 DRAIN = Fault(at_s=1.55, kind=FaultKind.DRAIN, target="decode-1", other=ROUTER)
+ALL_LEFT = tuple(
+    Fault(at_s=1.3, kind=FaultKind.DRAIN, target=target, other=ROUTER)
+    for target in ("decode-0", "decode-1")
+)
 Method = Callable[..., Any]
 
 
@@ -76,6 +80,10 @@ def instead(of: str, error: Exception) -> Callable[[Method], Method]:
         (
             *(FaultyRouter, "_on_chosen", instead("_on_none_left", NoneStays("all leave")), ()),
             r"decode-.* decode, and are taken for nodes that leave",
+        ),
+        (
+            *(FaultyRouter, "_on_none_left", instead("_fail", HandoffFailed("no KV")), ALL_LEFT),
+            "r1 ends by handoff_failed, and can go on: it waits",
         ),
         (
             *(FaultyRouter, "ask_for", lambda _: nothing, ()),
