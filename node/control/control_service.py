@@ -14,6 +14,7 @@ import grpc.aio
 from common.errors import (
     DeadlineExceeded,
     Draining,
+    InternalError,
     InvalidRequest,
     LayoutMismatch,
     Overloaded,
@@ -109,6 +110,8 @@ class ControlService(pb_grpc.NodeServicer):
         finally:
             listening.cancel()
             calls.close()
+        if self._streams.fault:  # one that ends in order says that no request has ended the node
+            await context.abort(status_of(InternalError()), self._streams.fault)
         if listening.done() and not listening.cancelled():
             wrong = listening.result()
             if wrong is not None:

@@ -135,6 +135,8 @@ class OutputStreams:
         self._unflushed_news: News = {}
         self._news_in_transit: dict[Tier, dict[BlockHash, bool]] = {}
         self._is_stopping = False
+        self.fault = ""
+        """Why the node stops, where it does not leave in order."""
 
     # --- the step thread's side ---------------------------------------------------------------
 
@@ -195,9 +197,9 @@ class OutputStreams:
         """End a stream whose router has left or broke the protocol: nothing more is sent."""
         self._end(stream)
 
-    def stop(self) -> None:
-        """End every stream after it has sent what waits."""
-        self._is_stopping = True
+    def stop(self, fault: str = "") -> None:
+        """End every stream after it has sent what waits. `fault`: of the node, if it has one."""
+        self._is_stopping, self.fault = True, fault
         for stream in self._streams.values():
             stream.wake.set()
 

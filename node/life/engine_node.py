@@ -158,7 +158,7 @@ class EngineNode:
             await keeper.leave()
             await step_thread.stop(STEP_GRACE_S)
             path.close_recording()
-            path.end_streams()
+            path.end_streams("the node ends by a fault" if self._exit_code else "")
             await control.stop(STREAMS_GRACE_S)
             await path.close_disk(DISK_GRACE_S)
 

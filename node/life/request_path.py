@@ -140,12 +140,12 @@ class RequestPath:
         """Return when the KV connector's thread hangs."""
         await wait_for_hang(self._connector)
 
-    def end_streams(self) -> None:
-        """End every token stream after it has sent its outputs.
+    def end_streams(self, fault: str = "") -> None:
+        """End every token stream after it has sent its outputs, with the node's `fault` if any.
 
         The step thread has already stopped.
         """
-        self._streams.stop()
+        self._streams.stop(fault)
 
     def close_recording(self) -> None:
         """End the recording, if there is one. The step thread has stopped before."""

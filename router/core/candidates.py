@@ -9,7 +9,7 @@ Failures count until the next token. A request that loses `MAX_DEATHS` nodes wit
 between may be what ends them: no other node is asked until one of these is heard again, or has
 started again. Then it was perhaps only its connection that was lost, as after a time in which this
 router stood still, and at worst the request ends what somebody starts again: `MAX_FAILURES` bounds
-how often.
+how often. Nodes that ended their streams in order do not count.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ WAITS_AFTER_DEATHS = 10
 WAITS_FOR_LONGER = 60
 """How often a request whose node was lost waits where all others are too short for it: a minute, in
 which most nodes that restart are back."""
+
+
+class NodeAway(NodeLost):
+    """A node was not asked, or has ended its stream in order: the request has not ended it."""
 
 
 class Candidates:
@@ -133,7 +137,7 @@ class Candidates:
             self._unfit.add(node)
         if not isinstance(error, Draining):
             self._num_failures += 1
-            if isinstance(error, NodeLost):
+            if isinstance(error, NodeLost) and not isinstance(error, NodeAway):
                 self._dead.add(node)
 
     def on_heard(self, node: Incarnation) -> None:

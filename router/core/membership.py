@@ -192,7 +192,7 @@ class Membership:
             self._suspects.pop(incarnation, None)
             member.lost_at_s = self._waited_s
             self._changed[incarnation] = None
-        return [StreamLost(incarnation)]
+        return [StreamLost(incarnation, reason == ENDED_BY_NODE)]
 
     def on_role(self, incarnation: Incarnation, role: Role) -> list[MembershipEffect]:
         """Give a node the role that it reports on its stream, after it wrote it to the store.

@@ -79,6 +79,7 @@ from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.request import FinishReason, RequestOutput
 from router.core.attempts import Attempt, State
+from router.core.candidates import NodeAway
 from router.core.effects import Effect, Finish
 from router.core.flow_actions import FlowActions
 from router.core.generation import TokenChunk
@@ -337,12 +338,18 @@ class RequestFlow(FlowActions):
                 self._emit(attempt, chunk)
         return self._take_effects()
 
-    def on_node_lost(self, node: Incarnation) -> list[Effect]:
-        """Handle the loss of a node: its stream broke, or it was silent for too long."""
+    def on_node_lost(self, node: Incarnation, is_orderly: bool = False) -> list[Effect]:
+        """Handle the loss of a node: its stream broke, or it was silent for too long.
+
+        `is_orderly`: the node has ended the stream, as one that leaves does.
+        """
         self._attempts.suspects.pop(node, None)
         self._out += self._attempts.on_lost(node)
+        lost = NodeLost(f"{node} was lost")
+        if is_orderly:
+            lost = NodeAway(f"{node} ended the stream")
         for attempt in self._attempts.on(node):
-            self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
+            self._attempt_failed(attempt, lost, node)
         return self._take_effects()
 
     def on_node_suspected(self, node: Incarnation, is_heard: bool = False) -> list[Effect]:

@@ -257,9 +257,9 @@ class Dispatcher:
         for choice in with_chunks:
             self._send(choice)
 
-    def _on_lost(self, node: Incarnation) -> None:
+    def _on_lost(self, node: Incarnation, is_orderly: bool) -> None:
         self._chooser.on_lost(node)
-        self._tell_all(RequestFlow.on_node_lost, node)
+        self._tell_all(RequestFlow.on_node_lost, node, is_orderly)
 
     def _tell_all(self, event: Callable[..., Sequence[Effect]], *told: object) -> None:
         for choice in list(self._choices.values()):

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVarTuple, cast
 
-from common.errors import NodeLost, PdserveError
+from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.observing.clock import Clock
 from placement.store import Placement
 from protos import pdserve_node_pb2 as pb
+from router.core.candidates import NodeAway
 from router.core.counted_legs import CountedEffect, count_legs
 from router.core.effects import Choose, Effect, PlaceRecord, SendAbort, SendPrefill, SendReserve
 from router.core.placement import Chooser
@@ -156,6 +157,6 @@ class FlowCalls:
 
         client = self._pool.client(node)
         if client is None:
-            asyncio.get_running_loop().call_soon(on_failed, NodeLost(f"{node} has left"))
+            asyncio.get_running_loop().call_soon(on_failed, NodeAway(f"{node} has left"))
             return None, on_failed
         return client.calls, on_failed

@@ -84,7 +84,7 @@ class NodePool:
         num_running: Callable[[], int],
         on_outputs: OnOutputs,
         on_blocks: OnBlocks,
-        on_lost: OnNode,
+        on_lost: Callable[[Incarnation, bool], None],
         on_suspected: OnSuspected,
         on_trusted: OnNode,
         on_decodes: OnNode,
@@ -307,8 +307,8 @@ class NodePool:
                     self._metrics.nodes_suspected.inc(was_trusted)
                     log.warning("%s is suspected: %s", node, reason)
                     self._on_suspected(node, is_heard)
-                case StreamLost(node):
-                    self._on_lost(node)
+                case StreamLost(node, is_orderly):
+                    self._on_lost(node, is_orderly)
                     self._should_refresh.set()
                 case NodeGone(node, _, True):
                     log.info("%s has left: it ended the stream", node)
@@ -338,7 +338,7 @@ class NodePool:
         await client.close()
         self._between.on_lost(node)
         if node not in self._clients:
-            self._on_lost(node)
+            self._on_lost(node, True)
 
     def _connect(self, record: NodeRecord, router: Incarnation) -> None:
         """Open a client. A bad record of one node keeps no other node out."""

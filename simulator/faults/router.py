@@ -283,7 +283,7 @@ class FaultyRouter(WatchedRouter):
         for node in [one for one in self.links if one not in wanted]:
             self.links.pop(node).close()
             self._forget_calls(node)
-            self._on_node_lost(node)
+            self._on_node_lost(node, True)
         for node in sorted(wanted - self.links.keys()):
             latency_s = self._latency_s * self._rng.choice(_LATENCIES)
             link = NodeLink(self, self._nodes[node], self._lives, self._paths, latency_s)
@@ -331,16 +331,16 @@ class FaultyRouter(WatchedRouter):
                     self._tell_all(RequestFlow.on_node_decodes, node)
                 case NodeSuspected(node, _, is_heard, _):
                     self._tell_all(RequestFlow.on_node_suspected, node, is_heard)
-                case StreamLost(node):
-                    self._on_node_lost(node)
+                case StreamLost(node, is_orderly):
+                    self._on_node_lost(node, is_orderly)
                     self._refresh_soon()
                 case _:
                     pass
 
-    def _on_node_lost(self, node: Incarnation) -> None:
+    def _on_node_lost(self, node: Incarnation, is_orderly: bool) -> None:
         self._between.on_lost(node)
         self._chooser.on_lost(node)
-        self._tell_all(RequestFlow.on_node_lost, node)
+        self._tell_all(RequestFlow.on_node_lost, node, is_orderly)
 
     def _forget_calls(self, node: Incarnation) -> None:
         lost = [number for number, call in self._calls.items() if call.node == node]

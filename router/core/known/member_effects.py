@@ -50,9 +50,10 @@ class NodeSuspected:
 
 @dataclass(frozen=True, slots=True)
 class StreamLost:
-    """The stream of a node ended."""
+    """The stream of a node ended; `is_orderly`: as a node ends it that leaves."""
 
     node: Incarnation
+    is_orderly: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from common.nodes import NodeRecord
 from common.request import GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from protos.codec import request_to_proto, source_to_proto
+from router.core.candidates import NodeAway
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.client.fairness import message_pause_s
 from router.dispatch.client.stream_calls import (
@@ -150,10 +151,10 @@ class NodeCalls:
         self.is_closing = True
         self._unsent.wake()
 
-    def fail_all(self, reason: str) -> None:
+    def fail_all(self, error: NodeLost) -> None:
         """Fail every call, and drop what is queued."""
         self._unsent.clear()
-        self._waiting.fail_all(reason)
+        self._waiting.fail_all(error)
 
     async def send(self, stream: Any) -> None:
         """Send what is queued, in order, for as long as the stream lasts."""
@@ -185,9 +186,9 @@ class NodeCalls:
     ) -> None:
         try:
             if self.is_closing:
-                raise NodeLost(f"{self._node} has left")
+                raise NodeAway(f"{self._node} has left")
             if not self.is_heard:
-                raise NodeLost(f"{self._node} is not heard")
+                raise NodeAway(f"{self._node} is not heard")
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise Overloaded(f"{len(self._waiting)} calls wait for replies of {self._node}")
             call = self._unsent.add_call(write)

@@ -64,6 +64,11 @@ class NodeCaller:
         while (message := await self.call.read()) is not END:
             assert message == pb.NodeMessage()
 
+    async def skip(self) -> None:
+        """Read whatever comes until the end. Raises what ended it badly."""
+        while await self.call.read() is not END:
+            pass
+
     async def _read(self) -> pb.NodeMessage:
         async with asyncio.timeout(20):
             message = await self.call.read()

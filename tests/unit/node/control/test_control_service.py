@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -511,12 +512,19 @@ async def test_a_second_stream_of_a_router_ends_its_first(start: Start) -> None:
     assert output.first_index == 1
 
 
-async def test_a_stopping_node_ends_its_streams_well(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code"), [("", grpc.StatusCode.OK), ("a step failed", grpc.StatusCode.INTERNAL)]
+)
+async def test_a_stopping_node_ends_its_streams_well_unless_it_has_a_fault(
+    start: Start, fault: str, code: grpc.StatusCode
+) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()
     service.say(1)
-    service.streams.stop()
+    service.streams.stop(fault)
     (output,) = await caller.next_outputs()
     assert output.first_index == 1
-    await caller.wait_ended()
-    assert await caller.call.code() is grpc.StatusCode.OK
+    with suppress(grpc.aio.AioRpcError):
+        await caller.wait_ended()
+    assert await caller.call.code() is code
+    assert await caller.call.details() == fault

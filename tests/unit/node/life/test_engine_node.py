@@ -267,6 +267,8 @@ async def test_an_error_between_allocating_and_recording_ends_the_node(
             for _ in range(2):
                 await caller.begin(pb.ReserveRequest(request=request_to_proto(request)))
             assert await world.end(running) == 1
+            with pytest.raises(grpc.aio.AioRpcError, match="the node ends by a fault"):
+                await caller.skip()
     assert num_asked == 1
     assert await world.store.live_nodes() == []
 

@@ -406,9 +406,10 @@ def test_a_lost_node_that_is_heard_again_was_lost_and_its_suspicion_is_forgotten
     membership = with_nodes(live())
     node = live().record.incarnation
     membership.on_suspected(node, "silent", is_heard=False)
-    assert membership.on_lost(node, "broken") == [StreamLost(node)]
+    assert membership.on_lost(node, "broken") == [StreamLost(node, is_orderly=False)]
     assert membership.was_heard(node)
     assert membership.on_heard(node) == [NodeHeard(node, True), NodeTrusted(node, False)]
+    assert membership.on_lost(node, ENDED_BY_NODE) == [StreamLost(node, is_orderly=True)]
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,17 @@ def test_a_request_that_may_end_nodes_gets_no_fourth_one() -> None:
     assert isinstance(failure(flow.on_waited()), NodeLost)
 
 
+@pytest.mark.covers("F85")
+def test_nodes_that_left_in_order_did_not_die_of_the_request() -> None:
+    """As when a prompt comes to one node after the other, each of which has just left."""
+    flow = new_flow()
+    for number in range(1, MAX_DEATHS + 2):
+        flow.on_choice(node(number), None, "why", 0.0)
+        effects = flow.on_node_lost(node(number), is_orderly=True)
+        assert effects[-1] == Choose(None, frozenset(node(n) for n in range(1, number + 1)))
+    assert flow.on_no_choice(NOBODY)[-1] == Wait(WAIT_S), "as for one whose node was lost"
+
+
 def test_a_lost_node_that_is_heard_again_did_not_die_of_the_request() -> None:
     """As when this router stood still: its nodes cut all its streams, one after the other."""
     flow = new_flow()
