@@ -207,12 +207,12 @@ class Storm:
         return True
 
     def _fail_step(self) -> bool:
-        self.rng.choice(list(self.world.nodes.values())).fail_next_step = True
+        self.rng.choice(list(self.world.nodes.values())).runner.fail_next_step = True
         return True
 
     def _fail_within_step(self) -> bool:
         node = self.rng.choice(list(self.world.nodes.values()))
-        node.fail_after_layer = self.rng.randrange(NUM_LAYERS)
+        node.runner.fail_after_layer = self.rng.randrange(NUM_LAYERS)
         return True
 
     def _fence(self) -> bool:
