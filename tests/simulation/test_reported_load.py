@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from common.nodes import NodeLoad
+from node.flow.messages import PullRefused
 from tests.simulation.scripted_node import NodeSize
+from tests.simulation.three_nodes import OTHER, Three
 from tests.simulation.world import World, assert_finished
 from tests.support.engine.build import make_prompt
 
@@ -45,3 +47,16 @@ def test_a_prompt_counts_as_waiting_until_it_is_computed() -> None:
     assert (load.num_running, load.num_waiting) == (1, 1)
     assert load.queued_tokens == 8 + 9 - 4
     assert_finished(world, *asked)
+
+
+def test_a_prompt_that_waits_for_a_pull_counts_as_waiting() -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1)
+    pull = world.step_until_asked()
+    assert seats_and_queue(world.q.flow.load()) == (4, 0, 1)
+    world.lose(pull)
+    world.to_nodes.append((OTHER, PullRefused(pull.ticket.lease_token)))
+    world.step_until(lambda: len(world.q.flow.pulls) == 0)
+    assert seats_and_queue(world.q.flow.load())[2] == 0, "it is computed"
+    assert_finished(world, asked)
