@@ -3,6 +3,7 @@ looks at need not hold."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,6 +36,7 @@ from simulator.faults.roles.cluster_roles import RolesByLoad
 from simulator.faults.router import FaultyRouter
 from simulator.faults.shape import ROUTER
 from tests.unit.simulator.faults.histories import a_history, a_shape, an_asked_request, run
+from tests.unit.tree import name_of, python_files
 
 CHECKS: list[tuple[Any, str]] = [
     *((router, name) for name in ("check_views", "check_roles", "check_choice", "check_goes_on")),
@@ -96,6 +98,17 @@ def test_it_is_asked(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(owner, name, asked)
     with pytest.raises(AskedError):
         run(a_varied_history())
+
+
+def test_every_check_is_in_the_list() -> None:
+    found = [
+        name
+        for path in python_files()
+        if name_of(path).startswith("simulator/faults/")
+        for name in re.findall(r"def (check_\w+)\(", path.read_text())
+    ]
+    # One says that there is nothing to look at.
+    assert set(found) - {"check_none"} <= {name for _, name in CHECKS}
 
 
 def test_nothing_is_wrong_in_it() -> None:
