@@ -320,9 +320,9 @@ def test_a_part_is_held_against_what_was_read_and_sent_of_it(
     told: list[int] = []
     on_pulled = world.pull_cost.on_pulled
 
-    def note(num_tokens: int, *given: float) -> None:
+    def note(num_tokens: int, took_s: float, num_at_source: int) -> None:
         told.append(num_tokens)
-        on_pulled(num_tokens, *given)
+        on_pulled(num_tokens, took_s, num_at_source)
 
     monkeypatch.setattr(world.pull_cost, "on_pulled", note)
     assert_finished(world, world.ask_q())
