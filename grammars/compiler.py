@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from common.errors import CheckpointError, InternalError, InvalidRequest
 from common.files.kept_files import KeptFiles
-from common.files.tokenizer_files import within_vocabulary
+from common.files.tokenizer_files import model_tokenizer
 from common.grammar import Grammar, GrammarKind
 from common.observing.histogram import Histogram, HistogramView
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
@@ -118,7 +118,7 @@ class GrammarCompiler:
         weigh: Callable[[Grammar], int] | None = None,
         files: KeptFiles | None = None,
     ) -> GrammarCompiler | None:
-        """Read `tokenizer.json` of a checkpoint; None where there is none, or no end token.
+        """Read the tokenizer of a checkpoint; None where there is none, or no end token.
 
         Raises `CheckpointError` when it cannot be read.
         """
@@ -127,7 +127,7 @@ class GrammarCompiler:
         if not files.has(path) or not ends:
             return None
         try:
-            text = within_vocabulary((files.read(path) or b"").decode(), vocab_size)
+            text = model_tokenizer(folder, vocab_size, files)
             added = json.loads(text).get("added_tokens") or []
             texts = [str(one["content"]) for one in added]
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)

@@ -1,13 +1,16 @@
-"""What routers and nodes must both know of a tokenizer's files: its end, and what a model can draw.
+"""What routers and nodes must both know of a tokenizer's files: its tokens, and which of them end.
 
 Both read the same folder, so that they stop at the same tokens and compile the same grammars.
+Checkpoints say what a special token is in several files, which need not agree. As in transformers,
+what any of them declares is a token.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +18,75 @@ from common.errors import CheckpointError
 from common.files.kept_files import KeptFiles
 
 MAX_PLAIN_CHARS = 8
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+"""What is read here of a folder; all but the first may be missing."""
+_TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<|eot|>",
+    "<|end|>",
+)
+"""Special tokens with which families of models end a turn, and nothing else."""
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_ENDS_OF_TEXTS = ("bos_token", "eos_token")
+_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+def special_tokens(folder: Path, files: KeptFiles) -> dict[str, str]:
+    """Return the texts of `bos_token`, `eos_token` and the like, by these names.
+
+    Those of special_tokens_map.json count where tokenizer_config.json has none, or declares no
+    tokens, as older ones do not. Raises `CheckpointError` for a file that is no JSON.
+    """
+    config = _read_if_there(folder / "tokenizer_config.json", files)
+    older = _read_if_there(folder / "special_tokens_map.json", files)
+    sources = (older, config) if "added_tokens_decoder" in config else (config, older)
+    return {
+        name: text
+        for source in sources
+        for name, value in source.items()
+        if name.endswith("_token") and (text := _text(value)) is not None
+    }
 
 
 def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset[int]:
-    """Return the end token that the tokenizer's files name, beside those of the model's files.
+    """Return the ends that the tokenizer's files name, beside those of the model's files.
 
-    Fine-tunes often change it there alone. Raises `CheckpointError` for a file that is no JSON.
+    Fine-tunes often change the end token there alone. Others, as Llama 3 when it came out, name the
+    end of a text everywhere, and answer with turns, which end as the chat template writes them.
+    Raises `CheckpointError` for a file that is broken.
     """
     files = KeptFiles() if files is None else files
-    path = folder / "tokenizer.json"
-    end = _end_text(folder, files)
-    if end is None or not files.has(path):
+    if not files.has(folder / "tokenizer.json"):
         return frozenset()
-    layout = _read(path, files)
-    for added in layout.get("added_tokens") or []:
-        if added.get("content") == end:
-            return frozenset({int(added["id"])})
-    vocab = (layout.get("model") or {}).get("vocab") or {}
-    ids = vocab if isinstance(vocab, dict) else {one[0]: at for at, one in enumerate(vocab)}
-    return frozenset({ids[end]} if end in ids else ())
+    layout, _ = _completed(folder, files)
+    special = {one["content"]: one["id"] for one in layout["added_tokens"] if one.get("special")}
+    template = _template_text(folder, files)
+    ends = {special[end] for end in _TURN_ENDS if end in special and end in template}
+    end = special_tokens(folder, files).get("eos_token")
+    known = _vocabulary(layout) | {one["content"]: one["id"] for one in layout["added_tokens"]}
+    return frozenset(ends | ({known[end]} if end in known else set()))
+
+
+def model_tokenizer(folder: Path, vocab_size: int, files: KeptFiles) -> str:
+    """Return the tokenizer of a folder, as JSON, for a model of `vocab_size` tokens.
+
+    It is tokenizer.json with the tokens that the other files declare, and without those that the
+    model lacks: what such a token spelled is spelled with other ones. It is the same text where
+    nothing differs. Raises `CheckpointError` for a file that is broken.
+    """
+    layout, is_completed = _completed(folder, files)
+    if _cut(layout, vocab_size) or is_completed:
+        return json.dumps(layout, ensure_ascii=False)
+    return (files.read(folder / "tokenizer.json") or b"").decode()
 
 
 def plain_tokens_digest(folder: Path, files: KeptFiles | None = None) -> str:
@@ -65,26 +118,25 @@ def known_ids(token_ids: Iterable[int], vocab_size: int) -> frozenset[int]:
     return frozenset(one for one in token_ids if 0 <= one < vocab_size)
 
 
-def within_vocabulary(tokenizer: str, vocab_size: int) -> str:
-    """Return a tokenizer, as JSON, without the tokens that a model of `vocab_size` tokens lacks.
+def _cut(layout: dict[str, Any], vocab_size: int) -> bool:
+    """Take the tokens that a model of `vocab_size` tokens lacks out of a tokenizer.
 
-    It is the same text where there are none. What such a token spelled is spelled with other ones.
+    Returns whether there were any.
     """
-    layout = json.loads(tokenizer)
     model = layout["model"]
-    vocab, added = model.get("vocab") or {}, layout.get("added_tokens") or []
+    vocab, added = model.get("vocab") or {}, layout["added_tokens"]
     if isinstance(vocab, dict):
         kept: Any = {token: at for token, at in vocab.items() if at < vocab_size}
     else:
         kept = vocab[:vocab_size]
     kept_added = [one for one in added if one["id"] < vocab_size]
     if len(kept) == len(vocab) and len(kept_added) == len(added):
-        return tokenizer
+        return False
     model["vocab"], layout["added_tokens"] = kept, kept_added
     if model.get("merges"):
         gone = vocab.keys() - kept.keys()
         model["merges"] = [one for one in model["merges"] if not _spells(one, gone)]
-    return json.dumps(layout, ensure_ascii=False)
+    return True
 
 
 def _spells(merge: Any, tokens: set[str]) -> bool:
@@ -93,15 +145,125 @@ def _spells(merge: Any, tokens: set[str]) -> bool:
     return not tokens.isdisjoint((left, right, left + right))
 
 
-def _end_text(folder: Path, files: KeptFiles) -> str | None:
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = folder / name
-        if files.has(path):
-            token = _read(path, files).get("eos_token")
-            text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str):
-                return text
-    return None
+def _completed(folder: Path, files: KeptFiles) -> tuple[dict[str, Any], bool]:
+    """Return tokenizer.json with what the other files declare, and whether that is more."""
+    path = folder / "tokenizer.json"
+    layout = _read(path, files)
+    declared = _declared(folder, files)
+    try:
+        layout["added_tokens"] = layout.get("added_tokens") or []
+        return layout, _add(declared, layout)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
+
+
+def _add(declared: Mapping[str, _Declared], layout: dict[str, Any]) -> bool:
+    """Add what is declared to the added tokens of a tokenizer; return whether it lacked any.
+
+    A tokenizer cuts the text of any other token into pieces, also where a chat template has it.
+    """
+    added = layout["added_tokens"]
+    by_text = {one["content"]: one for one in added}
+    vocab = _vocabulary(layout)
+    taken = {*vocab.values(), *(one["id"] for one in added)}
+    new = []
+    is_more = False
+    for text, one in declared.items():
+        if text in by_text:
+            is_more |= one.looks["special"] and not by_text[text].get("special")
+            by_text[text]["special"] |= one.looks["special"]
+        elif text in vocab or (one.token_id is not None and one.token_id not in taken):
+            new.append({"id": vocab.get(text, one.token_id), "content": text, **one.looks})
+    table = (layout.get("model") or {}).get("vocab")
+    if not isinstance(table, dict):
+        new = [one for one in new if one["content"] in vocab]
+    if new:
+        layout["added_tokens"] = sorted([*added, *new], key=lambda one: int(one["id"]))
+    if new and isinstance(table, dict):
+        # The library gives added tokens that the vocabulary lacks other numbers.
+        table.update((one["content"], one["id"]) for one in layout["added_tokens"])
+    return is_more or bool(new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A token that a file beside tokenizer.json declares; `looks` is how text is read for it."""
+
+    token_id: int | None
+    looks: Mapping[str, bool]
+
+
+def _declared(folder: Path, files: KeptFiles) -> dict[str, _Declared]:
+    """Return the tokens that the files beside tokenizer.json declare, by text."""
+    config = _read_if_there(folder / "tokenizer_config.json", files)
+    special = _named_as_special(folder, files)
+    # What may be a word, or white space, is one of a prompt too.
+    found = {
+        text: _Declared(None, {**_PLAIN, "special": True})
+        for text in special
+        if len(text) > 1 and not text.isalnum() and not text.isspace()
+    }
+    by_text = _read_if_there(folder / "added_tokens.json", files)
+    listed = [
+        *((at, text) for text, at in by_text.items()),
+        *_items(config, "added_tokens_decoder"),
+    ]
+    for at, one in listed:
+        text = _text(one)
+        if text and str(at).isdecimal():
+            says = one if isinstance(one, dict) else {}
+            looks = {name: says.get(name) is True for name in _PLAIN}
+            is_special = text in special or says.get("special") is True
+            found[text] = _Declared(int(at), {**looks, "special": is_special})
+    return found
+
+
+def _named_as_special(folder: Path, files: KeptFiles) -> dict[str, None]:
+    """Return the texts of tokens that begin or end texts or turns, as far as they are named."""
+    roles = special_tokens(folder, files)
+    named = [text for role in _ENDS_OF_TEXTS if (text := roles.get(role))]
+    config = _read_if_there(folder / "tokenizer_config.json", files)
+    sources = [config]
+    if "added_tokens_decoder" not in config:
+        sources.append(_read_if_there(folder / "special_tokens_map.json", files))
+    for source in sources:
+        for key in _LISTS:
+            named += [text for _, one in _items(source, key) if (text := _text(one))]
+    return dict.fromkeys(named)
+
+
+def _items(source: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
+    """Return what a list or an object has, each with its place or its name; else nothing."""
+    value = source.get(key)
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
+def _template_text(folder: Path, files: KeptFiles) -> str:
+    """Return the chat templates of a folder as they are written, one after the other."""
+    named = _read_if_there(folder / "tokenizer_config.json", files).get("chat_template")
+    path = folder / "chat_template.jinja"
+    try:
+        alone = files.read(path) or b""
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return alone.decode(errors="replace") + json.dumps(named, ensure_ascii=False)
+
+
+def _vocabulary(layout: Mapping[str, Any]) -> dict[str, int]:
+    vocab = (layout.get("model") or {}).get("vocab") or {}
+    return vocab if isinstance(vocab, dict) else {one[0]: at for at, one in enumerate(vocab)}
+
+
+def _text(token: Any) -> str | None:
+    """Return the text of a token, which files have as text or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_if_there(path: Path, files: KeptFiles) -> dict[str, Any]:
+    return _read(path, files) if files.has(path) else {}
 
 
 def _read(path: Path, files: KeptFiles) -> dict[str, Any]:

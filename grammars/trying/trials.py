@@ -25,6 +25,7 @@ from typing import Any
 from common.child_process import module_command, start_helper
 from common.errors import Overloaded, PdserveError
 from common.files.kept_files import KeptFiles
+from common.files.tokenizer_files import TOKENIZER_FILES
 from common.grammar import Grammar
 from grammars.trying.messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
 from grammars.trying.server import MAX_TRIAL_S
@@ -66,7 +67,8 @@ class GrammarTrials:
         `files` keep what is read of the folder. Raises `OSError` where it cannot be read.
         """
         self._files = KeptFiles() if files is None else files
-        self._files.read(folder / "tokenizer.json")
+        for name in TOKENIZER_FILES:
+            self._files.read(folder / name)
         settings = {
             "folder": str(folder),
             "model": model,

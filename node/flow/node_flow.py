@@ -36,6 +36,7 @@ from node.flow.attempts.attempt_table import (
     refused,
 )
 from node.flow.attempts.shedding import Shedding
+from node.flow.attempts.standstills import Standstills
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
 from node.flow.decode import Reservations
@@ -91,7 +92,8 @@ class NodeFlow:
         self.attempts = AttemptTable()
         self._sequence_ids = count(1)
         self._limits = limits
-        self._shedding = Shedding()
+        self._standstills = Standstills()
+        self._shedding = Shedding(self._standstills)
         self.is_draining = False
         self._hand_over_at_s: float | None = None
         self._has_said_drained = False
@@ -148,7 +150,7 @@ class NodeFlow:
             case FetchBlocks():
                 return [] if self.is_draining else self.pulls.fetch(message, now_s)
             case RoleChanged():
-                self._shedding = Shedding()
+                self._shedding = Shedding(self._standstills)
                 return []
             case CopyEnded():
                 return self._copies.end(message)
@@ -240,6 +242,8 @@ class NodeFlow:
 
     def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
         """Record a step's results; `report` tells of them."""
+        if self._standstills.is_in(step.took_s, self.pulls.cost.compute_s(step.num_tokens)):
+            step.took_s = 0.0  # says nothing of how fast the node is
         outputs = self.scheduler.apply(step, results)
         for output in outputs.others.values():
             attempt = self.attempts.of_sequence(output.sequence)
@@ -365,10 +369,8 @@ class NodeFlow:
             return [self._refuse(message, problem)]
         num_waiting = len(self.scheduler.waiting) + len(self._queue)
         if num_waiting >= self._limits.max_queued_requests:
-            full = Overloaded(
-                f"{num_waiting} requests wait on this node", retry_after_s=RETRY_AFTER_S
-            )
-            return [self._refuse(message, full)]
+            text = f"{num_waiting} requests wait on this node"
+            return [self._refuse(message, Overloaded(text, retry_after_s=RETRY_AFTER_S))]
         late = self._shedding.refusal(
             message.request, self.scheduler.waiting, is_prompt=message.is_prompt
         )

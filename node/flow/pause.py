@@ -23,6 +23,8 @@ class Pause:
         self.until_s = self._length_s = 0.0
 
     def on_failed(self, now_s: float) -> None:
-        """Begin a pause."""
+        """Begin a pause, unless one is on: what fails then had begun before it."""
+        if self.is_on(now_s):
+            return
         self._length_s = min(max(2 * self._length_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
         self.until_s = now_s + self._length_s

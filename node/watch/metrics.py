@@ -209,7 +209,8 @@ def _steps(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     )
     yield counters(
         "step_seconds",
-        "Seconds of steps that computed a part of a prompt (prompts), and of all others (decodes)",
+        "Seconds of steps that computed a part of a prompt (prompts), and of all others (decodes), "
+        "but for those in which the node stood still",
         "computes",
         {"prompts": counted.prompt_steps_s, "decodes": counted.decode_steps_s},
     )

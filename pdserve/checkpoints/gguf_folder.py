@@ -26,7 +26,7 @@ from pdserve.checkpoints.gguf_tokenizer import (
 )
 
 # Part of every cache key: raise it when other files are written.
-FOLDER_VERSION = 2
+FOLDER_VERSION = 3
 
 _HEAD_BYTES = 1 << 20
 

@@ -30,6 +30,10 @@ _UNKNOWN = 2
 _CONTROL = 3
 _USER_DEFINED = 4
 
+_CHAT_TEMPLATES = {
+    "default": "tokenizer.chat_template",
+    "tool_use": "tokenizer.chat_template.tool_use",
+}
 _SPECIAL_TOKEN_KEYS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -74,10 +78,11 @@ def _words(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 _LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
-    "qwen2": _qwen_2,
+    **dict.fromkeys(_QWEN_2_NAMES, _qwen_2),
     **dict.fromkeys(_LLAMA_3_NAMES, _llama_3),
 }
 
@@ -111,7 +116,7 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
 
 
 def tokenizer_config(gguf: GgufFile, max_positions: int) -> dict[str, Any]:
-    """Return tokenizer_config.json: special tokens by role, and the chat template if any.
+    """Return tokenizer_config.json: special tokens by role, and the chat templates if any.
 
     `max_positions` is the longest text in tokens.
     """
@@ -124,8 +129,13 @@ def tokenizer_config(gguf: GgufFile, max_positions: int) -> dict[str, Any]:
     }
     for name, token_id in special_token_ids(gguf).items():
         config[name] = tokens[token_id]
-    if "tokenizer.chat_template" in gguf.metadata:
-        config["chat_template"] = gguf.text("tokenizer.chat_template")
+    templates = [
+        {"name": name, "template": gguf.text(key)}
+        for name, key in _CHAT_TEMPLATES.items()
+        if key in gguf.metadata
+    ]
+    if templates:
+        config["chat_template"] = templates if len(templates) > 1 else templates[0]["template"]
     return config
 
 
@@ -172,7 +182,7 @@ def _byte_level_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokeniz
     # Llama 3 takes a word that is a token as it is, even where no merges lead to it.
     options = {"ignore_merges": True} if name in _LLAMA_3_NAMES else {}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(gguf, vocabulary), **options))
-    if name == "qwen2":
+    if name in _QWEN_2_NAMES:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]()
     tokenizer.decoder = decoders.ByteLevel()

@@ -209,12 +209,14 @@ class RoleKeeper:
 
     def _role_of_last(self, begun: RoleMove) -> Role | None:
         """Return the role of the node of a change if it has another one than it is to get, and no
-        other node does what it does."""
+        other node does what it does. Where no other decodes, one that is to decode is needed."""
         nodes = self._nodes.nodes()
         view = next((one for one in nodes if one.incarnation == begun.node), None)
         if view is None or view.record.role is begun.role:
             return None
-        leaves_one = self._nodes.changes.leaves_one(nodes, begun.node, begun.role)
+        changes, node = self._nodes.changes, begun.node
+        is_needed = begun.role is Role.DECODE and not changes.leaves_one(nodes, node, Role.PREFILL)
+        leaves_one = is_needed or changes.leaves_one(nodes, node, begun.role)
         return None if leaves_one else view.record.role
 
     async def _take_back(self, router: Incarnation, begun: RoleMove, earlier: Role) -> None:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from common.errors import CheckpointError
 from common.files.kept_files import KeptFiles
-from common.files.tokenizer_files import within_vocabulary
+from common.files.tokenizer_files import model_tokenizer, special_tokens
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -40,25 +40,45 @@ def read_json_if_there(path: Path, files: KeptFiles) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path, vocab_size: int, files: KeptFiles) -> Tokenizer:
-    """Read `tokenizer.json`, without padding and truncation that training may have left in it.
+    """Read the tokenizer, without padding and truncation that training may have left in it.
 
-    Tokens that the model does not have, of which there are `vocab_size`, are left out.
+    Tokens that the model does not have, of which there are `vocab_size`, are left out. Where
+    tokenizer_config.json says whether texts begin with a token, they do as it says.
 
     Raises `CheckpointError` when it is missing or broken.
     """
     path = folder / "tokenizer.json"
     if not files.has(path):
         raise CheckpointError(f"{path} is missing")
+    says = read_json_if_there(folder / "tokenizer_config.json", files).get("add_bos_token")
+    bos = special_tokens(folder, files).get("bos_token")
     try:
-        content = files.read(path) or b""
-        tokenizer = Tokenizer.from_buffer(content)
-        if max(tokenizer.get_vocab().values(), default=0) >= vocab_size:
-            tokenizer = Tokenizer.from_str(within_vocabulary(content.decode(), vocab_size))
+        tokenizer = Tokenizer.from_str(model_tokenizer(folder, vocab_size, files))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        if isinstance(says, bool) and bos is not None and tokenizer.token_to_id(bos) is not None:
+            _begin_texts(tokenizer, bos, says)
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises bare `Exception`
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     return tokenizer
+
+
+def _begin_texts(tokenizer: Tokenizer, bos: str, is_wanted: bool) -> None:
+    """Let texts begin with `bos`, or not; what else the tokenizer puts around them stays."""
+    text = tokenizer.encode("a b", add_special_tokens=False).tokens
+    whole = tokenizer.encode("a b").tokens
+    starts = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
+    start = next(starts, None)
+    if start is None or (whole[:1] == [bos] and start > 0) == is_wanted:
+        return
+    before = [bos, *whole[:start]] if is_wanted else whole[1:start]
+    after = whole[start + len(text) :]
+    ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(before + after)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=ids
+    )
 
 
 def read_chat_templates(
@@ -99,15 +119,3 @@ def _read_text(path: Path, files: KeptFiles) -> str:
         return (files.read(path) or b"").decode()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def special_token_texts(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token`, `eos_token` etc. as text; each may be stored as text or as an object."""
-    texts = {}
-    for name, value in tokenizer_config.items():
-        if not name.endswith("_token"):
-            continue
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            texts[name] = text
-    return texts

@@ -45,7 +45,7 @@ from simulator.trace_file import TraceRequest
 
 LOOK_S = 0.5
 """Seconds between two looks whether all requests and faults have ended."""
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 """Seconds for which a resource may be held after the last request and fault have ended."""
 _RETRY_S = 0.5
 

@@ -63,6 +63,7 @@ def spec(tiny_model: Path) -> ClusterSpec:
         # In turn, so that each decode node gets its share whatever it has in its cache.
         routers=(("--placement-policy", "round_robin", *drain),) * 2,
         can_be_slow=True,
+        has_patient_routers=True,
     )
 
 

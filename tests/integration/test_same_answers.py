@@ -19,6 +19,7 @@ from bench.structured.schemas import SCHEMAS
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.text.text_model import TextModel
+from tests.support.clocks.patience import PATIENT
 from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.support.stores.redis_server import RedisServer
@@ -49,7 +50,12 @@ def demo_specs() -> list[ClusterSpec]:
         name="handoff",
         model=demo_model_folder(),
         nodes=(
-            NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "64")),
+            NodeSpec(
+                "prefill-1",
+                Role.PREFILL,
+                ("--max-num-batched-tokens", "64"),
+                {PATIENT: "yes"},
+            ),
             NodeSpec(
                 "decode-1",
                 Role.DECODE,
@@ -57,6 +63,7 @@ def demo_specs() -> list[ClusterSpec]:
             ),
         ),
         flags=flags,
+        has_patient_routers=True,
     )
     # The reference has two threads, and all others have one.
     own = ("--no-enable-prefix-caching", "--max-num-batched-tokens", "2048", "--num-threads", "2")

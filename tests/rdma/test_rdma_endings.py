@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 
+from common.observing.clock import Clock
 from kv_transfer.contract import KVEvent, Landed, LandingFailed, Released, Ticket, TransferEnded
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from tests.rdma import rdma_kind
@@ -26,6 +26,7 @@ from tests.rdma.children import (
 from tests.rdma.devices import WAIT_S, Wire, needs_rdma, wait_until
 from tests.rdma.rdma_kind import RdmaKind
 from tests.rdma.two_lanes import ALL_BLOCKS, LAYOUT, NUM_BLOCKS
+from tests.support.clocks.stall_free_clock import timed
 from tests.support.kv.kv_cluster import Cluster, Node, commit_for, error_of
 
 pytestmark = needs_rdma
@@ -69,17 +70,16 @@ def test_a_decode_node_killed_in_the_middle_of_a_write(cluster: Cluster, wire: W
         send_all(prefill, ticket)
         wire.wait_loss()
         child.kill()
-    killed_at_s = time.monotonic()
+    killed_at_s = cluster.clock.now_s()
     assert "d#1" in str(error_of(prefill.wait_event()))
-    assert time.monotonic() < killed_at_s + 8
+    assert cluster.clock.now_s() < killed_at_s + 8
 
     cluster.node("unused")  # So that the next one is on device 0, to which the wire is not needed.
     other = big_node(cluster, "other", 0)
     assert_serves(other, cluster, prefill, OLD)
     prefill.assert_books_are_empty()
-    closing_at_s = time.monotonic()
-    prefill.connector.close()
-    assert time.monotonic() < closing_at_s + 8
+    _, took_s = timed(prefill.connector.close)
+    assert took_s < 8
 
 
 @pytest.mark.covers("F03", "F14", "F69")
@@ -113,9 +113,13 @@ def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
 
 
 class TimedLane(RdmaLane):
-    """It adds up how long its engine takes to register and unregister the slabs that move."""
+    """It adds up how long its engine takes to register and unregister the slabs that move.
+
+    By the clock of its connector, which must not count a stall of the machine that this counts.
+    """
 
     registering_s = 0.0
+    clock: Clock
 
     def move(self, slab: int) -> bytes:
         with self._timed():
@@ -127,9 +131,16 @@ class TimedLane(RdmaLane):
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        began_at_s = time.monotonic()
+        began_at_s = self.clock.now_s()
         yield
-        TimedLane.registering_s += time.monotonic() - began_at_s
+        TimedLane.registering_s += self.clock.now_s() - began_at_s
+
+
+def use_timed_lanes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Make the lanes of nodes that are made from now on timed ones."""
+    monkeypatch.setattr(rdma_kind, "RdmaLane", TimedLane)
+    monkeypatch.setattr(TimedLane, "registering_s", 0.0)
+    monkeypatch.setattr(TimedLane, "clock", clock, raising=False)
 
 
 def hand_off(
@@ -147,7 +158,7 @@ def hand_off(
     healthy.push_all(ticket, [block])
     healthy.connector.commit(ticket.lease_token, commit_for(ticket, LAYOUT))
     while (event := decode.wait_event()).lease_token != ticket.lease_token:
-        came_at_s[event] = time.monotonic()
+        came_at_s[event] = cluster.clock.now_s()
     assert isinstance(event, Landed)
     assert healthy.wait_event() == TransferEnded(ticket.lease_token, None)
     assert np.all(decode.pool[:, :, block] == value)
@@ -232,8 +243,7 @@ def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
     middle of a write that does not end. That alone takes 4.5 s, so only the simulation has a limit
     of 5 s there. A writer that wakes does so while all landings are open.
     """
-    monkeypatch.setattr(rdma_kind, "RdmaLane", TimedLane)
-    monkeypatch.setattr(TimedLane, "registering_s", 0.0)
+    use_timed_lanes(monkeypatch, from_device_1.clock)
     num_blocks = 10 * NUM_BLOCKS
     # The healthy one is on the device of the decode node, to which the wire is not needed.
     decode, other, healthy = (
@@ -267,7 +277,7 @@ def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
         wait_begun(decode, ticket)
         wire.wait_loss(since=wire.num_lost)
         child.stop() if does_wake else child.kill()
-        began_at_s = time.monotonic()
+        began_at_s = from_device_1.clock.now_s()
         token = ticket.lease_token
         came_at_s = hand_off_until_released(from_device_1, decode, healthy, token, block)
         span_s = came_at_s[Released(token)] - began_at_s

@@ -13,6 +13,7 @@ from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
+from tests.support.nodes.timed_pulls import on_pulled
 
 NEVER = 1_000_000
 
@@ -267,14 +268,14 @@ def test_costs_are_corrected_by_what_pulls_take() -> None:
     cost = PullCost(1000.0, lambda num_tokens: num_tokens / 1000)
     assert cost.is_worth(1000)
     for _ in range(40):
-        cost.on_pulled(1000, 10.0)
+        on_pulled(cost, 1000, 10.0)
     assert 1.28 <= cost.expected_s(1000) <= 1.41, "bounded: 64 times as slow"
     assert not cost.is_worth(1000)
     declined = 1
     while not cost.is_worth(1000):
         declined += 1
     assert declined < 20, "a pull is tried again"
-    cost.on_pulled(1000, 0.001)
+    on_pulled(cost, 1000, 0.001)
     assert cost.expected_s(1000) < 0.003
 
 
@@ -282,7 +283,7 @@ def test_one_quick_pull_shows_that_a_link_is_quick() -> None:
     """An H100 computes an 8B model's tokens ten times as fast as the guess would bring their KV."""
     cost = PullCost(147_456.0, lambda num_tokens: num_tokens / 25_000)
     assert not cost.is_worth(10_000), "more than it takes to compute them, as is guessed"
-    cost.on_pulled(512, 0.003)
+    on_pulled(cost, 512, 0.003)
     assert cost.is_worth(10_000)
     assert cost.expected_s(10_000) == pytest.approx(0.003 * 10_000 / 512, rel=0.1)
 
@@ -291,7 +292,7 @@ def test_long_pulls_tell_the_bytes_and_short_ones_what_a_source_takes_to_answer(
     """A source that computes answers when its step has ended: that says nothing about the link."""
     cost = PullCost(100_000.0, float)
     for num_tokens in (500, 20_000) * 40:
-        cost.on_pulled(num_tokens, 0.2 + num_tokens * 2e-6)
+        on_pulled(cost, num_tokens, 0.2 + num_tokens * 2e-6)
     for num_tokens in (500, 20_000, 100_000):
         wanted_s = 0.2 + num_tokens * 2e-6
         assert wanted_s / 2 < cost.expected_s(num_tokens) < 2 * wanted_s
@@ -299,9 +300,9 @@ def test_long_pulls_tell_the_bytes_and_short_ones_what_a_source_takes_to_answer(
 
 def test_one_slow_pull_doubles_what_is_expected_at_most() -> None:
     cost = PullCost(100_000.0, float)
-    cost.on_pulled(1000, 0.01)
+    on_pulled(cost, 1000, 0.01)
     before_s = cost.expected_s(1000)
-    cost.on_pulled(1000, 60.0)
+    on_pulled(cost, 1000, 60.0)
     assert before_s < cost.expected_s(1000) <= 2 * before_s
 
 
@@ -330,7 +331,7 @@ def test_until_a_pull_has_ended_handoffs_show_how_quick_a_link_is() -> None:
     assert not cost.is_worth(1000)
     cost.on_sent(1000, 0.02)
     assert cost.is_worth(1000)
-    cost.on_pulled(1000, 3.0)
+    on_pulled(cost, 1000, 3.0)
     pulled_s = cost.expected_s(1000)
     cost.on_sent(1000, 0.002)
     assert cost.expected_s(1000) == pulled_s

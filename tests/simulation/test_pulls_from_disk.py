@@ -30,6 +30,7 @@ from tests.support.disk.faulty_files import sometimes
 from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
+from tests.support.nodes.timed_pulls import on_pulled
 
 SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 0)
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
@@ -269,8 +270,8 @@ def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
     world = Stored(tmp_path)
     world.token_s = 5.0
     num, right, wrong = len(SHARED), copy(world.pull_cost), copy(world.pull_cost)
-    right.on_pulled(2 * num, 3.0)
-    wrong.on_pulled(num, 3.0)
+    on_pulled(right, 2 * num, 3.0)
+    on_pulled(wrong, num, 3.0)
     asked = world.ask_q_of_a_stuck_disk()
     world.go_on(3.0)
     assert_finished(world, asked)
@@ -320,9 +321,9 @@ def test_a_part_is_held_against_what_was_read_and_sent_of_it(
     told: list[int] = []
     on_pulled = world.pull_cost.on_pulled
 
-    def note(num_tokens: int, took_s: float, num_at_source: int) -> None:
+    def note(num_tokens: int, began_at_s: float, now_s: float, num_at_source: int) -> None:
         told.append(num_tokens)
-        on_pulled(num_tokens, took_s, num_at_source)
+        on_pulled(num_tokens, began_at_s, now_s, num_at_source)
 
     monkeypatch.setattr(world.pull_cost, "on_pulled", note)
     assert_finished(world, world.ask_q())

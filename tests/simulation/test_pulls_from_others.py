@@ -23,6 +23,7 @@ from tests.simulation.three_nodes import (
 from tests.simulation.world import PREFILL, ROUTER, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
 from tests.support.examples import everyday
+from tests.support.nodes.timed_pulls import on_pulled
 
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
 
@@ -72,8 +73,8 @@ def test_a_busy_node_is_given_more_time_and_what_it_takes_is_held_against_that()
     world.token_s = 4.0 / 30
     world.router.source = HELD._replace(num_queued_tokens=30)
     right, wrong = copy(world.pull_cost), copy(world.pull_cost)
-    right.on_pulled(HELD.num_tokens, 6.0, 30)
-    wrong.on_pulled(HELD.num_tokens, 6.0)
+    on_pulled(right, HELD.num_tokens, 6.0, 30)
+    on_pulled(wrong, HELD.num_tokens, 6.0)
     asked = world.the_next(1)
     world.step_until_asked()
     world.advance(6.0)

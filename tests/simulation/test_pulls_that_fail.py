@@ -17,6 +17,7 @@ from tests.simulation.scripted_router import Asked
 from tests.simulation.three_nodes import HELD, OTHER, SHARED, Three
 from tests.simulation.world import PREFILL, assert_finished
 from tests.support.engine.build import make_prompt
+from tests.support.nodes.timed_pulls import on_pulled
 
 NOBODY = Incarnation("nobody", 1)
 
@@ -83,7 +84,7 @@ def test_a_pull_over_a_slow_link_is_given_more_time() -> None:
     world = Three()
     world.the_first()
     for _ in range(20):
-        world.pull_cost.on_pulled(HELD.num_tokens, 1000.0)
+        on_pulled(world.pull_cost, HELD.num_tokens, 1000.0)
     may_take_s = TIMES_EXPECTED * world.pull_cost.expected_s(HELD.num_tokens)
     assert may_take_s > LEAST_PATIENCE_S
     asked = world.the_next(1)
@@ -162,6 +163,17 @@ def test_the_pauses_double_up_to_two_minutes_and_begin_anew_after_what_was_good(
         assert not pause.is_on(now_s)
 
 
+def test_what_fails_while_a_pause_is_on_had_begun_before_it_and_makes_it_no_longer() -> None:
+    """As where several pulls of one source fail at once: it stood still, or is gone."""
+    pause = Pause()
+    for now_s in (1000.0, 1000.0, 1000.5, 1029.9):
+        pause.on_failed(now_s)
+    assert pause.is_on(1029.9)
+    assert not pause.is_on(1030.0)
+    pause.on_failed(1030.0)
+    assert pause.is_on(1089.9)
+
+
 def test_the_next_life_of_a_source_is_not_left_alone() -> None:
     pauses = Pauses()
     pauses.on_failed(OTHER, 0.0)
@@ -181,11 +193,11 @@ def test_one_pull_is_a_quarter_of_what_the_next_one_is_expected_to_take() -> Non
     cost = PullCost(1e6, float)
     guessed_s = cost.expected_s(1000)
     assert guessed_s == pytest.approx(FIXED_S + 2.0)
-    cost.on_pulled(1000, guessed_s + 4.0)
+    on_pulled(cost, 1000, guessed_s + 4.0)
     # All but a hundredth of it are bytes, which take so much longer.
     assert cost.expected_s(1000) == pytest.approx(guessed_s + 1.0, rel=0.01)
     for _ in range(200):
-        cost.on_pulled(1000, 0.0)
+        on_pulled(cost, 1000, 0.0)
     assert cost.expected_s(1000) == pytest.approx(guessed_s / 256), "bounded"
 
 

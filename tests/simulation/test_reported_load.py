@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from common.nodes import NodeLoad
 from node.flow.messages import PullRefused
 from tests.simulation.scripted_node import NodeSize
@@ -60,3 +64,46 @@ def test_a_prompt_that_waits_for_a_pull_counts_as_waiting() -> None:
     world.step_until(lambda: len(world.q.flow.pulls) == 0)
     assert seats_and_queue(world.q.flow.load())[2] == 0, "it is computed"
     assert_finished(world, asked)
+
+
+def with_steps_that_take(world: World, *spans_s: float) -> NodeLoad:
+    """Let a node compute prompts of 8 tokens in steps that take so long; return what it reports."""
+    execute, left_s = world.d.runner.execute, list(spans_s)
+
+    def timed(*given: Any) -> Any:
+        world.advance(left_s.pop(0))
+        return execute(*given)
+
+    world.d.runner.execute = timed  # type: ignore[assignment,method-assign]
+    for seed in range(len(spans_s)):
+        assert_finished(world, world.ask(make_prompt(8, seed), max_tokens=1))
+    assert not left_s
+    return world.d.flow.load()
+
+
+@pytest.mark.parametrize(
+    ("token_s", "stood_s", "counted_ms"),
+    [
+        (0.01, 20.0, 800),
+        (0.01, 1.5, 800),
+        (0.01, 0.9, 1700),
+        pytest.param(0.3, 20.0, 20_800, id="its step may be slow"),
+    ],
+)
+def test_a_step_in_which_a_node_stood_still_says_nothing_of_its_speed(
+    token_s: float, stood_s: float, counted_ms: int
+) -> None:
+    """Roles that follow the load are given by what nodes say that their steps take."""
+    world = World(threshold=None)
+    world.token_s = token_s
+    load = with_steps_that_take(world, *[0.1] * 4, stood_s, *[0.1] * 4)
+    assert load.num_prompt_tokens == 9 * 8
+    assert load.prompt_steps_ms == counted_ms
+
+
+def test_steps_that_have_become_long_count_again_soon() -> None:
+    """As with long texts, of which a step takes longer than its tokens explain."""
+    world = World(threshold=None)
+    world.token_s = 0.01
+    load = with_steps_that_take(world, *[0.1] * 4, *[6.0] * 8)
+    assert load.prompt_steps_ms >= 400 + 5 * 6000

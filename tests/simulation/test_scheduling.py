@@ -147,18 +147,19 @@ def test_a_full_node_refuses_at_once_and_says_what_is_free() -> None:
 
 
 def test_what_would_end_too_late_is_refused_where_it_is_asked_for() -> None:
-    # One seat, and a second for each step: six answers of eight tokens wait for 48 s.
+    # One seat, and a second for each step: five have left, and as many answers of eight tokens wait
+    # for 40 s.
     outcomes = {}
     for sheds in (False, True):
         knobs = scheduling(shed=sheds)
         world = World(threshold=None, decode=NodeSize(seats=1, num_blocks=24, scheduling=knobs))
-        early = [ask(world, seed=i, max_tokens=8, deadline_s=600.0) for i in range(6)]
+        early = [ask(world, seed=i, max_tokens=8, deadline_s=600.0) for i in range(10)]
         world.messages_arrive()
-        for _ in range(12):
+        for _ in range(36):
             world.d.turn()
             world.clock.advance(1.0)
-        hasty = ask(world, seed=8, max_tokens=8, deadline_s=20.0)
-        patient = ask(world, seed=9, max_tokens=8, deadline_s=600.0)
+        hasty = ask(world, seed=10, max_tokens=8, deadline_s=20.0)
+        patient = ask(world, seed=11, max_tokens=8, deadline_s=600.0)
         world.messages_arrive()
         world.settle()
         assert all(one.outcomes == ["finished"] for one in (*early, patient))
@@ -170,14 +171,14 @@ def test_what_would_end_too_late_is_refused_where_it_is_asked_for() -> None:
 def test_how_fast_the_queue_of_an_earlier_role_was_says_nothing() -> None:
     size = NodeSize(seats=1, num_blocks=24, scheduling=scheduling(shed=True))
     world = World(threshold=None, decode=size)
-    for i in range(6):
+    for i in range(10):
         ask(world, seed=i, max_tokens=8, deadline_s=600.0)
     world.messages_arrive()
-    for _ in range(12):
+    for _ in range(36):
         world.d.turn()
         world.clock.advance(1.0)
     world.to_nodes.append((DECODE, RoleChanged()))
-    hasty = ask(world, seed=8, max_tokens=8, deadline_s=20.0)
+    hasty = ask(world, seed=10, max_tokens=8, deadline_s=20.0)
     world.messages_arrive()
     world.settle()
     assert hasty.outcomes == ["finished"]

@@ -39,8 +39,10 @@ class WaitingQueue(Collection[Sequence]):
         """Known tokens of all waiting sequences."""
         self.num_found_tokens = 0
         """The tokens of these that were cached when their sequences were queued."""
+        self.num_taken = 0
+        """How many were admitted."""
         self.num_taken_tokens = 0
-        """Known tokens of all that were admitted."""
+        """Their known tokens."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -59,11 +61,12 @@ class WaitingQueue(Collection[Sequence]):
         """The known tokens without those that were cached."""
         return self.num_tokens - self.num_found_tokens
 
-    def tokens_ahead(self, priority: int) -> int:
-        """Return the known tokens of those that wait before a new sequence of this priority."""
+    def ahead(self, priority: int) -> tuple[int, int]:
+        """Return how many wait before a new sequence of this priority, and their known tokens."""
         if not self._has_priorities:
-            return self.num_tokens
-        return sum(s.num_known for s in self._sequences if s.queue_key[0] <= -priority)
+            return len(self._sequences), self.num_tokens
+        ahead = [s.num_known for s in self._sequences if s.queue_key[0] <= -priority]
+        return len(ahead), sum(ahead)
 
     def join(self, sequence: Sequence, num_found_tokens: int = 0) -> int:
         """Insert a new sequence by its arrival, and return how many it waits behind.
@@ -108,6 +111,7 @@ class WaitingQueue(Collection[Sequence]):
             if sequence.sequence_id in sequence_ids:
                 taken[sequence.sequence_id] = sequence
                 self._discount(sequence)
+                self.num_taken += 1
                 self.num_taken_tokens += sequence.num_known
             else:
                 bypassed.append(sequence)

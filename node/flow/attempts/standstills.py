@@ -27,11 +27,20 @@ class Standstills:
         self._kept: deque[tuple[float, float]] = deque(maxlen=_MOST_KEPT)
         """The end of each standstill, and the seconds of it that are left out."""
 
+    def is_in(self, step_s: float, expected_s: float) -> bool:
+        """Return whether the node stood still in a step: it took far longer than usual turns, and
+        than the `expected_s` that its tokens take, as a rare long prompt does not."""
+        return step_s > max(self._limit_s, TIMES_USUAL * expected_s)
+
+    @property
+    def _limit_s(self) -> float:
+        return max(LEAST_LIMIT_S, TIMES_USUAL * self._usual_s)
+
     def look(self, now_s: float, *, is_busy: bool) -> None:
         """Take the end of a turn, and of an idle time; `is_busy`: another turn begins at once."""
         if self._seen_at_s is not None and now_s > self._seen_at_s:
             span_s = now_s - self._seen_at_s
-            counted_s = min(span_s, max(LEAST_LIMIT_S, TIMES_USUAL * self._usual_s))
+            counted_s = min(span_s, self._limit_s)
             if counted_s < span_s:
                 self._kept.append((now_s, span_s - counted_s))
             self._usual_s += _NEWEST * (counted_s - self._usual_s)

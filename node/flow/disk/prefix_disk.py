@@ -201,7 +201,7 @@ class PrefixDisk:
         elif not is_late and result.failure is None:
             self._reads.on_good()
         if result.num_done and self._cost is not None:
-            self._cost.on_pulled(result.num_done * self._block_size, now_s - began_at_s)
+            self._cost.on_pulled(result.num_done * self._block_size, began_at_s, now_s)
         effects: list[Effect] = []
         for waiter, wait in list(self._waiting.items()):
             wait.reads.discard(read)

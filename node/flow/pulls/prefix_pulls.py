@@ -320,7 +320,8 @@ class PrefixPulls:
         num_left = pull.num_tokens - num_blocks * self._scheduler.limits.block_size
         pull.num_tokens -= num_left
         num_read = max(pull.num_read - num_left, 0)  # what is in files alone is behind the rest
-        self.cost.on_pulled(pull.num_tokens + num_read, now_s - pull.began_at_s, pull.num_at_source)
+        num_moved = pull.num_tokens + num_read
+        self.cost.on_pulled(num_moved, pull.began_at_s, now_s, pull.num_at_source)
         self._pauses.on_landed(pull.source.node)
         if num_left and pull.num_read and not pull.is_over:
             return self._go_on(pull, now_s)

@@ -12,6 +12,10 @@ they wait for their prompts as well, so a link is at least as quick as it seems.
 corrects the constant that explains more of its time: long ones tell how quick a link is, short ones
 how long it takes to ask, and those from busy nodes how much of a step is before them. Routers count
 whole prompts on a node, of which much is cached there.
+
+Pulls that go on at once are slow together where a node or a network stands still for some seconds.
+That counts as one slow pull: of those far slower than expected only one counts that had begun when
+another one raised what is expected.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ class PullCost:
         self._of_step = _OF_STEP
         """How much of its step a source takes to answer."""
         self._is_measured = False
+        self._raised_at_s = 0.0
+        """The time at which a pull that was far too slow raised the constants last."""
 
     def expected_s(self, num_tokens: int, num_at_source: int = 0) -> float:
         """Return the seconds that a pull of so many tokens is expected to take, from a node whose
@@ -79,16 +85,23 @@ class PullCost:
         self._scale(forgiven, forgiven, forgiven)
         return False
 
-    def on_pulled(self, num_tokens: int, took_s: float, num_at_source: int = 0) -> None:
+    def on_pulled(
+        self, num_tokens: int, began_at_s: float, now_s: float, num_at_source: int = 0
+    ) -> None:
         """Learn from the time of a pull, from its request to its landing."""
+        took_s = now_s - began_at_s
         # Neither part took longer than the whole. How much of a step was left differs each time.
         self._fixed = _within(min(self._fixed, took_s / FIXED_S))
         self._bound_token(num_tokens, took_s)
         parts = self._parts(num_tokens, num_at_source)
         expected_s = sum(parts)
-        change = min(_NEWEST * (took_s / expected_s - 1), _MOST_CHANGE)
-        self._scale(*(1 + change * part / expected_s for part in parts))
         self._is_measured = True
+        change = _NEWEST * (took_s / expected_s - 1)
+        if change > _MOST_CHANGE:
+            if began_at_s < self._raised_at_s:
+                return
+            change, self._raised_at_s = _MOST_CHANGE, now_s
+        self._scale(*(1 + change * part / expected_s for part in parts))
 
     def _scale(self, fixed: float, token: float, of_step: float) -> None:
         self._fixed = _within(self._fixed * fixed)

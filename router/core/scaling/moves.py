@@ -5,7 +5,8 @@ lowers the larger of both pressures (need per node) to `BETTER` of it at least, 
 nodes that stay with all of the load that is left to them. The same has to be found for `HOLD_S`,
 after the last change `COOL_DOWN_S` pass, and `RETURN_S` until a node goes the other way. Each role
 keeps one node; a role that has lost its last one gets one as soon as the other has two, whichever
-way the last change went: without it nothing is answered.
+way the last change went. Where nothing decodes, nothing is answered, and a decode node computes
+prompts too: so even the only prefill node becomes one, when no other has come for `MOST_HOLD_S`.
 
 A change costs: the prefixes that the node holds are of no use in its other role, and the role that
 gave it away lacks it. One that is taken back before `PAYS_BACK_S` has not paid for that. So the
@@ -94,7 +95,7 @@ class Moves:
             self._short, self._short_since_s = short.role, now_s
         found = f"{_told(short)}; {_told(giving)}"
         is_back = bool(short.num_nodes) and self._is_back(short.role)
-        wait_s = self._wait_s(now_s, is_back=is_back)
+        wait_s = self._wait_s(now_s, is_back=is_back, is_only=giving.num_nodes == 1)
         if wait_s > 0:
             return NextMove(None, f"{found}; no change for another {wait_s:.0f} s")
         node = _least_busy(nodes, giving.role, short.role)
@@ -106,8 +107,10 @@ class Moves:
         self._short = None
         return NextMove(None, why)
 
-    def _wait_s(self, now_s: float, *, is_back: bool) -> float:
+    def _wait_s(self, now_s: float, *, is_back: bool, is_only: bool) -> float:
         hold_s, pause_s = (self._return_hold_s, RETURN_S) if is_back else (HOLD_S, COOL_DOWN_S)
+        if is_only:  # The others may start just now.
+            hold_s = MOST_HOLD_S
         wait_s = self._short_since_s + hold_s - now_s
         if self._moved_at_s is None:
             return wait_s
@@ -120,12 +123,13 @@ class Moves:
 
 def _why_not(short: RoleDemand, giving: RoleDemand, *, has_mixed: bool) -> str:
     """Return why no node changes from one role to the other; empty: one may."""
+    if not short.num_nodes and short.role is Role.DECODE and not has_mixed:
+        return ""
     if giving.num_nodes < 2:
         return f"{_told(short)}; {giving.role.value} keeps its only node"
     if not short.num_nodes:
         # Decode nodes compute prompts, so a cluster without prefill nodes may be meant.
-        is_lost = short.role is Role.DECODE and not has_mixed
-        return "" if is_lost or short.need > 0 else f"{_told(short)}; {_told(giving)}"
+        return "" if short.need > 0 else f"{_told(short)}; {_told(giving)}"
     if short.pressure <= 1:
         return f"enough of both: {_told(short)}; {_told(giving)}"
     after = max(

@@ -11,12 +11,12 @@ from typing import Any
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.files.kept_files import KeptFiles
+from common.files.tokenizer_files import special_tokens
 from router.text.chat.chat_template import ChatOptions, ChatTemplate
 from router.text.model_files import (
     DEFAULT,
     TOOL_USE,
     read_chat_templates,
-    special_token_texts,
 )
 from router.tools.call_format import CallFormat
 from router.tools.fenced import FENCED
@@ -86,7 +86,7 @@ class Conversation:
 
         Raises `CheckpointError` for the checkpoint's and `ConfigError` for the other.
         """
-        texts = special_token_texts(tokenizer_config)
+        texts = special_tokens(folder, files)
         sources = read_chat_templates(folder, tokenizer_config, files)
         own = {name: ChatTemplate(source, texts) for name, source in sources.items()}
         template, wanted = own.get(DEFAULT), settings.tool_template

@@ -61,7 +61,9 @@ class Ends:
         self._shape, self._times = shape, fault_times(history)
         changed = {fault.target for fault in history.faults if fault.kind in CHANGES}
         staying = set(node_names(shape)) - changed
-        self._is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
+        # By load, a decode node may prefill when the last other one leaves, and for a while.
+        serving = (Role.MIXED,) if are_roles_by_load(shape) else (Role.DECODE, Role.MIXED)
+        self._is_served = any(name.startswith(role.value) for name in staying for role in serving)
         is_whole = math.isinf(self._times.first_broken_s)
         self._is_still = not (changed or are_roles_by_load(shape)) and is_whole
 

@@ -64,17 +64,22 @@ class RolesByLoad:
         if is_known and not any(self._decode(asked_s)):
             raise InternalError(f"{node} was the last node that decodes, and is given another role")
         is_moved = number and not self._changed_s
-        if is_moved and all(one.role is Role.DECODE for one in self._nodes.values()):
+        is_lost = all(one.role is Role.DECODE for one in self._nodes.values())
+        if is_moved and is_lost and any(one.me != node for one in self._staying()):
             raise InternalError(f"{node} was the last node that prefills")
 
     def why_unserved(self, routers: Iterable[FaultyRouter]) -> str:
         """Return a violation if no node decodes although a controller could change that, or ''."""
-        staying = [one for one in self._nodes.values() if not one.life.is_on]
+        staying = self._staying()
         is_lost = all(one.role is Role.PREFILL for one in staying)
         is_led = any(one.clock.is_running for one in routers)
-        if self._is_on and is_lost and is_led and len(staying) > 1:
+        if self._is_on and staying and is_lost and is_led:
             return f"no node decodes, and {len(staying)} could"
         return ""
+
+    def _staying(self) -> list[FaultyNode]:
+        """Return the nodes that do not drain."""
+        return [one for one in self._nodes.values() if not one.life.is_on]
 
     def _check_number(self, node: Incarnation, number: int) -> None:
         """Check that a node takes a role by the change that is open."""

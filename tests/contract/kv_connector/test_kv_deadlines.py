@@ -49,11 +49,13 @@ def test_a_silent_peer_fails_the_transfer_at_its_deadline(cluster: Cluster) -> N
 
 @pytest.mark.covers("F19")
 def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> None:
-    prefill = cluster.node("p", peer_timeout_s=0.3)
+    clock = ManualClock()
+    prefill = cluster.node("p", clock=clock)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
     )
     prefill.connector.open(ticket, deadline_s=10_000)
+    prefill.pass_time_until(lambda: prefill.events, clock)
     assert "d#1" in str(error_of(prefill.wait_event()))
     assert_ended_once(prefill)
 

@@ -24,6 +24,7 @@ from kv_transfer.shared.limits import (
     MAX_REPEATS_PER_LANDING,
     MAX_REPEATS_PER_PIECE,
 )
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.kv.kv_cluster import (
     LAYOUT,
     PAIR_BYTES,
@@ -363,12 +364,18 @@ def test_closing_the_sender(cluster: Cluster) -> None:
 
 
 def test_closing_the_receiver(cluster: Cluster) -> None:
-    prefill, decode, ticket = begin(cluster)
+    """Its sender is told, or finds it silent: the connection may be closed before the message."""
+    clock = ManualClock()
+    prefill, decode = cluster.node("p", clock=clock), cluster.node("d")
+    ticket = cluster.ticket(decode, [1, 2, 3])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     decode.connector.close()
     assert "closed" in str(decode.wait_failed())
     with pytest.raises(ValueError, match="closed"):
         decode.connector.expect(ticket, sender_deadline_s=1)
+    prefill.pass_time_until(lambda: prefill.events, clock)
     error_of(prefill.wait_event())
     assert_ended_once(prefill, decode)
 

@@ -19,6 +19,7 @@ from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.lanes.lane import OnPayload, Payload
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.killed_sender import killed_sender
 from tests.contract.kv_connector.raw_sender import RawSender, assert_unknown_block_is_refused
@@ -367,14 +368,16 @@ def change_lane(
 @pytest.mark.covers("F25")
 def test_a_sender_that_is_killed_while_its_pool_is_copied(cluster: Cluster) -> None:
     """The mapped memory stays readable; the landing fails typed; the memory is released."""
-    decode = cluster.node("d", peer_timeout_s=2.0)
+    clock = ManualClock()
+    decode = cluster.node("d", clock=clock)
     card = card_of(cluster, decode)
     card.copier.hold()
     ticket = cluster.ticket(decode, TARGETS)
     decode.connector.expect(ticket, sender_deadline_s=60)
     with killed_sender(cluster, ticket, [4, 5, 6], layers=[0, 1]):
         card.copier.wait_under_way(1)
-    assert "was silent for 2 s" in str(error_of(decode.wait_event()))
+    decode.pass_time_until(lambda: decode.events, clock)
+    assert f"was silent for {DEFAULT_PEER_TIMEOUT_S:g} s" in str(error_of(decode.wait_event()))
     assert not any(one.is_closed for one in card.opened)
     card.copier.release()
     assert decode.wait_event() == Released(ticket.lease_token)

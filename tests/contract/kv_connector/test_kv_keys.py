@@ -12,6 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import HandoffFailed
 from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import Landed, OnEvent, TransferEnded
 from kv_transfer.lanes.pool_memory import Bytes
@@ -20,6 +21,7 @@ from kv_transfer.zmq.connector import ZmqConnector
 from kv_transfer.zmq.curve_keys import CurveKeys, new_curve_keys
 from kv_transfer.zmq.gate import ZmqGate
 from tests.contract.kv_connector.proxy import Proxy
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.kv.kinds import NodeOptions, ZmqKind
 from tests.support.kv.kv_cluster import (
     LAYOUT,
@@ -32,7 +34,6 @@ from tests.support.kv.kv_cluster import (
 
 KEYS = new_curve_keys()
 OTHER_KEYS = new_curve_keys()
-BRIEF_S = 0.4
 
 
 class KeyedKind(ZmqKind):
@@ -58,9 +59,11 @@ class KeyedCluster(Cluster):
         self.keyed = KeyedKind()
         super().__init__(self.keyed)
 
-    def keyed_node(self, name: str, keys: CurveKeys | None, **options: float) -> Node:
+    def keyed_node(
+        self, name: str, keys: CurveKeys | None, *, epoch: int = 1, clock: Clock | None = None
+    ) -> Node:
         self.keyed.keys = keys
-        return self.node(name, **options)  # type: ignore[arg-type]
+        return self.node(name, epoch=epoch, clock=clock)
 
 
 @pytest.fixture
@@ -115,12 +118,14 @@ def test_the_largest_frames_pass_encrypted(keyed: KeyedCluster) -> None:
 def test_other_keys_get_nothing_and_a_typed_error(
     keyed: KeyedCluster, sender_keys: CurveKeys | None, receiver_keys: CurveKeys | None
 ) -> None:
+    clock = ManualClock()
     decode = keyed.keyed_node("d", receiver_keys)
-    prefill = keyed.keyed_node("p", sender_keys, peer_timeout_s=BRIEF_S)
+    prefill = keyed.keyed_node("p", sender_keys, clock=clock)
     before = decode.pool.copy()
     ticket = keyed.ticket(decode, range(4))
     send(prefill, decode, ticket, range(4))
 
+    prefill.pass_time_until(lambda: prefill.events, clock)
     error = error_of(prefill.wait_event())
     assert isinstance(error, HandoffFailed)
     assert "d#1" in str(error)

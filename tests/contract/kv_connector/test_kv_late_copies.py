@@ -113,7 +113,8 @@ def test_a_copy_that_is_over_does_not_wait_until_all_that_arrived_are_begun(
         number = next(numbers)
         if number == 1:  # The others arrive before this one is over.
             wait_until(lambda: prefill.connector.statistics().bytes_sent == 9 * PAIR_BYTES)
-        if number == 2:
+        if number == 2:  # The first one is over only now.
+            kind.copier.release()
             wait_until(lambda: kind.copier.num_over)
         taken_before[number] = num_taken
         begin_copy(lane, write, parts, pool)
@@ -126,6 +127,7 @@ def test_a_copy_that_is_over_does_not_wait_until_all_that_arrived_are_begun(
 
     monkeypatch.setattr(FakeLateLane, "begin_copy", begun)
     monkeypatch.setattr(FakeLateLane, "take_copied", taken)
+    kind.copier.hold()
     ticket = cluster.ticket(decode, TARGETS)
     send(prefill, decode, ticket, SOURCES)
     assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from kv_transfer.contract import (
 )
 from kv_transfer.receiving.effects import DropReason, Write
 from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.raw_sender import RawSender
 from tests.support.clocks.manual_clock import ManualClock
@@ -174,9 +175,11 @@ def one_sided(kind: FakeRdmaKind) -> Iterator[Cluster]:
         yield cluster
 
 
-def held_in_the_network(cluster: Cluster, kind: FakeRdmaKind) -> tuple[Node, Node, Ticket]:
+def held_in_the_network(
+    cluster: Cluster, kind: FakeRdmaKind, clock: ManualClock | None = None
+) -> tuple[Node, Node, Ticket]:
     """A handoff of which a third stays in the network."""
-    prefill, decode, ticket = begin(cluster)
+    prefill, decode, ticket = begin(cluster, clock=clock)
     kind.fabric.hold()
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     kind.fabric.wait_under_way(3)
@@ -259,9 +262,10 @@ def test_a_dead_writer_is_fenced_while_another_sender_is_in_the_middle_of_a_land
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
     """In the same slab, with a write under way: the fence waits for that write and no longer."""
-    prefill, decode, ticket = held_in_the_network(one_sided, kind)
+    clock = ManualClock()
+    prefill, decode, ticket = held_in_the_network(one_sided, kind, clock)
     kind.fabric.let_pass()
-    other = one_sided.node("other")
+    other = one_sided.node("other", clock=clock)
     beside = one_sided.ticket(decode, [0])
     decode.connector.expect(beside, sender_deadline_s=30)
     other.connector.open(beside, deadline_s=30)
@@ -271,8 +275,17 @@ def test_a_dead_writer_is_fenced_while_another_sender_is_in_the_middle_of_a_land
     other.push_all(beside, [7], layers=[1])
     kind.fabric.wait_under_way(4)
     prefill.connector.close()
+
+    def until_seen(is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            clock.advance(TIME_STEP_S)
+            for node in (other, decode):  # So that the pings of the one come to the other.
+                wait_for_two_turns(node)
+            assert clock.now_s() < 2 * DEFAULT_PEER_TIMEOUT_S
+
+    until_seen(lambda: bool(decode.events))
     assert isinstance(decode.wait_event(), LandingFailed)
-    wait_until(lambda: kind.one_sided[1].num_moved == 1)
+    until_seen(lambda: kind.one_sided[1].num_moved == 1)
     assert decode.connector.statistics().blocks_quarantined == len(BLOCKS)
     assert kind.one_sided[1].fences == []
     # The write of the other sender, at the old address, behind those of the dead one.

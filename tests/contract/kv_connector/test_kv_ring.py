@@ -12,8 +12,10 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.connector.card_ring import CardRing
 from kv_transfer.contract import Landed, Released, Ticket, TransferEnded
+from kv_transfer.shared.limits import Limits
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.raw_sender import RawSender
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.fake_card import FakeCard
 from tests.support.kv.kinds import CardKind
 from tests.support.kv.kv_cluster import (
@@ -189,7 +191,8 @@ def test_slots_of_a_node_that_is_gone_serve_the_others(zmq_cluster: Cluster) -> 
     """A decode node that takes nothing holds them until it is given up."""
     stuck, decode = zmq_cluster.node("stuck"), zmq_cluster.node("d")
     kind_of(zmq_cluster).num_slots = 5  # Four for sending: what one node may have unacknowledged.
-    prefill = zmq_cluster.node("p", peer_timeout_s=1.0)
+    clock, limits = ManualClock(), Limits()
+    prefill = zmq_cluster.node("p", clock=clock)
     sending = ring_of(prefill).sending
     card_of(zmq_cluster, stuck).copier.hold()
     port = int(stuck.connector.endpoint.rpartition(":")[2])
@@ -197,11 +200,16 @@ def test_slots_of_a_node_that_is_gone_serve_the_others(zmq_cluster: Cluster) -> 
         lost = replace(zmq_cluster.ticket(stuck, range(12)), kv_endpoint=f"tcp://{link.address}")
         send(prefill, stuck, lost, range(12))
         wait_until(lambda: sending.num_lent == sending.count)
+        link.refuse()
+        for span_s in (limits.ping_interval_s, limits.answer_timeout_s / 2):
+            clock.advance(span_s)  # A ping, which nobody answers.
+            prefill.have_seen_the_time()
         ticket = zmq_cluster.ticket(decode, range(12))
         send(prefill, decode, ticket, range(12))
         wait_until(lambda: sending.num_waiting)
         assert decode.events == []
-        link.refuse()
+        clock.advance(limits.answer_timeout_s / 2)
+        prefill.look_at_the_time()
         wait_until(lambda: decode.events)
     assert decode.events == [Landed(ticket.lease_token, commit_for(ticket))]
     assert np.array_equal(decode.pool, prefill.pool)

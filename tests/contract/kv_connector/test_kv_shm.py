@@ -23,6 +23,7 @@ from kv_transfer.lanes.pool_memory import SourceMemory
 from kv_transfer.lanes.shm.shm_lane import ShmLane
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
 from kv_transfer.wire import frames
 from kv_transfer.zmq.connector import ZmqConnector
 from tests.contract.kv_connector.killed_sender import killed_sender
@@ -246,8 +247,8 @@ def test_a_sender_that_is_killed_while_its_pool_is_read(
     cluster: Cluster, held: tuple[threading.Event, threading.Event]
 ) -> None:
     """The mapped memory stays readable; the landing fails typed; the memory is released."""
-    begins, goes_on = held
-    decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, peer_timeout_s=2.0)
+    (begins, goes_on), clock = held, ManualClock()
+    decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, clock=clock)
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=60)
     options = {"layout": BIG, "window_bytes": BIG_WINDOW_BYTES}
@@ -255,7 +256,8 @@ def test_a_sender_that_is_killed_while_its_pool_is_read(
         assert begins.wait(WAIT_S)
         assert num_pools_read() == 1
     goes_on.set()
-    assert "was silent for 2 s" in str(decode.wait_failed())
+    decode.pass_time_until(lambda: decode.events, clock)
+    assert f"was silent for {DEFAULT_PEER_TIMEOUT_S:g} s" in str(decode.wait_failed())
     # The blocks are free for others, and nothing of the dead process is kept.
     prefill = cluster.node("other", layout=BIG, window_bytes=BIG_WINDOW_BYTES)
     again = cluster.ticket(decode, [1, 2, 3])

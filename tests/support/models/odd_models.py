@@ -85,6 +85,18 @@ def _ends_by_the_tokenizer(folder: Path) -> None:
     rewrite(folder / "generation_config.json", eos_token_id=1)
 
 
+def _ends_turns_by_its_template(folder: Path) -> None:
+    """The token that is drawn at the end is one by another file, and no file calls it an end."""
+    _ends_by_the_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    layout = json.loads(path.read_text().replace('"<eos>"', '"<|eot_id|>"'))
+    (end,) = (one for one in layout["added_tokens"] if one["content"] == "<|eot_id|>")
+    layout["added_tokens"].remove(end)
+    write_json(path, layout)
+    rewrite(folder / "tokenizer_config.json", eos_token=None, added_tokens_decoder={end["id"]: end})
+    template(folder, ROWS.replace("\n", "<|eot_id|>") + BEGIN)
+
+
 def _names_a_token_it_lacks(folder: Path) -> None:
     larger_tokenizer(folder, special=True)
     template(folder, EXTRA + ROWS + BEGIN)
@@ -106,6 +118,7 @@ ODD: Mapping[str, Change] = {
     "keeps one token by default": lambda f: rewrite(
         f / "generation_config.json", top_k=-1, top_p=0.0),
     "ends by its tokenizer": _ends_by_the_tokenizer,
+    "ends turns by its template": _ends_turns_by_its_template,
     "has one special token too many": lambda f: larger_tokenizer(f, special=True),
     "has one plain token too many": lambda f: larger_tokenizer(f, special=False),
     "has an end beyond the vocabulary": lambda f: rewrite(

@@ -10,4 +10,5 @@ node_records    records of nodes in the store
 node_views      nodes as placement sees them
 recorded_placing  the placement of a router that is asked and recorded
 running_node    a whole engine node over a hash runner
+timed_pulls     pulls that a node has made, one after the other
 """

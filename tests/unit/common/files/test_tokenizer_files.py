@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,20 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from common.errors import CheckpointError
+from common.files.kept_files import KeptFiles
 from common.files.tokenizer_files import (
     known_ids,
+    model_tokenizer,
     plain_tokens_digest,
+    special_tokens,
     tokenizer_end_ids,
-    within_vocabulary,
 )
 from common.grammar import Grammar, GrammarKind
 from engine.runner.weights.model_spec import read_eos_token_ids
 from grammars.compiler import GrammarCompiler
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from router.text.text_model import TextModel
-from tests.support.http.edge_model import EOS, write_model_folder
+from tests.support.http.edge_model import BOS, EOS, write_model_folder
 from tests.support.models.tokenizer_gguf import TOKENS, write_tiny_gguf
 
 END = 1
@@ -61,6 +64,47 @@ def test_the_end_may_be_no_added_token(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(layout))
     rewrite(folder / "tokenizer_config.json", eos_token="</s>")
     assert tokenizer_end_ids(folder) == {1}
+
+
+IN_TEMPLATES = "{% for m in messages %}{{ m['content'] + '<|eot_id|>' }}{% endfor %}"
+TEMPLATES: list[tuple[str, Any]] = [
+    ("tokenizer_config.json", IN_TEMPLATES),
+    ("tokenizer_config.json", [{"name": "default", "template": IN_TEMPLATES}]),
+    ("chat_template.jinja", IN_TEMPLATES),
+]
+
+
+@pytest.mark.covers("K18")
+@pytest.mark.parametrize(("name", "template"), TEMPLATES)
+@pytest.mark.parametrize("is_special", [True, False])
+def test_the_end_of_a_turn_in_the_template_is_an_end(
+    folder: Path, name: str, template: Any, is_special: bool
+) -> None:
+    size = larger(folder, special=is_special, text="<|eot_id|>")
+    rewrite(folder / "config.json", vocab_size=size + 1)
+    assert read_eos_token_ids(folder) == {END}, "no template has it"
+    if name == "chat_template.jinja":
+        (folder / name).write_text(template)
+    else:
+        rewrite(folder / name, chat_template=template)
+    ends = {END, size} if is_special else {END}
+    assert read_eos_token_ids(folder) == ends
+    assert TextModel.load(folder, "", 0).eos_token_ids == ends
+
+
+@pytest.mark.covers("K18")
+def test_a_gguf_file_of_its_time_ends_turns_as_its_template(tmp_path: Path) -> None:
+    """Files made when Llama 3 came out name the end of a text, and no end of a turn."""
+    at = TOKENS.index("2")
+    changes = {
+        "tokenizer.ggml.tokens": [*TOKENS[:at], "<|eot_id|>", *TOKENS[at + 1 :]],
+        "tokenizer.ggml.token_type": [3 if one in (0, at) else 1 for one in range(len(TOKENS))],
+        "tokenizer.chat_template": IN_TEMPLATES,
+    }
+    folder = tmp_path / "made"
+    folder.mkdir()
+    make_gguf_folder(write_tiny_gguf(tmp_path / "model.gguf", changes), folder)
+    assert read_eos_token_ids(folder) == {0, at}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
@@ -117,13 +161,13 @@ def test_ends_beyond_the_vocabulary_are_none(folder: Path) -> None:
     assert known_ids(read_eos_token_ids(folder), 320) == {END}
 
 
-def larger(folder: Path, *, special: bool) -> int:
+def larger(folder: Path, *, special: bool, text: str = "<extra>") -> int:
     """Add a token that the model does not have; return the model's number of tokens."""
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
     before = tokenizer.get_vocab_size()
     add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
-    add([AddedToken("<extra>", special=special)])
+    add([AddedToken(text, special=special)])
     tokenizer.save(str(path))
     return before
 
@@ -155,7 +199,8 @@ def test_merges_of_tokens_that_are_gone_go_too(folder: Path) -> None:
         layout = json.loads(text)
         if merges == "texts":
             layout["model"]["merges"] = [" ".join(pair) for pair in layout["model"]["merges"]]
-        cut = within_vocabulary(json.dumps(layout), size)
+        (folder / "tokenizer.json").write_text(json.dumps(layout))
+        cut = model_tokenizer(folder, size, KeptFiles())
         tokenizer = Tokenizer.from_str(cut)
         assert max(tokenizer.get_vocab().values()) == size - 1
         assert tokenizer.decode(tokenizer.encode("Hello world, the quick").ids) == (
@@ -166,13 +211,151 @@ def test_merges_of_tokens_that_are_gone_go_too(folder: Path) -> None:
 
 def test_a_tokenizer_that_fits_stays_as_it_is(folder: Path) -> None:
     text = (folder / "tokenizer.json").read_text()
-    assert within_vocabulary(text, 320) is text
-    assert within_vocabulary(text, 5000) is text
+    assert model_tokenizer(folder, 320, KeptFiles()) == text
+    assert model_tokenizer(folder, 5000, KeptFiles()) == text
     smaller = GrammarCompiler.load(folder, 5000, {END})
     assert smaller is not None
     smaller.matcher(Grammar(GrammarKind.REGEX, "[0-9]{3}", "x"))
 
 
-def test_pieces_of_a_unigram_model_are_cut() -> None:
+def test_pieces_of_a_unigram_model_are_cut(tmp_path: Path) -> None:
     layout = {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", 0.0]]}, "added_tokens": []}
-    assert json.loads(within_vocabulary(json.dumps(layout), 1))["model"]["vocab"] == [["a", 0.0]]
+    rewrite(tmp_path / "tokenizer.json", **layout)
+    cut = json.loads(model_tokenizer(tmp_path, 1, KeptFiles()))
+    assert cut["model"]["vocab"] == [["a", 0.0]]
+
+
+TURN = "<|turn|>"
+DECLARED: dict[str, Callable[[int], dict[str, Any]]] = {
+    "tokenizer_config.json": lambda at: {"added_tokens_decoder": {str(at): {"content": TURN}}},
+    "added_tokens.json": lambda at: {TURN: at},
+}
+
+
+def encode(folder: Path, text: str) -> list[int]:
+    model = TextModel.load(folder, "", 0)
+    return list(model.encode(text, add_special_tokens=False, is_plain=True, param="prompt"))
+
+
+@pytest.mark.covers("K15")
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("gap", [0, 3])
+def test_a_token_that_another_file_declares_is_one_with_its_id(
+    folder: Path, name: str, gap: int
+) -> None:
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    rewrite(folder / "config.json", vocab_size=size + gap + 1)
+    assert len(encode(folder, TURN)) > 1
+    rewrite(folder / name, **DECLARED[name](size + gap))
+    assert encode(folder, f"a{TURN}b")[1:-1] == [size + gap]
+    model = TextModel.load(folder, "", 0)
+    assert model.decode([size + gap]) == TURN
+    compiler = GrammarCompiler.load(folder, size + gap + 1, {END})
+    assert compiler is not None
+    assert compiler.tokenizer.tokenize_str(TURN) == [size + gap]
+    rewrite(folder / "tokenizer_config.json", eos_token=TURN)
+    assert tokenizer_end_ids(folder) == {size + gap}
+
+
+@pytest.mark.covers("K15")
+def test_declared_tokens_leave_the_ids_of_others_alone(folder: Path) -> None:
+    """Added tokens behind the vocabulary have the numbers that the file says."""
+    first = larger(folder, special=False)
+    rewrite(folder / "config.json", vocab_size=first + 2)
+    extra = "<extra>"
+    assert encode(folder, extra) == [first]
+    rewrite(folder / "added_tokens.json", **{TURN: first + 1})
+    assert encode(folder, extra + TURN) == [first, first + 1]
+
+
+@pytest.mark.covers("K15")
+@pytest.mark.parametrize("at", [5, 9999])
+def test_an_id_that_another_token_has_or_the_model_lacks_is_not_taken(
+    folder: Path, at: int
+) -> None:
+    before = encode(folder, TURN)
+    rewrite(folder / "added_tokens.json", **{TURN: at})
+    assert encode(folder, TURN) == before
+
+
+SPECIAL = {
+    "eos_token": EOS,
+    "additional_special_tokens": [{"content": EOS}],
+    "extra_special_tokens": {"end": EOS},
+    "added_tokens_decoder": {"1": {"content": EOS, "special": True}},
+}
+
+
+@pytest.mark.covers("K15")
+@pytest.mark.parametrize("kind", ["not special", "not added"])
+@pytest.mark.parametrize("key", SPECIAL)
+def test_a_token_is_special_where_any_file_says_so(folder: Path, key: str, kind: str) -> None:
+    layout = json.loads((folder / "tokenizer.json").read_text())
+    for one in layout["added_tokens"]:
+        one["special"] = one["content"] != EOS
+    if kind == "not added":
+        layout["added_tokens"] = [one for one in layout["added_tokens"] if one["content"] != EOS]
+    rewrite(folder / "tokenizer.json", **layout)
+    template = "{{ messages[0]['content'] }}"
+    rewrite(folder / "tokenizer_config.json", eos_token=None, chat_template=template)
+    assert TextModel.load(folder, "", 0).decode([END, END]) == EOS + EOS
+    rewrite(folder / "tokenizer_config.json", **{key: SPECIAL[key]})
+    model = TextModel.load(folder, "", 0)
+    assert model.decode([END, END]) == ""
+    prompt = model.render_chat([{"role": "user", "content": EOS}])
+    ids = model.encode(prompt, add_special_tokens=False, param="messages")
+    assert END not in ids, "what a user writes is text"
+
+
+def test_an_end_that_may_be_a_word_is_a_part_of_texts(folder: Path) -> None:
+    rewrite(folder / "tokenizer_config.json", eos_token="Hello")
+    before = encode(folder, "Hello world")
+    rewrite(folder / "tokenizer_config.json", eos_token=None)
+    assert encode(folder, "Hello world") == before
+
+
+@pytest.mark.covers("K16")
+@pytest.mark.parametrize("is_older", [True, False])
+def test_roles_of_tokens_are_those_of_the_file_that_counts(folder: Path, is_older: bool) -> None:
+    """The map counts for checkpoints that declare no tokens in their configuration."""
+    rewrite(folder / "special_tokens_map.json", bos_token={"content": "<s>"}, unk_token="<unk>")
+    rewrite(folder / "tokenizer_config.json", bos_token=BOS, eos_token=None)
+    if not is_older:
+        rewrite(folder / "tokenizer_config.json", added_tokens_decoder={})
+    roles = special_tokens(folder, KeptFiles())
+    assert roles == {"bos_token": "<s>" if is_older else BOS, "unk_token": "<unk>"}
+
+
+@pytest.mark.covers("K16")
+def test_a_template_has_the_tokens_of_the_map(folder: Path) -> None:
+    asked = [{"role": "user", "content": "Hello"}]
+    wanted = TextModel.load(folder, "", 0).render_chat(asked)
+    rewrite(folder / "special_tokens_map.json", bos_token=BOS, eos_token=EOS)
+    rewrite(folder / "tokenizer_config.json", bos_token=None, eos_token=None)
+    assert wanted.startswith(BOS)
+    assert TextModel.load(folder, "", 0).render_chat(asked) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": ["<a>", None, {"content": 5}]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": "<a>", "extra_special_tokens": 7}),
+        ("added_tokens.json", {"": 3, "<a>": None, "<b>": -1, "<c>": 1.5, "<d>": "x"}),
+    ],
+)
+def test_what_declares_no_token_changes_nothing(
+    folder: Path, name: str, fields: dict[str, Any]
+) -> None:
+    text = (folder / "tokenizer.json").read_text()
+    rewrite(folder / name, **fields)
+    assert model_tokenizer(folder, 320, KeptFiles()) == text
+
+
+@pytest.mark.parametrize("added", [["<a>"], [{"id": 1}], [{"content": "<a>"}], 7])
+def test_a_tokenizer_with_broken_tokens_is_named(folder: Path, added: Any) -> None:
+    rewrite(folder / "tokenizer.json", added_tokens=added)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        tokenizer_end_ids(folder)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        TextModel.load(folder, "", 0)

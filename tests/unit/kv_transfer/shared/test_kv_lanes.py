@@ -21,7 +21,6 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
 from kv_transfer.transport import FromSession, Parts
 from kv_transfer.wire import frames
-from tests.support.clocks.stall_free_clock import StallFreeClock
 from tests.support.kv.fake_one_sided_lane import FakeOneSidedLane
 from tests.support.kv.kinds import FakeRdmaKind
 from tests.support.kv.kv_cluster import (
@@ -198,9 +197,7 @@ def test_a_lane_that_cannot_be_taken_after_all_gives_way(
 def test_a_write_that_failed_falls_back_until_the_lane_is_mended(
     cluster: Cluster, kind: FakeRdmaKind
 ) -> None:
-    # A connection that is gone is soon a silent one; a stall of this process is no silence.
-    clock = StallFreeClock(0.1)
-    prefill, decode = (cluster.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")
+    prefill, decode = cluster.node("p"), cluster.node("d")
     kind.fabric.fail_next()
     ticket = cluster.ticket(decode, [1, 2, 3])
     send(prefill, decode, ticket, [4, 5, 6])
@@ -220,7 +217,7 @@ def test_a_pair_that_falls_back_says_and_counts_it_once_and_tries_again(
     cluster: Cluster, kind: FakeRdmaKind, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "pdserve.kv_transfer")
-    prefill, decode = cluster.node("p"), cluster.node("d", peer_timeout_s=0.4)
+    prefill, decode = cluster.node("p"), cluster.node("d")
 
     def fallbacks() -> dict[tuple[str, str], int]:
         counts = prefill.connector.statistics().measured.fallbacks

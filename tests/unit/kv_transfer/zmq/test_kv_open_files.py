@@ -15,10 +15,12 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.sending.transfer_errors import PeerUnreachable
+from kv_transfer.sending.unreachable import MOST_PAUSE_S
 from kv_transfer.shared.limits import Limits
 from kv_transfer.zmq import open_files
 from kv_transfer.zmq.open_files import FEW, NEARLY_NONE, OpenFiles, files_left
 from kv_transfer.zmq.transport import ZmqTransport
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.kv.kv_cluster import (
     LAYOUT,
     Cluster,
@@ -143,7 +145,8 @@ class Pairs:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.prefill = cluster.node("p", peer_timeout_s=0.5)
+        self.clock = ManualClock()
+        self.prefill = cluster.node("p", clock=self.clock)
         self.known, self.other = cluster.node("known"), cluster.node("other")
         self.hand_over(self.known)
 
@@ -159,10 +162,19 @@ class Pairs:
             connector, turn = node.connector, node.connector.num_turns
             wait_until(lambda: connector.num_turns >= turn + 2, node.look_at_the_time)  # noqa: B023
 
-    def error_to(self, to: Node) -> HandoffFailed:
-        """Return how a transfer ends that must not succeed."""
+    def error_to(self, to: Node, *, is_silent: bool = False) -> HandoffFailed:
+        """Return how a transfer ends that must not succeed; time passes for a silent node only."""
+        num_before = len(self.prefill.events)
         self.prefill.connector.open(self.cluster.ticket(to, [1]), deadline_s=30)
+        if is_silent:
+            self.prefill.pass_time_until(lambda: self.prefill.events[num_before:], self.clock)
         return error_of(self.prefill.wait_event())
+
+    def try_again(self) -> None:
+        """Let the prefill node connect to those that it did not reach."""
+        self.clock.advance(MOST_PAUSE_S)
+        self.prefill.look_at_the_time()
+        wait_until(lambda: not self.prefill.connector.statistics().unreachable)
 
 
 @pytest.fixture
@@ -188,10 +200,10 @@ def test_without_files_transfers_end_typed_until_there_are_some(pairs: Pairs) ->
     with only_left(0):
         pairs.count_files()
         for node in (pairs.known, pairs.other):
-            assert isinstance(pairs.error_to(node), PeerUnreachable)
+            assert isinstance(pairs.error_to(node, is_silent=True), PeerUnreachable)
     pairs.count_files()
+    pairs.try_again()
     for node in (pairs.known, pairs.other):
-        wait_until(lambda: not isinstance(pairs.error_to(node), PeerUnreachable))  # noqa: B023
         pairs.hand_over(node)
     for node in pairs.cluster.nodes:
         node.assert_books_are_empty()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,9 +210,11 @@ def test_ernie_joins_the_best_pieces_and_starts_with_none(
     assert (config["architectures"], config["use_bias"]) == (["Ernie4_5ForCausalLM"], False)
 
 
-def test_qwen_2_splits_words_its_own_way(write_gguf: WriteGguf, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2", "deepseek-r1-qwen"])
+def test_qwen_2_splits_words_its_own_way(write_gguf: WriteGguf, tmp_path: Path, name: str) -> None:
     """Digits stand alone, though a merge would join them, and apostrophes take either case."""
-    folder = folder_of(write_gguf, tmp_path / "hf", FAMILIES[1])
+    metadata = FAMILIES[1].tokenizer | {"tokenizer.ggml.pre": name}
+    folder = folder_of(write_gguf, tmp_path / "hf", replace(FAMILIES[1], tokenizer=metadata))
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = "I'LL  pa 123\n\n(x!\n --"
     encoded = tokenizer.encode(text)

@@ -12,9 +12,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
+from common.files.kept_files import KeptFiles
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import gguf_folder_cached, make_gguf_folder
+from router.text.model_files import DEFAULT, TOOL_USE, read_chat_templates
 
 WriteGguf = Callable[..., Path]
 
@@ -107,6 +109,21 @@ def test_config_says_what_the_file_says(write_gguf: WriteGguf, tmp_path: Path) -
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     assert tokenizer_config["chat_template"] == "{{ messages[0].content }}"
     assert tokenizer_config["eos_token"] == "<|end|>"
+
+
+@pytest.mark.covers("J08")
+def test_a_template_for_tools_is_read_too(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    path = write_gguf({"tokenizer.chat_template.tool_use": "{{ tools }}"})
+    config = read_json(converted(path, tmp_path / "both") / "tokenizer_config.json")
+    assert read_chat_templates(tmp_path, config, KeptFiles()) == {
+        DEFAULT: "{{ messages[0].content }}",
+        TOOL_USE: "{{ tools }}",
+    }
+    path = write_gguf({
+        "tokenizer.chat_template": None, "tokenizer.chat_template.tool_use": "{{ tools }}"
+    })  # fmt: skip
+    config = read_json(converted(path, tmp_path / "alone") / "tokenizer_config.json")
+    assert read_chat_templates(tmp_path, config, KeptFiles())[DEFAULT] == "{{ tools }}"
 
 
 @pytest.mark.parametrize(("end_of_turn", "stops"), [(3, [0, 3]), (0, 0)])

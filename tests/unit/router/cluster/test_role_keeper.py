@@ -394,6 +394,15 @@ async def test_a_change_whose_node_has_become_the_last_in_its_role_is_taken_back
         await world.nodes.set_role(begun.node, begun.role, number=begun.number)
 
 
+async def test_the_only_node_left_is_given_the_role_in_which_it_answers() -> None:
+    world = World()
+    world.nodes.water.nodes = world.nodes.water.of(Role.PREFILL)[:1]
+    await world.run(60, R1)
+    ((told, role, _),) = world.nodes.told
+    assert (told, role) == (world.nodes.nodes()[0].incarnation, Role.DECODE)
+    assert [one["role"] for one in world.keepers[R1].scaling()["changes"]] == ["decode"]
+
+
 async def test_what_another_router_was_asked_for_before_a_change_has_begun_counts() -> None:
     world = World(num_decode=2)
 

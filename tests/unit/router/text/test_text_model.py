@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, processors
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from router.text.chat.chat_template import ChatTemplate
 from router.text.text_model import TextModel, filters_of_nodes
 from router.text.token_lookup import TokenBytes
-from tests.support.http.edge_model import CONTEXT, write_model_folder
+from tests.support.http.edge_model import BOS, CONTEXT, EOS, write_model_folder
 
 USER = [{"role": "user", "content": 'a <b> & "c"'}]
 
@@ -50,6 +50,45 @@ def test_a_model_can_have_several_names(folder: Path) -> None:
 def test_an_answer_ends_at_the_end_tokens_of_both_files(folder: Path) -> None:
     rewrite(folder / "generation_config.json", eos_token_id=[7])
     assert TextModel.load(folder, "", 0).eos_token_ids == {1, 7}
+
+
+AROUND = {
+    "nothing": ([], []),
+    "its begin": ([BOS], []),
+    "an end": ([], [EOS]),
+    "both": ([BOS], [EOS]),
+    "another token": ([EOS], []),
+}
+
+
+@pytest.mark.covers("K17")
+@pytest.mark.parametrize("around", AROUND)
+def test_texts_begin_as_the_configuration_of_the_tokenizer_says(folder: Path, around: str) -> None:
+    before, after = AROUND[around]
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=[(BOS, 0), (EOS, 1)]
+    )
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(path))
+    for wanted in (None, True, False):
+        rewrite(folder / "tokenizer_config.json", add_bos_token=wanted)
+        model = TextModel.load(folder, "", 0)
+        ids = model.encode("Hello", add_special_tokens=True, param="prompt")
+        begin = before if wanted is None else [one for one in before if one != BOS]
+        begin = [BOS, *begin] if wanted else begin
+        assert [model.tokenizer.id_to_token(one) for one in ids] == [*begin, "Hello", *after]
+    chat = model.encode(model.render_chat(USER), add_special_tokens=False, param="messages")
+    assert chat.count(0) == 2, "a template's text is the whole prompt"
+
+
+@pytest.mark.covers("K17")
+@pytest.mark.parametrize("bos", [None, "<unheard of>"])
+def test_a_begin_that_the_tokenizer_lacks_is_none(folder: Path, bos: str | None) -> None:
+    rewrite(folder / "tokenizer_config.json", add_bos_token=True, bos_token=bos)
+    ids = TextModel.load(folder, "", 0).encode("Hello", add_special_tokens=True, param="prompt")
+    assert ids[0] == 0, "as tokenizer.json says"
 
 
 Break = Callable[[Path], object]

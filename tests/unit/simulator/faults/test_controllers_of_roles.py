@@ -111,18 +111,38 @@ def test_a_change_by_load_may_not_take_the_last_node_that_prefills() -> None:
         node.life.set_role(Role.DECODE, begun.number)
 
 
+def test_a_change_by_load_may_give_decode_nodes_one_that_prefills() -> None:
+    cluster = run(a_history(replace(SHAPE, num_prefill=1, num_routers=1), LONG[:1]))
+    del cluster.nodes["prefill-0"]
+    node, leading = cluster.nodes["decode-0"], cluster.roles.leading
+    begun = leading.begin_move(leading.lead(R1, 4.0, 0.0).leader, node.me, Role.PREFILL, 0.0)
+    assert begun is not None
+    node.life.set_role(Role.PREFILL, begun.number)
+    assert node.role is Role.PREFILL
+
+
 def test_a_cluster_in_which_no_node_decodes_is_to_get_one() -> None:
     cluster = run(a_history(SHAPE, LONG[:1]))
     routers = cluster.routers.values()
     for name in [name for name, node in cluster.nodes.items() if node.role is not Role.PREFILL]:
         assert cluster.roles.why_unserved(routers) == ""
         del cluster.nodes[name]
-    num = len(cluster.nodes)
-    assert cluster.roles.why_unserved(routers) == f"no node decodes, and {num} could"
-    assert cluster.roles.why_unserved([]) == "", "no router is there"
-    for name in list(cluster.nodes)[1:]:
-        del cluster.nodes[name]
-    assert cluster.roles.why_unserved(routers) == "", "no other node is there"
+    for num in (3, 2, 1):
+        assert cluster.roles.why_unserved(routers) == f"no node decodes, and {num} could"
+        assert cluster.roles.why_unserved([]) == "", "no router is there"
+        cluster.nodes.popitem()
+    assert cluster.roles.why_unserved(routers) == "", "no node is there"
+
+
+def test_the_only_node_that_stays_is_given_the_role_in_which_it_answers() -> None:
+    drains = [
+        Fault(at_s=2.0, kind=FaultKind.DRAIN, target=f"decode-{number}", other=ROUTER)
+        for number in range(2)
+    ]
+    cluster = run(a_history(replace(SHAPE, num_prefill=1), LONG, *drains))
+    (node,) = cluster.nodes.values()
+    assert node.role is Role.DECODE
+    assert cluster.roles.num_moved >= 1
 
 
 def test_a_cluster_whose_roles_stay_may_be_without_a_node_that_decodes() -> None:

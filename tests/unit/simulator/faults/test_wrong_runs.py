@@ -86,7 +86,7 @@ def instead(of: str, error: Exception) -> Callable[[Method], Method]:
         ),
         (
             *(FaultyRouter, "why_held", lambda _: lambda _: "it counts 1 request", ()),
-            "it counts 1 request, 20 s after the last request has ended",
+            "it counts 1 request, 40 s after the last request has ended",
         ),
         (
             *(FaultyNode, "on_drained", lambda _: nothing, (DRAIN,)),

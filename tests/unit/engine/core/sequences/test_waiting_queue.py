@@ -45,10 +45,10 @@ def test_by_priority_then_arrival_where_priorities_count() -> None:
 def test_those_of_the_same_priority_wait_before_a_new_one() -> None:
     waiting = [new(1), new(2, length=5, priority=2), new(3, length=9, priority=7)]
     queue = queue_of(*waiting, priorities=True)
-    assert [queue.tokens_ahead(priority) for priority in (-1, 0, 2, 5, 7, 8)] == [
-        17, 17, 14, 9, 9, 0
+    assert [queue.ahead(priority) for priority in (-1, 0, 2, 5, 7, 8)] == [
+        (3, 17), (3, 17), (2, 14), (1, 9), (1, 9), (0, 0)
     ]  # fmt: skip
-    assert queue_of(*waiting).tokens_ahead(8) == 17
+    assert queue_of(*waiting).ahead(8) == (3, 17)
 
 
 def test_a_new_one_is_told_how_many_wait_before_it() -> None:

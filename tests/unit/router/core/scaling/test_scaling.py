@@ -147,6 +147,32 @@ def test_a_role_that_lost_its_last_node_gets_one_soon_although_the_last_change_t
     assert len(cluster.of(Role.DECODE)) == 1
 
 
+def test_the_only_prefill_node_decodes_when_nothing_else_does_for_a_while() -> None:
+    cluster = FluidCluster(1, 1)
+    decode = cluster.of(Role.DECODE)[0]
+    cluster.run(5, prompts_per_s=0, answers=0)
+    decode.is_draining = True
+    cluster.run(MOST_HOLD_S - READ_S, prompts_per_s=0, answers=0)
+    decode.is_draining = False
+    cluster.run(READ_S, prompts_per_s=0, answers=0)
+    decode.is_draining = True
+    since_s = cluster.now_s
+    *_, last = cluster.run(MOST_HOLD_S, prompts_per_s=0, answers=0)
+    assert cluster.moves == [], "a node came back meanwhile"
+    assert "no change for another" in last.choice.why
+    cluster.run(2 * READ_S, prompts_per_s=0, answers=0)
+    ((moved_at_s, role),) = cluster.moves
+    assert role is Role.DECODE
+    assert moved_at_s == pytest.approx(since_s + MOST_HOLD_S + READ_S)
+
+
+def test_the_only_prefill_node_beside_a_mixed_one_and_the_only_decode_node_stay() -> None:
+    for cluster in (FluidCluster(1, 0, 1), FluidCluster(0, 1)):
+        *_, last = cluster.run(3 * MOST_HOLD_S, prompts_per_s=9 * PREFILL_SPEED, answers=100)
+        assert cluster.moves == []
+        assert "keeps its only node" in last.choice.why
+
+
 def test_a_cluster_of_decode_nodes_gets_a_prefill_node_when_prompts_are_computed() -> None:
     idle = FluidCluster(0, 3)
     idle.run(30, prompts_per_s=0, answers=100)

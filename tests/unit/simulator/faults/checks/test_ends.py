@@ -165,6 +165,7 @@ def test_a_request_may_end_with_the_only_node_that_is_large_enough(outcome: str)
 
 CRASH, STEP = a_fault(FaultKind.CRASH), a_fault(FaultKind.STEP)
 ALL_LEAVE = (LEAVES, a_fault(FaultKind.DRAIN, target="decode-1"))
+LED = replace(EVEN, target_ttft_s=1.0, target_tpot_s=0.1)
 FULL, SHEDS = replace(EVEN, max_queued=1), replace(EVEN, sheds=True)
 
 
@@ -185,6 +186,9 @@ FULL, SHEDS = replace(EVEN, max_queued=1), replace(EVEN, sheds=True)
         ("overloaded", EVEN, "", (LEAVES,), False),
         ("overloaded", EVEN, "", ALL_LEAVE, True),
         ("overloaded", EVEN, "", tuple(replace(one, at_s=5.1) for one in ALL_LEAVE), False),
+        ("overloaded", LED, "", (), False),
+        ("overloaded", LED, "", (LEAVES,), True),
+        ("overloaded", replace(LED, num_mixed=1), "", ALL_LEAVE, False),
         ("overloaded", FULL, "", (), True),
         ("overloaded", SHEDS, "", (), False),
         ("overloaded", EVEN, "late", (), True),
