@@ -7,8 +7,8 @@ from enum import Enum
 
 from common.errors import InvalidRequest
 
-MAX_GRAMMAR_BYTES = 128 << 10
-"""Most bytes of a grammar in UTF-8: what OpenAI allows for all names and values of a schema."""
+MAX_GRAMMAR_BYTES = 256 << 10
+"""Most bytes of a grammar in UTF-8: 256 tools of 1 KiB each, without what describes them."""
 
 
 class GrammarKind(Enum):

@@ -9,7 +9,7 @@ same text with the same options.
 - `own_stack`: a stack of a known size
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
-- `schema_walk`: the parts of a schema; `dates`: dates of the calendar in them
+- `schema_walk`: the parts of a schema, and its references; `dates`: dates of the calendar in them
 - `numbers`: numbers that the compiler has otherwise; `nothing_asked`: keywords that ask for nothing
 - `look_around`: known patterns with look-around, without it
 - `endless`: parts of schemas and rules of grammars of which nothing has an end

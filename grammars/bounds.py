@@ -32,8 +32,8 @@ MAX_MULTIPLE = 100_000
 Powers of ten have as many states as digits."""
 MAX_PATTERNS = 12
 """Patterns that one text must all match, by `allOf`: their states multiply."""
-MAX_EMBEDDED = 256
-"""JSON schemas within one Lark grammar; a tool's arguments are one."""
+MAX_EMBEDDED = 257
+"""JSON schemas within one Lark grammar: a tool's arguments are one, and so is an answer's text."""
 
 _MAX_DIGITS = 40
 _WANTED_NUMBER = f"one from {LEAST_INTEGER} to {GREATEST_INTEGER}"

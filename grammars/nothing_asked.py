@@ -1,13 +1,16 @@
 """Keywords of JSON schemas whose value asks for nothing, or for what another keyword says.
 
 llguidance refuses the keywords that it does not have, whatever they ask for. Writers of schemas
-write many of them always: `uniqueItems: false`, or `propertyNames: {"type": "string"}`.
+write many of them always: `uniqueItems: false`, or `propertyNames: {"type": "string"}`. PHP writes
+an object without fields as an empty list, such as the properties of a tool without parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from grammars.places import LISTED_PARTS, NAMED_PARTS, SINGLE_PARTS
 
 _ANNOTATIONS = frozenset(
     (
@@ -31,13 +34,40 @@ _FORMATS = frozenset(
     )
 )
 """The formats of JSON Schema. Others, such as int64 or password, are notes for people."""
+_OBJECTS = frozenset(
+    (
+        *(*NAMED_PARTS, *SINGLE_PARTS, "dependentRequired", "dependencies", "propertyNames"),
+        *("unevaluatedProperties", "unevaluatedItems", "contains"),
+    )
+) - {"items"}
+"""Keywords whose value is an object, or may be one, and never a list."""
+_NOTES = ("title", "description", "$comment")
+"""Texts for people and models: most of what a tool's schema is, and nothing of what it takes."""
 _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+
+def fill_empty_lists(part: dict[str, Any]) -> None:
+    """Put an object in the place of each empty list where one is wanted, in one part of a schema.
+
+    The lists and objects that it has are replaced, not changed.
+    """
+    for keyword, value in part.items():
+        if keyword in _OBJECTS and value == []:
+            part[keyword] = {}
+        elif keyword in NAMED_PARTS and isinstance(value, Mapping):
+            part[keyword] = {name: {} if one == [] else one for name, one in value.items()}
+        elif keyword in LISTED_PARTS and isinstance(value, list):
+            part[keyword] = [{} if one == [] else one for one in value]
 
 
 def drop_nothings(part: dict[str, Any]) -> None:
     """Take such keywords out of one part of a schema, the parts in it not included."""
+    fill_empty_lists(part)
     for keyword, is_nothing in _NOTHING.items():
         if keyword in part and is_nothing(part[keyword]):
+            del part[keyword]
+    for keyword in _NOTES:
+        if isinstance(part.get(keyword), str):
             del part[keyword]
     for keyword in _SIZES:
         value = part.get(keyword)

@@ -11,45 +11,75 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
+from grammars.schema_walk import TYPES, Targets, type_of
+
 _MOST_CHOICES = 64
 """Each pair is looked at."""
 _MOST_LEVELS = 4
 """Objects within each other that are looked into for a property that tells two apart."""
-_KINDS = frozenset(("null", "boolean", "number", "string", "array", "object"))
+_MOST_READ = 20_000
+"""Keywords, values and properties of referred parts that are read in one schema: 20 ms."""
 _SIZES = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
-def with_any_of(part: dict[str, Any]) -> None:
-    """Replace `oneOf` in a part of a schema where no value can be of two of its choices."""
-    choices = part.get("oneOf")
-    if not isinstance(choices, list) or "anyOf" in part or len(choices) > _MOST_CHOICES:
-        return
-    kinds = _kinds_of(part)
-    if all(_exclude(one, other, kinds, 0) for one, other in combinations(choices, 2)):
-        part["anyOf"] = part.pop("oneOf")
+class OneOf:
+    """Finds in one schema which choices exclude each other. References in it are followed."""
 
+    def __init__(self, whole: Mapping[str, Any]) -> None:
+        """Look at parts of `whole`, which is not changed meanwhile."""
+        self._targets = Targets(whole)
+        self._num_left = _MOST_READ
 
-def _exclude(one: Any, other: Any, kinds: frozenset[str], level: int) -> bool:
-    """Return whether it is certain that no value of these `kinds` is of both schemas."""
-    if one is False or other is False:
+    def with_any_of(self, part: dict[str, Any]) -> None:
+        """Replace `oneOf` in a part of the schema where no value can be of two of its choices."""
+        choices = part.get("oneOf")
+        if not isinstance(choices, list) or "anyOf" in part or len(choices) > _MOST_CHOICES:
+            return
+        kinds = _kinds_of(part)
+        if all(self._exclude(one, other, kinds, 0) for one, other in combinations(choices, 2)):
+            part["anyOf"] = part.pop("oneOf")
+
+    def _exclude(
+        self, one: Any, other: Any, kinds: frozenset[str], level: int, *, is_referred: bool = False
+    ) -> bool:
+        """Return whether it is certain that no value of these `kinds` is of both schemas.
+
+        What is read by references is bounded: the same part may be named again and again.
+        """
+        if one is False or other is False:
+            return True
+        mine, others = self._targets.of(one), self._targets.of(other)
+        is_referred = is_referred or mine is not one or others is not other
+        one, other = mine, others
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return one is False or other is False
+        if is_referred:
+            self._num_left -= _size(one) + _size(other)
+            if self._num_left < 0:
+                return False
+        if _are_apart(_values(one), other) or _are_apart(_values(other), one):
+            return True
+        for kind in kinds & _kinds_of(one) & _kinds_of(other):
+            is_apart = (
+                level < _MOST_LEVELS
+                and any(
+                    self._exclude(*both, TYPES, level + 1, is_referred=is_referred)
+                    for both in _in_both(one, other)
+                )
+                if kind == "object"
+                else _exclude_in_kind(kind, one, other)
+            )
+            if not is_apart:
+                return False
         return True
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    if "$ref" in one or "$ref" in other:  # earlier drafts ignore what stands beside it
-        return False
-    if _are_apart(_values(one), other) or _are_apart(_values(other), one):
-        return True
-    shared = kinds & _kinds_of(one) & _kinds_of(other)
-    return all(_exclude_in_kind(kind, one, other, level) for kind in shared)
 
 
-def _exclude_in_kind(
-    kind: str, one: Mapping[str, Any], other: Mapping[str, Any], level: int
-) -> bool:
-    if kind == "object":
-        return level < _MOST_LEVELS and any(
-            _exclude(*properties, _KINDS, level + 1) for properties in _in_both(one, other)
-        )
+def _size(part: Mapping[str, Any]) -> int:
+    """Return how much of a part is read at most, the parts in it not included."""
+    return 1 + sum(len(value) for value in part.values() if isinstance(value, Mapping | list))
+
+
+def _exclude_in_kind(kind: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if kind == "number":
         return _is_below(one, other) or _is_below(other, one)
     if kind in _SIZES:
@@ -78,7 +108,7 @@ def _kinds_of(part: Mapping[str, Any]) -> frozenset[str]:
     kind = part.get("type", None)
     named = kind if isinstance(kind, list) else [kind]
     if not all(isinstance(one, str) for one in named):
-        return _KINDS
+        return TYPES
     return frozenset("number" if one == "integer" else one for one in named)
 
 
@@ -102,30 +132,17 @@ def _are_apart(values: Sequence[Any] | None, part: Mapping[str, Any]) -> bool:
 
 def _key(value: Any) -> tuple[str, Any]:
     """Return a key that equal values share, as all lists do and all objects."""
-    kind = _kind(value)
+    kind = type_of(value)
     return kind, None if kind in ("array", "object") else value
 
 
 def _may_be(value: Any, part: Mapping[str, Any]) -> bool:
     """Return whether a value may be one of a part that lists none."""
-    kind = _kind(value)
+    kind = type_of(value)
     is_outside = kind == "number" and (
         _is_below({"maximum": value}, part) or _is_below(part, {"minimum": value})
     )
     return kind in _kinds_of(part) and not is_outside
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-    return "array" if isinstance(value, list) else "object"
 
 
 def _is_below(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -144,9 +161,9 @@ def _bounds(part: Mapping[str, Any], key: str, exclusive: str) -> Iterator[tuple
         (part.get(key), part.get(exclusive) is True),
         (part.get(exclusive), True),
     ):
-        if _kind(value) == "number" and Decimal(str(value)).is_finite():
+        if type_of(value) == "number" and Decimal(str(value)).is_finite():
             yield Decimal(str(value)), is_out
 
 
 def _is_less(most: Any, least: Any) -> bool:
-    return _kind(most) == _kind(least) == "number" and bool(most < least)
+    return type_of(most) == type_of(least) == "number" and bool(most < least)

@@ -22,7 +22,7 @@ from grammars.look_around import without_look_around
 from grammars.nothing_asked import drop_nothings
 from grammars.numbers.exact_numbers import with_whole_bounds
 from grammars.numbers.number_ranges import with_every_decimal, without_excluded_bound
-from grammars.one_of import with_any_of
+from grammars.one_of import OneOf
 from grammars.schema_walk import copied_parts
 from grammars.weaker_schemas import leave_out_beyond
 
@@ -41,11 +41,11 @@ def json_rule(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     """
     options = {**_WHITE_SPACE, "lenient": True} if is_lenient else _WHITE_SPACE
     whole = dict(schema)
-    parts = []
+    parts, one_of = [], OneOf(schema)
     for part in copied_parts(whole):
         drop_nothings(part)
         without_look_around(part)
-        with_any_of(part)
+        one_of.with_any_of(part)
         with_whole_bounds(part)
         without_excluded_bound(part)
         if is_lenient:

@@ -135,6 +135,10 @@ class RedisStore:
         if holder:
             raise StaleEpoch(f"{Incarnation(node_id, holder)} holds the lease of {node_id}")
 
+    async def lease_left_s(self, node_id: str) -> float:
+        key = self._key("node", node_id)
+        return float(max(0, await self._call(lambda redis: redis.pttl(key)))) / 1000
+
     async def leave(self, incarnation: Incarnation) -> None:
         args = [incarnation.node_id, incarnation.epoch]
         await self._run(scripts.LEAVE, self._lease_keys(incarnation.node_id)[:2], args)

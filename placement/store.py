@@ -82,7 +82,7 @@ class Leadership:
 
 
 class PlacementStore(Protocol):
-    """Eleven methods; the in-memory and the Redis store pass one contract suite."""
+    """Twelve methods; the in-memory and the Redis store pass one contract suite."""
 
     async def next_epoch(self, node_id: str) -> int:
         """Return an epoch higher than any before for `node_id`, also after the store was emptied.
@@ -92,6 +92,9 @@ class PlacementStore(Protocol):
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         """Register or renew a lease. Raises `StaleEpoch` when a later incarnation holds it."""
+
+    async def lease_left_s(self, node_id: str) -> float:
+        """Return in how many seconds the lease of a node ends; 0 where nobody holds one."""
 
     async def leave(self, incarnation: Incarnation) -> None:
         """Drop the lease, only if this incarnation holds it."""

@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
-TYPES = ("object", "array", "string", "number", "boolean", "null")
+from grammars.schema_walk import TYPES, referred, type_of
+
 _COMPOSING = ("allOf", "anyOf", "oneOf")
 _ANY = ""
 """A placeholder for all types."""
@@ -50,7 +50,7 @@ def end_endless(
     if not referring or any("$id" in part for part in parts if part is not whole):
         return
     anchors = {one["$anchor"]: one for one in parts if isinstance(one.get("$anchor"), str)}
-    targets = {id(part): _referred(part["$ref"], whole, anchors) for part in referring}
+    targets = {id(part): referred(part["$ref"], whole, anchors) for part in referring}
     endless = {id(part) for part in parts} - _ending(parts, targets)
     for part in referring:
         if id(targets[id(part)]) in endless:
@@ -171,29 +171,14 @@ def _types(part: Mapping[str, Any]) -> Collection[str]:
         named = [named] if isinstance(named, str) else TYPES
     types = {"number" if one == "integer" else one for one in named if isinstance(one, str)}
     if "const" in part:
-        types.intersection_update([_type_of(part["const"])])
+        types.intersection_update([type_of(part["const"])])
     if isinstance(part.get("enum"), list):
-        types.intersection_update(map(_type_of, part["enum"]))
+        types.intersection_update(map(type_of, part["enum"]))
     for kind, (least, most) in _SIZES.items():
-        if _is_number(part.get(least)) and _is_number(part.get(most)) and part[least] > part[most]:
+        sizes = part.get(least), part.get(most)
+        if all(type_of(size) == "number" for size in sizes) and part[least] > part[most]:
             types.discard(kind)
     return types
-
-
-def _type_of(value: Any) -> str:
-    """Return the type of a constant."""
-    match value:
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case list():
-            return "array"
-    return "null"
 
 
 def _first_items(part: Mapping[str, Any]) -> Iterator[Choices]:
@@ -220,29 +205,3 @@ def _list(part: Mapping[str, Any], keyword: str) -> list[Any]:
 def _size(part: Mapping[str, Any], keyword: str) -> int:
     value = part.get(keyword)
     return value if isinstance(value, int) else 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _referred(reference: str, whole: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
-    """Return what a reference names; None where that is not known."""
-    own = whole.get("$id")
-    if isinstance(own, str):
-        reference = reference.removeprefix(own.rstrip("#"))
-    if reference and not reference.startswith("#"):
-        return None
-    fragment = unquote(reference[1:])
-    if fragment and not fragment.startswith("/"):
-        return anchors.get(fragment)
-    found: Any = whole
-    for step in fragment.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found

@@ -179,7 +179,7 @@ class _Reader:
             self._last = None
 
     def _repeat(self, least: str) -> None:
-        if not least.isdecimal() or not int(least):
+        if not least.isdecimal() or not least.strip("0"):
             self._leave_out()
         self._last = None
 

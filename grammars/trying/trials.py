@@ -23,7 +23,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from common.child_process import module_command, start_helper
-from common.errors import Overloaded, PdserveError
+from common.errors import CheckpointError, Overloaded, PdserveError
 from common.files.kept_files import KeptFiles
 from common.files.tokenizer_files import TOKENIZER_FILES
 from common.grammar import Grammar
@@ -64,11 +64,14 @@ class GrammarTrials:
     ) -> None:
         """Try for the tokenizer in `folder`; `model` is for messages. Starts nothing yet.
 
-        `files` keep what is read of the folder. Raises `OSError` where it cannot be read.
+        `files` keep what is read of the folder. Raises `CheckpointError` where it cannot be read.
         """
         self._files = KeptFiles() if files is None else files
         for name in TOKENIZER_FILES:
-            self._files.read(folder / name)
+            try:
+                self._files.read(folder / name)
+            except OSError as error:
+                raise CheckpointError(f"{folder / name} cannot be read: {error}") from error
         settings = {
             "folder": str(folder),
             "model": model,

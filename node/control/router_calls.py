@@ -34,6 +34,7 @@ from node.flow.messages import (
     Answer,
     CallRefused,
     Compiled,
+    Message,
     PullRefused,
     Submit,
 )
@@ -151,15 +152,15 @@ class RouterCalls:
         for call in message.calls:
             self._take_call(call)
         for pull in message.pulls:
-            self._take_pull(pull)
+            await self._take(partial(send_blocks_from_proto, pull), "a pull")
         for fetch in message.fetches:
-            self._take_fetch(fetch)
+            await self._take(partial(fetch_from_proto, fetch), "a fetch")
         for lease_token in message.refused_pulls:
-            self._inbox.put(PullRefused(lease_token))
+            await self._put(PullRefused(lease_token))
         for new in message.new_nodes:
-            self._take_new_node(new)
+            await self._take(partial(warm_node_from_proto, new), "a new node")
         if message.HasField("aborts"):
-            await self._abort(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
+            await self._put(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
 
     def close(self) -> None:
         """Forget all calls: the stream has ended, so nobody waits for an answer."""
@@ -168,38 +169,27 @@ class RouterCalls:
             self._replies.forget(waiting.submit.reply_to)
         self._waiting.clear()
 
-    async def _abort(self, abort: AbortAttempt) -> None:
-        """Queue an abort for the step thread.
+    async def _take(self, made: Callable[[Incarnation], Message], what: str) -> None:
+        """Queue what is no call; drop what cannot be read: at worst a prompt is computed."""
+        try:
+            message = made(self._router)
+        except InvalidRequest as error:
+            log.warning("%s of %s is dropped: %s", what, self._router, error)
+        else:
+            await self._put(message)
 
-        No abort is lost: while the inbox has no room for it, nothing more is read from this router.
+    async def _put(self, message: Message) -> None:
+        """Queue what is no call for the step thread.
+
+        Nothing is lost: while the inbox has no room for it, nothing more is read from this router.
         """
         while True:
             try:
-                self._inbox.put(abort)
+                self._inbox.put(message)
             except Overloaded:
                 await asyncio.sleep(FULL_INBOX_PAUSE_S)
             else:
                 return
-
-    def _take_pull(self, pull: pb.Pull) -> None:
-        """Queue a pull; one that cannot be read is dropped: its prompt is computed."""
-        try:
-            self._inbox.put(send_blocks_from_proto(pull, self._router))
-        except InvalidRequest as error:
-            log.warning("a pull of %s is dropped: %s", self._router, error)
-
-    def _take_fetch(self, fetch: pb.Fetch) -> None:
-        """Queue blocks to be pulled that no prompt waits for; none if that goes wrong."""
-        try:
-            self._inbox.put(fetch_from_proto(fetch, self._router))
-        except InvalidRequest as error:
-            log.warning("blocks of another node are not pulled: %s", error)
-
-    def _take_new_node(self, new: pb.NewNode) -> None:
-        try:
-            self._inbox.put(warm_node_from_proto(new, self._router))
-        except InvalidRequest as error:
-            log.warning("a new node is offered nothing: %s", error)
 
     def _take_call(self, call: pb.Call) -> None:
         call_id = call.id

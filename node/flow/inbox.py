@@ -6,17 +6,27 @@ import threading
 from collections import deque
 
 from common.errors import Draining, Overloaded
-from node.flow.messages import AbortAttempt, Message, Submit
+from node.flow.messages import (
+    AbortAttempt,
+    FetchBlocks,
+    Message,
+    PullRefused,
+    SendBlocks,
+    Submit,
+    WarmNode,
+)
 
-MAX_ABORTS = 4096
+MAX_BESIDE = 4096
+_BESIDE = (AbortAttempt, FetchBlocks, PullRefused, SendBlocks, WarmNode)
+"""What routers send beside requests."""
 
 
 class Inbox:
     """Many threads put, one takes. Requests are refused while `max_requests` wait here.
 
     Lost routers and KV events are never refused: there are only a few for each accepted request.
-    Aborts, each message for many attempts, are refused while `MAX_ABORTS` messages wait. The caller
-    then stops reading from the router until there is room.
+    Aborts (each message for many attempts) and messages about pulls are refused while `MAX_BESIDE`
+    of them wait. The caller then stops reading from the router until there is room.
     """
 
     def __init__(self, *, max_requests: int) -> None:
@@ -26,7 +36,7 @@ class Inbox:
         self._messages: deque[Message] = deque()
         self._max_requests = max_requests
         self._num_requests = 0
-        self._num_aborts = 0
+        self._num_beside = 0
         self._is_closed = False
 
     def put(self, message: Message) -> None:
@@ -42,10 +52,10 @@ class Inbox:
                 if self._num_requests >= self._max_requests:
                     raise Overloaded(f"{self._num_requests} requests wait in the inbox")
                 self._num_requests += 1
-            if isinstance(message, AbortAttempt):
-                if self._num_aborts >= MAX_ABORTS:
-                    raise Overloaded(f"{self._num_aborts} messages of aborts wait in the inbox")
-                self._num_aborts += 1
+            if isinstance(message, _BESIDE):
+                if self._num_beside >= MAX_BESIDE:
+                    raise Overloaded(f"{self._num_beside} aborts and pulls wait in the inbox")
+                self._num_beside += 1
             self._messages.append(message)
             self._condition.notify()
 
@@ -66,7 +76,7 @@ class Inbox:
         with self._lock:
             taken = list(self._messages)
             self._messages.clear()
-            self._num_requests = self._num_aborts = 0
+            self._num_requests = self._num_beside = 0
             return taken
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from common.addresses import host_port
 from common.errors import InternalError, StaleEpoch
 from common.ids import Incarnation
 from common.observing.logs import name_node
@@ -20,12 +21,12 @@ from node.control.role import NodeRole
 from node.flow.inbox import Inbox
 from node.flow.messages import RoleChanged
 from node.flow.step_progress import expected_token_s
-from node.life.lease_keeper import LeaseKeeper
+from node.life.lease_keeper import LeaseKeeper, refuse_second_life
 from node.life.model_loading import load_unless_stopped, wait_unless_stopped
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.life.possible_roles import refused_roles
 from node.life.request_path import RequestPath
-from node.life.self_description import log_loaded_model, node_records
+from node.life.self_description import advertised_host, log_loaded_model, node_records
 from node.life.step_thread import StepThread
 from node.watch.metrics import (
     LeaseCollector,
@@ -204,6 +205,13 @@ class EngineNode:
         role = self._config.role.value
         node_id = server.node_id or f"{role}-{socket.gethostname()}-{port}"
         epoch = await wait_for_store(partial(self._parts.store.next_epoch, node_id))
+        await refuse_second_life(
+            self._parts.store,
+            node_id,
+            host_port(advertised_host(server), port),
+            lease_s=self._config.placement.node_lease_s,
+            clock=self._parts.clock,
+        )
         return Incarnation(node_id, epoch)
 
     def _load_model(self) -> LoadedModel:

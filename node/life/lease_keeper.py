@@ -1,4 +1,4 @@
-"""Renews the node's lease in the placement store, with its record and load."""
+"""Renews the node's lease in the placement store, and takes none from a process that lives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from common.errors import StaleEpoch
+from common.errors import ConfigError, StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
 from common.observing.clock import Clock
 from placement.store import (
@@ -23,6 +23,38 @@ log = logging.getLogger("pdserve.node")
 RENEWALS_PER_LEASE = 4
 SECONDS_PER_WARNING = 60.0
 """How often a failure that lasts is logged again."""
+_ROUNDING_S = 0.002
+_LOOKS_PER_LEASE = 16
+
+
+async def refuse_second_life(
+    store: PlacementStore, node_id: str, control_address: str, *, lease_s: float, clock: Clock
+) -> None:
+    """Return when no other process lives as `node_id`; `ConfigError` when one renews its lease.
+
+    Two that restart by themselves would take the lease from each other for ever, and end each
+    other's answers. The lease of a process that is dead is not renewed for half of `lease_s`; one
+    at this process's own `control_address`, whose port is bound here, is of a dead one at once.
+    """
+    try:
+        nodes = [node.record for node in await store.live_nodes()]
+        others = [one.control_address for one in nodes if one.node_id == node_id]
+        if others in ([], [control_address]):
+            return
+        # Latest and earliest, so that no slow call looks like a renewal.
+        left_s = await store.lease_left_s(node_id)
+        latest_end_s = clock.now_s() + left_s
+        for _ in range(_LOOKS_PER_LEASE // 2):
+            await asyncio.sleep(lease_s / _LOOKS_PER_LEASE)
+            asked_at_s = clock.now_s()
+            left_s = await store.lease_left_s(node_id)
+            if left_s and asked_at_s + left_s > latest_end_s + _ROUNDING_S:
+                raise ConfigError(
+                    f"another process serves as {node_id}, at {others[0]}: wanted a --node-id of "
+                    "its own, or the end of that process first"
+                )
+    except PlacementUnavailable as error:
+        log.warning("whether another process serves as %s is not known: %s", node_id, error)
 
 
 class LeaseKeeper:
@@ -80,7 +112,11 @@ class LeaseKeeper:
         except PlacementUnavailable as error:
             self._on_failure(error)
         except StaleEpoch:
-            log.error("another process took over as %s", record.node_id)
+            log.error(
+                "another process took over as %s, so this one ends: this one was not heard for too "
+                "long, or two have one --node-id",
+                record.node_id,
+            )
             raise
         else:
             if self._num_failed:

@@ -46,6 +46,7 @@ _BY_NAME = re.compile(
 )
 _PORT = re.compile(r"PDSERVE_([A-Z0-9_]+_)?PORT")
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+_LISTS = ", and commas between several values of one"
 
 
 class SettingsError(ConfigError):
@@ -215,7 +216,7 @@ def _read_flags(
         elif not follows_flag:
             hint = f"; {_model_hint(command, argument)}" if is_model(argument) else ""
             settings.problems.append(
-                f"unexpected argument {quoted(argument)}: wanted flags only{hint}"
+                f"unexpected argument {quoted(argument)}: wanted flags only{hint or _LISTS}"
             )
         follows_flag = is_flag and "=" not in argument
 

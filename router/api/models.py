@@ -1,4 +1,4 @@
-"""`/v1/models`: the model that is served."""
+"""`/v1/models`: the model that is served, under each of its names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 
 from router.api.answers.shapes import ModelCard, ModelList
 from router.api.planning.planner import check_model
@@ -20,9 +21,9 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
     """Add the routes to `app`; `max_model_len` tells what a node that is alive can hold."""
     created_s = int(time.time())
 
-    def card() -> ModelCard:
+    def card(name: str) -> ModelCard:
         return {
-            "id": text_model.name,
+            "id": name,
             "object": "model",
             "created": created_s,
             "owned_by": "pdserve",
@@ -31,13 +32,14 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
 
     @app.get(
         "/v1/models",
-        summary="The model that is served",
+        summary="The model that is served, under each of its names",
         tags=[MODELS],
         responses=good_response(ModelList) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
     async def list_models() -> JsonAnswer:
-        models: ModelList = {"object": "list", "data": [card()]}
+        cards = [card(name) for name in text_model.names]
+        models: ModelList = {"object": "list", "data": cards}
         return JsonAnswer(models)
 
     # Any name is valid: declared to the framework, it would be described with a status 422.
@@ -52,5 +54,8 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
     )
     @open_to(Access.KEY)
     async def one_model(request: Request) -> JsonAnswer:
-        check_model(request.path_params["name"], text_model)
-        return JsonAnswer(card())
+        name: str = request.path_params["name"]
+        if not name:  # the list, with a slash too many
+            raise HTTPException(404)
+        check_model(name, text_model)
+        return JsonAnswer(card(name))

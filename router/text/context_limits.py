@@ -23,14 +23,13 @@ def output_limit(
     default: int | None,
     prompt_param: str,
     max_tokens_param: str,
-    is_cut: bool = False,
+    min_tokens: int,
 ) -> int:
     """Return the most tokens the answer may have.
 
-    Without `max_tokens`: `default`, or all that is left when that is less or None. An explicit
-    `max_tokens` that does not fit is cut to that with `is_cut`, and else refused, with both
-    numbers. Raises `InvalidRequest`, and `ContextExceeded`, also for a prompt that leaves no space
-    for one token.
+    Without `max_tokens`: `default`, or all that is left when that is less or None. More than is
+    left is cut to that: agents send one limit with every conversation. Raises `InvalidRequest`,
+    and `ContextExceeded` for a prompt that leaves no space for one token, or for `min_tokens`.
     """
     num_left = max_model_len - num_prompt_tokens
     if num_left < 1:
@@ -40,18 +39,18 @@ def output_limit(
             "output must fit",
             param=prompt_param,
         )
+    if min_tokens > num_left:
+        raise ContextExceeded(
+            f"min_tokens is {min_tokens} and the prompt has {num_prompt_tokens} tokens: "
+            f"{context_length(max_model_len)}, prompt and output together, so at most {num_left} "
+            "are left",
+            param="min_tokens",
+        )
     if max_tokens is None:
         return num_left if default is None else min(default, num_left)
     if max_tokens < 1:
         raise InvalidRequest(
             f"{max_tokens_param} is {max_tokens}: wanted at least 1", param=max_tokens_param
-        )
-    if max_tokens > num_left and not is_cut:
-        raise ContextExceeded(
-            f"{max_tokens_param} is {max_tokens} and the prompt has {num_prompt_tokens} tokens: "
-            f"{context_length(max_model_len)}, prompt and output together, so at most {num_left} "
-            "are left",
-            param=max_tokens_param,
         )
     return min(max_tokens, num_left)
 

@@ -123,9 +123,10 @@ class TextModel:
             chat=talk,
         )
 
-    def is_called(self, name: str) -> bool:
-        """Return whether a request that asks for the model `name` asks for this one."""
-        return name == self.name or name in self.other_names
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that a request may call the model; answers have the first one."""
+        return (self.name, *self.other_names)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None

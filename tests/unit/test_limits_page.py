@@ -33,6 +33,7 @@ from kv_transfer.shared import limits as kv
 from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
 from node.control import block_reports, control_port, output_streams, router_calls
 from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
+from node.flow import inbox
 from node.watch import metrics_server
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
@@ -160,7 +161,8 @@ ROUTER = {
     "tokens of prompts that choices repeat, with `echo` or `return_token_ids`": (
         f"{MAX_REPEATED_TOKENS:,}"
     ),
-    "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
+    "schema, regular expression or grammar, in UTF-8; of tools together, without `title` and "
+    "`description`": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "
     f"{MAX_GBNF_WORK} characters times rules",
     "levels of a schema": str(MAX_DEPTH),
@@ -209,6 +211,9 @@ CONTROL = {
     "metadata of a call": size(control_port.MAX_METADATA_BYTES),
     "characters of an id": str(MAX_ID_LENGTH),
     "time until a stream names its ends": f"{GREETING_TIMEOUT_S:g} s",
+    "aborts and messages about pulls that wait for the next turn of the step thread": str(
+        inbox.MAX_BESIDE
+    ),
     "calls and aborts in a message of a stream": (
         f"{router_calls.MAX_CALLS_PER_MESSAGE} and {router_calls.MAX_ABORTS_PER_MESSAGE}"
     ),

@@ -19,7 +19,7 @@ from common.request import MAX_LOGPROBS, SamplingParams, check_cache_salt, check
 from grammars.gbnf import Gbnf
 from router.api.bodies.chat_messages import template_messages, template_options
 from router.api.bodies.client_tools import ClientTool
-from router.api.bodies.json_text import checked_text
+from router.api.bodies.json_text import JsonText, checked_text
 from router.api.bodies.messages import request as messages
 from router.api.bodies.places import Places
 from router.api.bodies.response_format import grammar_of
@@ -113,15 +113,11 @@ class AskedSampling(NamedTuple):
 
 
 class MaxTokens(NamedTuple):
-    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits.
-
-    With `is_cut` what does not fit is cut to what does.
-    """
+    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits."""
 
     asked: int | None
     param: str
     default: int | None = None
-    is_cut: bool = False
 
 
 class AskedOutput(NamedTuple):
@@ -194,8 +190,7 @@ class Words(NamedTuple):
     """What is said in the client's own words: by a chat that is another API's body, above all.
 
     `shown` are those fields of `AnswerShape`. With `is_message` it is one of `/v1/messages`: every
-    message of the system is in the prompt, whatever the template does, and the limit of the answer
-    may be more than the context leaves.
+    message of the system is in the prompt, whatever the template does.
     """
 
     shown: Mapping[str, Any]
@@ -220,7 +215,19 @@ def _parsed(kind: RequestKind, raw: bytes) -> WholeBody:
     if kind is RequestKind.EITHER:
         has_messages = parse_body(AnyBody, text).messages is not None
         kind = RequestKind.CHAT if has_messages else RequestKind.COMPLETION
-    return parse_body(_BODIES[kind], text)
+    try:
+        return parse_body(_BODIES[kind], text)
+    except InvalidRequest as error:
+        # Cursor's agent sends chats in the shape of another endpoint, and reads a chat's answer.
+        if kind is not RequestKind.CHAT or error.param != "messages" or not _has_input(text):
+            raise
+    return parse_body(responses.ResponseBody, text)
+
+
+def _has_input(text: JsonText) -> bool:
+    """Return whether a body has the conversation of `/v1/responses`, and not that of a chat."""
+    body = parse_body(AnyBody, text)
+    return body.messages is None and (body.model_extra or {}).get("input") is not None
 
 
 def _as_chat(body: WholeBody) -> tuple[dict[str, Any], Words, Places]:
@@ -312,7 +319,7 @@ def _output_of_chat(body: ChatBody, words: Words) -> AskedOutput:
     )
     return AskedOutput(
         n=1 if body.n is None else body.n,
-        max_tokens=limit._replace(is_cut=words.is_message),
+        max_tokens=limit,
         min_tokens=body.min_tokens or 0,
         logprobs=num_top if body.logprobs else None,
         prompt_logprobs=_prompt_logprobs(body),

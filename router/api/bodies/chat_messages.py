@@ -17,7 +17,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _MEDIA_PARTS = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("document", "file", "input_file"), "file"),
-    **dict.fromkeys(("audio", "input_audio"), "sound"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "sound"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
 }
 """Parts that are no text, and what the model is told in their place."""
 _THOUGHT_PARTS = ("thinking", "redacted_thinking")
@@ -165,33 +166,34 @@ def _text(field: str, message: ChatMessage, left_out: LeftOut) -> str:
         if message.role in ("assistant", "tool"):  # which called alone, or returned nothing
             return ""
         raise InvalidRequest(f"{field} is missing", param=field)
-    texts = []
-    for index, part in enumerate(content):
-        if isinstance(part, str):  # as LiteLLM and LangChain write a history, and vLLM takes it
-            texts.append(part)
-            continue
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise InvalidRequest(
-                f"{field}.{index} is not a content part: wanted text or "
-                '{"type": "text", "text": …}',
-                param=f"{field}.{index}",
-            )
-        kind = part["type"]
-        # What the assistant thought and refused comes back in a client's history.
-        is_answer = message.role == "assistant"
-        if is_answer and kind in _THOUGHT_PARTS:
-            continue
-        if message.role == "tool" and kind in _MEDIA_PARTS:
-            left_out.add_type("parts of results", kind)
-            texts.append(f"[{_MEDIA_PARTS[kind]} left out: this server takes text alone]")
-            continue
-        if kind not in _TEXT_PARTS and not (is_answer and kind == "refusal"):
-            raise InvalidRequest(
-                f"{field}.{index}.type is {kind[:40]!r}: this server takes text alone",
-                param=f"{field}.{index}.type",
-            )
-        texts.append(_string(part, "text" if kind in _TEXT_PARTS else kind, f"{field}.{index}"))
-    return "\n".join(texts)
+    parts = enumerate(content)
+    texts = (_text_of_part(f"{field}.{at}", part, message.role, left_out) for at, part in parts)
+    return "\n".join(text for text in texts if text is not None)
+
+
+def _text_of_part(field: str, part: Any, role: str, left_out: LeftOut) -> str | None:
+    """Return a part of a message's content as text; None for a thought of the assistant."""
+    if isinstance(part, str):  # as LiteLLM and LangChain write a history, and vLLM takes it
+        return part
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise InvalidRequest(
+            f'{field} is not a content part: wanted text or {{"type": "text", "text": …}}',
+            param=field,
+        )
+    kind = part["type"]
+    # What the assistant thought and refused comes back in a client's history.
+    if role == "assistant" and kind in _THOUGHT_PARTS:
+        return None
+    if role == "tool" and kind in _MEDIA_PARTS:
+        left_out.add_type("parts of results", kind)
+        return f"[{_MEDIA_PARTS[kind]} left out: this server takes text alone]"
+    if kind in _TEXT_PARTS:
+        return _string(part, "text", field)
+    if role == "assistant" and kind == "refusal":
+        return _string(part, kind, field)
+    raise InvalidRequest(
+        f"{field}.type is {kind[:40]!r}: this server takes text alone", param=f"{field}.type"
+    )
 
 
 def _thought_of_parts(field: str, message: ChatMessage) -> str | None:

@@ -15,6 +15,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf, lark_or_gbnf
 from grammars.texts import choice_grammar
+from router.api.bodies.json_text import with_whole_characters
 
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -106,7 +107,11 @@ def _structured_outputs(value: Any, name: str) -> Grammar | Gbnf | None:
 
 def _json(value: Any, name: str) -> Grammar:
     if isinstance(value, str):
-        return Grammar(GrammarKind.JSON_SCHEMA, value, name)
+        # Escapes in the text may spell what is no text, and no answer could have it.
+        text = with_whole_characters(value.encode()).decode()
+        return Grammar(GrammarKind.JSON_SCHEMA, text, name)
+    if value == []:
+        value = {}
     if not isinstance(value, dict | bool):
         raise _wrong(name, value, "a JSON schema, as an object or as text")
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from common.errors import InvalidRequest
-from common.grammar import Grammar, GrammarKind
+from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
 from grammars.texts import as_lark
 from router.api.bodies.asked import AskedChat
@@ -72,6 +72,14 @@ def answer_rules(
     parts = GrammarParts(told, _schemas(use, name))
     rule = "" if told is None else as_lark(told, _TEXT)
     text = chat.grammars.calls(form, use, thinking, rule)
+    size = len(text.encode(errors="replace"))
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"the schemas of {len(use.callable_tools)} tools make a grammar of {size} bytes, "
+            f"descriptions left out: wanted at most {MAX_GRAMMAR_BYTES}, so fewer tools or smaller "
+            "schemas",
+            param=name("tools"),
+        )
     return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, name("tools")), parts)
 
 

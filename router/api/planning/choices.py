@@ -68,7 +68,9 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
     if wish.is_echo or asked.shape.returns_token_ids:
         _check_repeated(wish, 1 if wish.is_chat else wish.n, sum(lengths))
     has_output = _has_output(wish, can_be_0=wish.is_echo or scored is not None)
-    limit = _within_logprobs(wish, choices_per_prompt, choices_per_prompt * len(lengths), found)
+    num_left = max_model_len - min(lengths)
+    num_choices = choices_per_prompt * len(lengths)
+    limit = _within_logprobs(wish, choices_per_prompt, num_choices, found, num_left)
     if scored is not None:
         param = "prompt_logprobs" if wish.prompt_logprobs == scored else "logprobs"
         check_num_entries(scored_per_prompt * sum(lengths), scored, param)
@@ -81,7 +83,7 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
             default=limit.default,
             prompt_param=param,
             max_tokens_param=limit.param,
-            is_cut=limit.is_cut,
+            min_tokens=wish.min_tokens,
         )
         for length in lengths
     ]
@@ -146,12 +148,12 @@ def _has_output(wish: AskedOutput, *, can_be_0: bool) -> bool:
 
 
 def _within_logprobs(
-    wish: AskedOutput, best_of: int, num_choices: int, num_top: int | None
+    wish: AskedOutput, best_of: int, num_choices: int, num_top: int | None, num_left: int
 ) -> MaxTokens:
     """Return the most tokens, of which all choices have no more log probabilities than they may.
 
     Each token has `num_top` + 1 of them; None: it has none. Without a number of its own a request
-    gets the tokens that may have them.
+    gets the tokens that may have them. No choice has more than `num_left` tokens.
     """
     limit = wish.max_tokens
     if num_top is None:
@@ -160,7 +162,7 @@ def _within_logprobs(
     asked, param, default = limit.asked, limit.param, limit.default
     if asked is None:
         return limit._replace(default=most if default is None else min(default, most))
-    if asked > most:
+    if min(asked, num_left) > most:
         cause = f"{'top_logprobs' if wish.is_chat else 'logprobs'} {num_top}"
         if wish.logprobs is None:  # only the best of several is then found by them
             cause = f"best_of {best_of}"

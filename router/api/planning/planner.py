@@ -204,7 +204,7 @@ class Planner:
 
 def check_model(asked: str | None, model: TextModel) -> None:
     """Raise `ModelNotFound` for a request that names another model; it may name none."""
-    if asked is not None and not model.is_called(asked):
+    if asked is not None and asked not in model.names:
         raise ModelNotFound(asked, model.name)
 
 

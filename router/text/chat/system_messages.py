@@ -86,12 +86,16 @@ def _is_system(message: Mapping[str, Any]) -> bool:
 
 
 def _of_user(messages: Messages) -> list[Mapping[str, Any]]:
-    """Return `messages` with what the system says before what the user says first."""
+    """Return `messages` with what the system says before what the user says first.
+
+    Where neither says anything the user's message is left out, unless it is the only one.
+    """
     (system, *others) = _in_one(messages)
     begins = bool(others) and others[0]["role"] == "user"
     user = others.pop(0) if begins else _message("user", "")
     text = "\n\n".join(filter(None, (system["content"], user["content"])))
-    return [{**user, "content": text}, *others] if begins or text else others
+    is_silent = not begins and not text
+    return others if is_silent and others else [{**user, "content": text}, *others]
 
 
 def _in_one(messages: Messages) -> list[Mapping[str, Any]]:

@@ -65,6 +65,17 @@ async def test_a_listing_of_many_nodes_has_them_all(world: World) -> None:
     assert [node.load for node in nodes] == [load(number % 5) for number in range(300)]
 
 
+async def test_what_is_left_of_a_lease_is_told(world: World) -> None:
+    assert await world.first.lease_left_s("decode-0") == 0
+    await world.first.heartbeat(record(epoch=4), load(), lease_s=100)
+    world.advance(40)
+    assert 0 < await world.second.lease_left_s("decode-0") <= 60
+    await world.first.heartbeat(record(epoch=4), load(), lease_s=100)
+    assert 60 < await world.second.lease_left_s("decode-0") <= 100
+    world.advance(120)
+    assert await world.first.lease_left_s("decode-0") == 0
+
+
 async def test_a_silent_node_is_gone_after_its_lease_and_a_heard_one_stays(world: World) -> None:
     await world.first.heartbeat(record("silent"), load(), lease_s=100)
     await world.first.heartbeat(record("heard"), load(), lease_s=100)

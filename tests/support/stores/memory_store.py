@@ -38,6 +38,11 @@ class MemoryStore:
         expires_at_s = self._clock.now_s() + lease_s
         self.nodes[node_id] = (LiveNode(record=record, load=load), expires_at_s)
 
+    async def lease_left_s(self, node_id: str) -> float:
+        self._expire()
+        held = self.nodes.get(node_id)
+        return 0.0 if held is None else held[1] - self._clock.now_s()
+
     async def leave(self, incarnation: Incarnation) -> None:
         held = self.nodes.get(incarnation.node_id)
         if held is not None and held[0].record.incarnation == incarnation:

@@ -9,9 +9,11 @@ import pytest
 
 from common.errors import InvalidRequest
 from grammars.compiler import GrammarCompiler
+from grammars.texts import json_rule
 from tests.unit.grammars.matching import follows_schema
 
 NOTHING: tuple[dict[str, Any], ...] = (
+    {"title": "x", "description": "x " * 99, "$comment": "x"},
     {"uniqueItems": False},
     {"uniqueItems": True, "maxItems": 1},
     {"not": False},
@@ -47,11 +49,35 @@ NOTHING: tuple[dict[str, Any], ...] = (
     {"$recursiveAnchor": True},
     {"$id": "https://example.com/x", "$anchor": "a"},
 )
+LISTS: tuple[dict[str, Any], ...] = (
+    {"properties": []},
+    {"properties": {"a": []}},
+    {"patternProperties": []},
+    {"patternProperties": {"a": []}},
+    {"additionalProperties": []},
+    {"propertyNames": []},
+    {"unevaluatedProperties": []},
+    {"unevaluatedItems": []},
+    {"dependentRequired": []},
+    {"dependentSchemas": []},
+    {"dependentSchemas": {"a": []}},
+    {"dependencies": []},
+    {"$defs": [], "definitions": []},
+    {"$defs": {"a": []}},
+    {"items": []},
+    {"prefixItems": []},
+    {"prefixItems": [[]]},
+    {"anyOf": [[], False]},
+    {"contains": [], "minContains": 0},
+    {"if": [], "then": []},
+)
+"""Empty lists in the place of objects, as PHP writes those without fields."""
 VALUES = ("1", '"a"', "null", "[]", "[1]", '{"a": 1}')
 SOMETHING: tuple[dict[str, Any], ...] = (
     {"uniqueItems": True},
     {"uniqueItems": True, "maxItems": 2},
     {"not": {}},
+    {"not": []},
     {"not": {"type": "null"}},
     {"propertyNames": {"pattern": "a"}},
     {"propertyNames": {"type": "string", "maxLength": 3}},
@@ -79,6 +105,14 @@ def test_what_asks_for_nothing_is_taken(schema: dict[str, Any], compiler: Gramma
     for value in VALUES:
         assert follows_schema(compiler, schema, value), value
         assert follows_schema(compiler, {"items": {"anyOf": [schema, False]}}, f"[{value}]"), value
+
+
+@pytest.mark.covers("K12")
+@pytest.mark.parametrize("schema", LISTS, ids=json.dumps)
+def test_an_empty_list_in_the_place_of_an_object_of_a_schema_is_one(
+    schema: dict[str, Any], compiler: GrammarCompiler
+) -> None:
+    test_what_asks_for_nothing_is_taken(schema, compiler)
 
 
 @pytest.mark.covers("K02")
@@ -126,3 +160,31 @@ def test_a_dynamic_anchor_is_an_anchor(compiler: GrammarCompiler) -> None:
     schema = {"$defs": {"a": {"$dynamicAnchor": "here", "type": "null"}}, "$ref": "#here"}
     assert follows_schema(compiler, schema, "null")
     assert not follows_schema(compiler, schema, "1")
+
+
+def test_a_reference_to_an_empty_list_is_one_to_any_value(compiler: GrammarCompiler) -> None:
+    schema = {"$defs": {"a": []}, "items": {"$ref": "#/$defs/a"}, "type": "array"}
+    assert follows_schema(compiler, schema, "[1, {}]")
+
+
+def test_an_empty_list_that_is_a_value_stays_one(compiler: GrammarCompiler) -> None:
+    schemas: tuple[dict[str, Any], ...] = ({"const": []}, {"enum": [[]]})
+    for schema in schemas:
+        assert follows_schema(compiler, schema, "[]")
+        assert not follows_schema(compiler, schema, "{}")
+    assert follows_schema(compiler, {"properties": {"const": {"const": []}}}, '{"const": []}')
+    assert not follows_schema(compiler, {"properties": {"const": {"const": []}}}, '{"const": {}}')
+
+
+def test_texts_about_a_schema_are_not_compiled_and_names_like_theirs_are() -> None:
+    notes = {"title": "NOTE", "description": "NOTE", "$comment": "NOTE"}
+    named = {name: {"type": "string", **notes} for name in ("title", "description")}
+    data = {"enum": [{"title": "a"}]}
+    rule = json_rule({"type": "object", "properties": named | {"one": data}, **notes})
+    assert "NOTE" not in rule
+    properties = json.loads(rule.removeprefix("%json "))["properties"]
+    assert properties == {
+        "title": {"type": "string"},
+        "description": {"type": "string"},
+        "one": data,
+    }

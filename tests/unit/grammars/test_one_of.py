@@ -10,9 +10,17 @@ import pytest
 
 from common.errors import InvalidRequest
 from grammars.compiler import GrammarCompiler
-from grammars.one_of import with_any_of
+from grammars.one_of import OneOf
 from tests.support.clocks.lines_run import lines_run
 from tests.unit.grammars.matching import follows_schema
+
+
+def with_any_of(part: dict[str, Any], whole: dict[str, Any] | None = None) -> None:
+    OneOf(whole or part).with_any_of(part)
+
+
+def ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{name}"}
 
 
 def least(bound: float, **more: Any) -> dict[str, Any]:
@@ -144,3 +152,98 @@ def test_the_work_grows_with_the_length_of_what_is_listed() -> None:
 def test_choices_that_share_values_are_refused(compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidRequest, match="oneOf"):
         follows_schema(compiler, {"oneOf": [most(2), least(2)]}, "2")
+
+
+# --- references -----------------------------------------------------------------------------------
+
+DEFINED: dict[str, Any] = {
+    "few": most(1),
+    "many": least(2),
+    "also": ref("many"),
+    "cat": an_object("kind", {"const": "cat"}),
+    "dog": an_object("kind", ref("dogs")),
+    "dogs": {"enum": ["dog", "puppy"]},
+    "leaf": an_object("kind", {"const": "leaf"}),
+    "node": an_object("next", ref("tree"), required=["next", "kind"])
+    | {"properties": {"next": ref("tree"), "kind": {"const": "node"}}},
+    "tree": {"oneOf": [ref("leaf"), ref("node")]},
+    "itself": ref("itself"),
+    "ring": an_object("next", ref("ring")),
+    "never": False,
+}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [ref("few"), ref("many")],
+        [ref("few"), ref("also"), {"type": "null"}],
+        [ref("few") | {"description": "x", "maximum": 9}, least(2)],
+        [ref("cat"), ref("dog")],
+        [ref("leaf"), ref("node"), ref("cat")],
+        [an_object("pet", ref("cat")), an_object("pet", ref("dog"))],
+        [ref("never"), least(2)],
+    ],
+    ids=json.dumps,
+)
+def test_choices_are_known_by_what_they_refer_to(choices: list[Any]) -> None:
+    part = {"oneOf": choices}
+    with_any_of(part, {"$defs": DEFINED, "properties": {"a": part}})
+    assert part == {"anyOf": choices}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [ref("few"), most(0)],
+        [ref("many"), ref("also")],
+        [ref("itself"), least(2)],
+        [ref("ring"), ref("ring")],
+        [ref("gone"), least(2)],
+        [{"$ref": "#few"}, least(2)],
+        [{"$ref": "https://a.example/b"}, least(2)],
+        [{"$ref": 5}, least(2)],
+    ],
+    ids=json.dumps,
+)
+def test_choices_that_refer_to_what_shares_or_is_not_known_stay(choices: list[Any]) -> None:
+    part = {"oneOf": choices}
+    with_any_of(part, {"$defs": DEFINED, "properties": {"a": part}})
+    assert part == {"oneOf": choices}
+
+
+def test_references_in_a_part_with_an_address_of_its_own_are_not_followed() -> None:
+    part = {"oneOf": [ref("few"), ref("many")]}
+    with_any_of(part, {"$id": "https://a.example", "$defs": DEFINED, "properties": {"a": part}})
+    assert "anyOf" in part
+    part = {"oneOf": [ref("few"), ref("many")]}
+    own = {"$id": "https://b.example", "items": part}
+    with_any_of(part, {"$defs": DEFINED, "properties": {"a": own}})
+    assert "oneOf" in part
+
+
+def test_what_refers_to_itself_is_read_for_a_bounded_time() -> None:
+    def look(num_names: int) -> None:
+        names = [str(number) for number in range(num_names)]
+        part = {"oneOf": [ref("a"), ref("b")]}
+        one: dict[str, Any] = {
+            "type": "object",
+            "properties": dict.fromkeys(names, part["oneOf"][0]),
+            "required": names,
+        }
+        with_any_of(part, {"$defs": {"a": one, "b": one}, "properties": {"x": part}})
+        assert "oneOf" in part
+
+    assert lines_run(partial(look, 100)) < 400_000
+
+
+def test_a_union_as_pydantic_writes_it_is_followed(compiler: GrammarCompiler) -> None:
+    pet = {"oneOf": [ref("cat"), ref("dog")], "discriminator": {"propertyName": "kind"}}
+    schema = {"$defs": DEFINED, **an_object("pet", pet)}
+    assert follows_schema(compiler, schema, '{"pet": {"kind": "cat"}}')
+    assert follows_schema(compiler, schema, '{"pet": {"kind": "puppy"}}')
+    assert not follows_schema(compiler, schema, '{"pet": {"kind": "cow"}}')
+    tree = {"$defs": DEFINED, **ref("tree")}
+    leaf = '{"kind": "leaf"}'
+    assert follows_schema(compiler, tree, f'{{"next": {leaf}, "kind": "node"}}')
+    assert not follows_schema(compiler, tree, '{"next": 5, "kind": "node"}')

@@ -18,7 +18,6 @@ Turn = dict[str, Any]
 
 _THOUGHTS = ("reasoning_content", "reasoning")
 """The fields of chats with the reasoning of a message, where it is no block of it."""
-_MEDIA = ("image", "document")
 _OF_SERVER = ("container_upload", "compaction")
 
 
@@ -154,13 +153,23 @@ def _is_of_server(kind: str) -> bool:
 
 
 def _result(content: Any, field: str) -> Any:
-    """Return what a tool returned. Images and documents are parts of a chat as they are."""
+    """Return what a tool returned. What is no text of images and documents stays as it is."""
     if not isinstance(content, list):
         return content
     return [
-        block if _kind(block) in _MEDIA else _text(block, f"{field}.{index}")
+        block if _is_medium(block) else _text(block, f"{field}.{index}")
         for index, block in enumerate(content)
     ]
+
+
+def _is_medium(block: Any) -> bool:
+    kind = _kind(block)
+    return kind == "image" or (kind == "document" and not _is_text(block.get("source")))
+
+
+def _is_text(source: Any) -> bool:
+    """Return whether the source of a document is text, as it is or in blocks."""
+    return _kind(source) in ("text", "content")
 
 
 def _texts(content: Any, field: str) -> Any:
@@ -181,20 +190,45 @@ def _text(block: Any, field: str) -> dict[str, Any]:
         case "tool_reference":  # each tool is told to the model, so its name says which is meant
             return {"type": "text", "text": _string(block, "tool_name", field)}
         case "search_result":
-            texts = _texts(block.get("content") or [], f"{field}.content")
             lines = [_string(block, name, field) for name in ("title", "source")]
-            if not isinstance(texts, list):
-                raise InvalidRequest(f"{field}.content is not a list", param=f"{field}.content")
-            lines += [
-                _string(text, "text", f"{field}.content.{index}")
-                for index, text in enumerate(texts)
-            ]
+            lines += _lines(block.get("content") or [], f"{field}.content")
             return {"type": "text", "text": "\n".join(lines)}
+        case "document":
+            return {"type": "text", "text": _document(block, field)}
         case kind:
             raise InvalidRequest(
                 f"{field}.type is {str(kind)[:40]!r}: this server takes text alone",
                 param=f"{field}.type",
             )
+
+
+def _document(block: Mapping[str, Any], field: str) -> str:
+    """Return title, context and text of a document. Raises `InvalidRequest` for one of no text."""
+    source, place = block.get("source"), f"{field}.source"
+    if not isinstance(source, Mapping) or not _is_text(source):
+        told = (source.get("type"), source.get("media_type")) if isinstance(source, Mapping) else ()
+        shown = " ".join(str(one) for one in told if one is not None)
+        raise InvalidRequest(
+            f"{place} is {shown[:80]!r}: this server takes text alone: wanted the "
+            "document's text, in a source of the type text or content",
+            param=place,
+        )
+    lines = [
+        _string(block, name, field) for name in ("title", "context") if block.get(name) is not None
+    ]
+    if source["type"] == "text":
+        return "\n".join([*lines, _string(source, "data", place)])
+    content = source.get("content")
+    texts = [content] if isinstance(content, str) else _lines(content, f"{place}.content")
+    return "\n".join([*lines, *texts])
+
+
+def _lines(content: Any, field: str) -> list[str]:
+    """Return the texts of blocks. Raises `InvalidRequest` for what is no list of them."""
+    texts = _texts(content, field)
+    if not isinstance(texts, list):
+        raise InvalidRequest(f"{field} is not a list", param=field)
+    return [_string(text, "text", f"{field}.{index}") for index, text in enumerate(texts)]
 
 
 def _string(block: Mapping[str, Any], name: str, field: str) -> str:

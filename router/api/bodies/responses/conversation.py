@@ -27,7 +27,7 @@ _OTHER_CALLS = {
 }
 """Calls of tools that the client runs and this server does not have: the name of each tool, and
 the field with its arguments."""
-_MEDIA = ("input_image", "input_file")
+_MEDIA = ("input_image", "input_file", "input_audio", "input_video")
 """Parts of what a tool returned that are no text."""
 _OUTPUTS = (
     *("function_call_output", "custom_tool_call_output"),

@@ -32,7 +32,7 @@ PLACES = {
 _SAME = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k"),
     *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
-    *("ignore_eos", "priority", "chat_template_kwargs"),
+    *("ignore_eos", "priority", "chat_template_kwargs", "stream_options"),
 )
 
 

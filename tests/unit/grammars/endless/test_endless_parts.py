@@ -289,6 +289,13 @@ def test_a_part_with_an_address_of_its_own_is_left_alone() -> None:
     assert json_rule(schema).count('"$ref"') == 1
 
 
+@pytest.mark.parametrize("index", ["9" * 5000, "\u0660", "00", "1"])
+def test_a_reference_to_an_item_that_is_not_there_has_values(index: str) -> None:
+    """Python reads no number of so many digits, and others that JSON pointers do not have."""
+    schema = {"anyOf": [{"$ref": "#/anyOf/0"}], "items": {"$ref": f"#/anyOf/{index}"}}
+    assert f"#/anyOf/{index}" in json_rule(schema)
+
+
 REFERENCES = st.integers(0, 3).map(lambda number: {"$ref": f"#/$defs/d{number}"})
 LEAVES = st.sampled_from([NUMBER, {"enum": [1]}, True, {"type": ["array", "null"]}])
 

@@ -418,7 +418,7 @@ async def test_an_abort_names_router_and_attempts_and_follows_its_call(start: St
 async def test_no_abort_is_lost_where_the_inbox_is_full_of_them(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "MAX_ABORTS", 1)
+    monkeypatch.setattr(inbox, "MAX_BESIDE", 1)
     monkeypatch.setattr(router_calls, "FULL_INBOX_PAUSE_S", 0.0)
     service = await start(Role.DECODE)
     caller = await service.subscribe()

@@ -12,8 +12,10 @@ from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
+from node.control import router_calls
 from node.control.pulls import pull_to_proto
 from node.control.router_calls import IgnoredPriorities, Replies, RouterCalls
+from node.flow import inbox
 from node.flow.inbox import Inbox
 from node.flow.messages import (
     Answer,
@@ -116,12 +118,30 @@ async def test_that_nobody_answers_a_pull_is_queued() -> None:
     assert calls.inbox.take_all() == [PullRefused(7), PullRefused(9)]
 
 
+@pytest.mark.covers("F97")
+async def test_pulls_wait_for_room_in_the_inbox_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox, "MAX_BESIDE", 2)
+    monkeypatch.setattr(router_calls, "FULL_INBOX_PAUSE_S", 0.0)
+    calls = Calls()
+    taking = asyncio.create_task(calls.calls.take(pb.RouterMessage(refused_pulls=range(1, 6))))
+    taken = []
+    while not taking.done():
+        await asyncio.sleep(0)
+        taken.append(calls.inbox.take_all())
+    await taking
+    taken.append(calls.inbox.take_all())
+    assert [one for some in taken for one in some] == [PullRefused(token) for token in range(1, 6)]
+    assert max(map(len, taken)) == 2
+
+
 async def test_which_new_node_wants_blocks_is_queued(caplog: pytest.LogCaptureFixture) -> None:
     calls = Calls()
     named = [pb.NewNode(node_id="m1", epoch=3), pb.NewNode()]
     await calls.calls.take(pb.RouterMessage(new_nodes=named))
     assert calls.inbox.take_all() == [WarmNode(ROUTER, Incarnation("m1", 3))]
-    assert "a new node is offered nothing" in caplog.text
+    assert "a new node of router#1 is dropped" in caplog.text
 
 
 async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +156,7 @@ async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFi
     await calls.calls.take(pb.RouterMessage(fetches=[good, *bad]))
     (taken,) = calls.inbox.take_all()
     assert taken == FetchBlocks(ROUTER, Incarnation("d0", 7), (b"a" * 16, b"b" * 16))
-    assert caplog.text.count("blocks of another node are not pulled") == len(bad)
+    assert caplog.text.count("a fetch of router#1 is dropped") == len(bad)
 
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:

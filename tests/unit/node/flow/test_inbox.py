@@ -9,9 +9,19 @@ import pytest
 from common.errors import Draining, HandoffFailed, Overloaded
 from common.ids import AttemptId, Incarnation
 from kv_transfer.contract import LandingFailed
-from node.flow.inbox import MAX_ABORTS, Inbox
-from node.flow.messages import AbortAttempt, Message, RouterGone, Submit
+from node.flow.inbox import MAX_BESIDE, Inbox
+from node.flow.messages import (
+    AbortAttempt,
+    FetchBlocks,
+    Message,
+    PullRefused,
+    RouterGone,
+    SendBlocks,
+    Submit,
+    WarmNode,
+)
 from tests.support.engine.build import make_request
+from tests.support.nodes.control_server import TICKET
 
 ROUTER = Incarnation("r", 1)
 
@@ -24,6 +34,15 @@ ALWAYS_LET_IN: list[Message] = [
     AbortAttempt(ROUTER, (AttemptId("a", 1),)),
     RouterGone(ROUTER),
     LandingFailed(5, HandoffFailed("gone")),
+]
+
+
+BESIDE: list[Message] = [
+    AbortAttempt(ROUTER, (AttemptId("a", 1),)),
+    SendBlocks(ROUTER, TICKET, (b"x" * 16,)),
+    PullRefused(7),
+    WarmNode(ROUTER, Incarnation("n", 1)),
+    FetchBlocks(ROUTER, Incarnation("n", 1), (b"x" * 16,)),
 ]
 
 
@@ -61,16 +80,20 @@ def test_what_ends_things_always_gets_in() -> None:
     assert inbox.take_all() == [submit(), *ALWAYS_LET_IN, *ALWAYS_LET_IN]
 
 
-def test_aborts_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
+@pytest.mark.parametrize("message", BESIDE, ids=lambda message: type(message).__name__)
+def test_what_is_no_request_is_refused_when_too_much_waits_and_let_in_again_later(
+    message: Message,
+) -> None:
     inbox = Inbox(max_requests=1)
-    abort = AbortAttempt(Incarnation("router", 1), (AttemptId("any", 1),))
-    for _ in range(MAX_ABORTS):
-        inbox.put(abort)
-    with pytest.raises(Overloaded, match=f"{MAX_ABORTS} messages of aborts"):
-        inbox.put(abort)
-    assert len(inbox.take_all()) == MAX_ABORTS
-    inbox.put(abort)
-    assert inbox.take_all() == [abort]
+    for index in range(MAX_BESIDE):
+        inbox.put(BESIDE[index % len(BESIDE)])
+    with pytest.raises(Overloaded, match=f"{MAX_BESIDE} aborts and pulls wait"):
+        inbox.put(message)
+    inbox.put(submit())
+    inbox.put(RouterGone(ROUTER))
+    assert len(inbox.take_all()) == MAX_BESIDE + 2
+    inbox.put(message)
+    assert inbox.take_all() == [message]
 
 
 def test_a_closed_inbox_refuses_requests_and_no_longer_waits() -> None:

@@ -7,10 +7,15 @@ import logging
 
 import pytest
 
-from common.errors import StaleEpoch
+from common.errors import ConfigError, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord
-from node.life.lease_keeper import RENEWALS_PER_LEASE, SECONDS_PER_WARNING, LeaseKeeper
+from node.life.lease_keeper import (
+    RENEWALS_PER_LEASE,
+    SECONDS_PER_WARNING,
+    LeaseKeeper,
+    refuse_second_life,
+)
 from placement.store import PlacementRefused, PlacementUnavailable
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.nodes.node_records import record
@@ -195,3 +200,85 @@ async def test_news_does_not_wait_for_its_turn(world: World) -> None:
             while await world.live() != [(1, num_running)]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     renewing.cancel()
+
+
+# --- two processes with one id --------------------------------------------------------------------
+
+
+def passing(world: World, monkeypatch: pytest.MonkeyPatch, living: LeaseKeeper | None) -> None:
+    """Let time pass wherever a process sleeps; `living` renews its lease meanwhile."""
+    renewed_at_s = world.clock.now_s()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal renewed_at_s
+        world.clock.advance(seconds)
+        if living and world.clock.now_s() - renewed_at_s >= LEASE_S / RENEWALS_PER_LEASE:
+            renewed_at_s = world.clock.now_s()
+            await living.renew()
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+
+
+async def second_life(world: World, address: str = "elsewhere:7000") -> None:
+    await refuse_second_life(world.store, "decode-0", address, lease_s=LEASE_S, clock=world.clock)
+
+
+@pytest.mark.covers("F75")
+async def test_a_process_that_lives_keeps_its_id(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living = world.keeper(1)
+    await living.renew()
+    passing(world, monkeypatch, living)
+    address = record("decode-0").control_address
+    with pytest.raises(ConfigError, match=f"serves as decode-0, at {address}: wanted a --node-id"):
+        await second_life(world)
+    assert await world.live() == [(1, 0)]
+
+
+@pytest.mark.covers("F75")
+async def test_the_id_of_a_dead_process_is_free_before_its_lease_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.keeper(1).renew()
+    passing(world, monkeypatch, None)
+    await second_life(world)
+    assert world.clock.now_s() <= LEASE_S / 2
+    await world.keeper(2).renew()
+    assert await world.live() == [(2, 0)]
+
+
+async def test_a_slow_store_is_no_sign_of_a_living_process(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.keeper(1).renew()
+    passing(world, monkeypatch, None)
+    left_s = world.store.lease_left_s
+
+    async def slowly(node_id: str) -> float:
+        world.clock.advance(LEASE_S / 40)
+        left = await left_s(node_id)
+        world.clock.advance(LEASE_S / 40)
+        return left
+
+    monkeypatch.setattr(world.store, "lease_left_s", slowly)
+    await second_life(world)
+
+
+async def test_nobody_waits_for_a_dead_process_whose_port_is_taken_or_that_has_no_lease(
+    world: World,
+) -> None:
+    await second_life(world)
+    await world.keeper(1).renew()
+    await second_life(world, record("decode-0").control_address)
+
+
+async def test_a_store_that_is_away_keeps_no_node_from_its_start(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> None:
+        raise PlacementUnavailable("Redis is away")
+
+    monkeypatch.setattr(world.store, "live_nodes", away)
+    await second_life(world)
+    assert "whether another process serves as decode-0 is not known: Redis is away" in caplog.text

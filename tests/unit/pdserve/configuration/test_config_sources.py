@@ -219,7 +219,10 @@ BAD_FLAGS = [
     (("--max-num-seq", "3"), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
     (("--quantum",), "unknown flag --quantum"),
     (("--nonsense",), "unknown flag --nonsense"),
-    (("stray",), "unexpected argument 'stray': wanted flags only"),
+    (
+        ("stray",),
+        "unexpected argument 'stray': wanted flags only, and commas between several values of one",
+    ),
     (("--config",), "--config has no value: wanted the path of a TOML file"),
     (
         ("--max-num-batched-tokens", "8"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from common.settings.config import Config
 from common.settings.tracing_config import TracingConfig
 from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.roles import otel
-from pdserve.roles.make_tracing import make_tracing
+from pdserve.roles.make_tracing import FILES, make_tracing
 from pdserve.roles.otel import OtelTracing
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.clocks.stall_free_clock import timed
@@ -68,6 +69,23 @@ def test_a_variable_that_the_sdk_refuses_is_named(
     monkeypatch.delitem(sys.modules, "pdserve.roles.otel")  # some are read by its import
     with pytest.raises(ConfigError, match=rf"^traces: .*{variable}"):
         make_tracing(config_with("http://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("variable", FILES)
+@pytest.mark.parametrize("path", ["gone.pem", "."])
+def test_a_file_that_cannot_be_read_is_named_with_its_variable(
+    variable: str,
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / path))
+    with pytest.raises(ConfigError, match=rf"^{variable} is '.*', which cannot be read: "):
+        make_tracing(config_with("https://127.0.0.1:1"))
+    if "TRACES" not in variable:  # nothing is encrypted there
+        make_tracing(config_with("http://127.0.0.1:1")).close()
+    assert caplog.text == ""
 
 
 def test_the_caller_decides_before_the_ratio_does() -> None:

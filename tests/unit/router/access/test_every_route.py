@@ -297,6 +297,17 @@ async def test_a_path_of_another_base_url_is_told_the_right_one(
     assert answer.json()["error"]["message"] == f"POST {path}: Not Found{meant}"
 
 
+@pytest.mark.covers("W14")
+async def test_a_list_with_a_slash_too_many_is_not_taken_for_a_model_without_a_name(
+    world: World,
+) -> None:
+    async with world.edge.client(headers=_bearer(world, "admin")) as client:
+        answer = await client.get("/v1/models/")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "not_found")
+    assert error["message"] == "GET /v1/models/: Not Found: wanted /v1/models"
+
+
 async def test_nothing_is_redirected(world: World) -> None:
     for path in ("/health/", "/v1/completions/", "/docs/"):
         assert await ask_app(world, "admin", "GET", path, b"") in REFUSED

@@ -181,9 +181,31 @@ async def test_a_prompt_that_is_too_long_has_the_words_that_agents_know(
     assert path == "/v1/messages" or answer["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.covers("J18")
+@EVERY_ENDPOINT
+@pytest.mark.parametrize("limit", [CONTEXT, 65_536, 10**30])
+async def test_a_limit_that_is_more_than_the_context_leaves_is_cut_to_that(
+    path: str, limit: int
+) -> None:
+    """Agents send the same limit, 32,000 and more, with every conversation."""
+    call = await call_of(path, **{OWN_LIMITS[path]: limit})
+    assert call.sampling.max_tokens == CONTEXT - len(call.prompt_token_ids)
+    assert call.is_cut_to_fit
+
+
 @pytest.mark.covers("J19")
-@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/messages"])
-async def test_a_limit_that_does_not_fit_has_them_too(path: str) -> None:
-    _, answer, _ = await ask(path, **{OWN_LIMITS[path]: CONTEXT})
-    assert f"maximum context length is {CONTEXT} tokens" in answer["error"]["message"]
-    assert answer["error"]["code"] == "context_length_exceeded"
+@EVERY_ENDPOINT
+async def test_a_least_that_does_not_fit_has_the_words_too(path: str) -> None:
+    status, answer, edge = await ask(path, **{OWN_LIMITS[path]: 10**6, "min_tokens": CONTEXT})
+    message = answer["error"]["message"]
+    assert (status, edge.generator.calls) == (400, [])
+    assert message.startswith(f"min_tokens is {CONTEXT} and the prompt has ")
+    assert f"maximum context length is {CONTEXT} tokens" in message
+    assert path == "/v1/messages" or answer["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.covers("J18")
+async def test_log_probabilities_are_counted_with_what_the_context_leaves() -> None:
+    chat = "/v1/chat/completions"
+    call = await call_of(chat, max_tokens=10**9, logprobs=True, top_logprobs=20)
+    assert call.sampling.max_tokens == CONTEXT - len(call.prompt_token_ids)

@@ -309,7 +309,7 @@ async def test_a_call_that_is_the_last_message_is_not_continued() -> None:
 
 @pytest.mark.covers("J18")
 @pytest.mark.parametrize("limit", [4096, 32_000, 10**30])
-async def test_a_limit_that_is_more_than_the_context_leaves_is_cut_to_that(limit: int) -> None:
+async def test_an_answer_of_messages_says_that_the_context_ended_it(limit: int) -> None:
     """Claude Code sends the same limit, 32,000 and more, with every conversation."""
     edge = edge_that_says("Hello", finish=FinishReason.LENGTH)
     answer = await post(edge, ASKED | {"max_tokens": limit})

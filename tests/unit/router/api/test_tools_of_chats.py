@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.grammar import GrammarKind
+from common.grammar import MAX_GRAMMAR_BYTES, GrammarKind
 from common.request import FinishReason
 from router.text.chat.conversation import ChatSettings
 from router.tools.fenced import FENCED
@@ -25,6 +25,7 @@ from tests.support.http.tool_models import (
 )
 
 CHAT = "/v1/chat/completions"
+MOST_TOOLS = 256
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather in Paris?"}]}
 TOOLS: dict[str, Any] = ASKED | {"tools": [WEATHER, NOW]}
 PARIS = '{"city": "Paris"}'
@@ -415,7 +416,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [function("a b")]}, "tools.0.function.name", "'a b'"),
     ({"tools": [function("a" * 129)]}, "tools.0.function.name", "128"),
     ({"tools": [NOW, NOW]}, "tools.1.function.name", "twice"),
-    ({"tools": [function(f"f{i}") for i in range(129)]}, "tools", "128"),
+    ({"tools": [function(f"f{i}") for i in range(257)]}, "tools", "257"),
     ({"tools": [function("f", 5)]}, "tools.0.function.description", "int"),  # type: ignore[arg-type]
     ({"tool_choice": "always"}, "tool_choice", "'always'"),
     ({"tool_choice": {"type": "x"}}, "tool_choice.type", "'x'"),
@@ -493,3 +494,32 @@ async def test_arguments_in_the_history_are_objects(arguments: Any) -> None:
     history = [*ASKED["messages"], {"role": "assistant", "tool_calls": calls}]
     param, _ = await refused(edge_that_says("x"), {"messages": history})
     assert param == "messages.1.tool_calls.0.function.arguments"
+
+
+def described(number: int, num_properties: int) -> dict[str, Any]:
+    """A tool as MCP servers describe them: most of it is text."""
+    text = {"title": "A title", "description": "What stands here, and when it is needed. " * 10}
+    properties = {f"property_{i}": {"type": "string", **text} for i in range(num_properties)}
+    schema = {"type": "object", "properties": properties, **text}
+    return function(f"server_tool_{number}", parameters=schema)
+
+
+async def test_tools_of_several_servers_and_a_format_are_one_request() -> None:
+    edge = edge_that_says("Hello")
+    tools = [described(number, 2) for number in range(MOST_TOOLS)]
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    short = {"truncate_prompt_tokens": 9}
+    await post(edge, ASKED | {"tools": tools, "response_format": form, **short})
+    (call,) = edge.generator.calls
+    assert call.sampling.grammar is not None
+    assert f"server_tool_{MOST_TOOLS - 1}" in call.sampling.grammar.text
+    assert "when it is needed" not in call.sampling.grammar.text
+
+
+async def test_schemas_of_tools_that_are_too_large_together_are_told_so() -> None:
+    tools = [described(number, 60) for number in range(MOST_TOOLS)]
+    short = {"truncate_prompt_tokens": 9}
+    param, message = await refused(edge_that_says(""), ASKED | {"tools": tools, **short})
+    assert param == "tools"
+    assert message.startswith(f"the schemas of {MOST_TOOLS} tools make a grammar of ")
+    assert f"wanted at most {MAX_GRAMMAR_BYTES}, so fewer tools or smaller schemas" in message

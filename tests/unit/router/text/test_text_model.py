@@ -40,11 +40,9 @@ def test_names_and_limits(folder: Path) -> None:
 
 def test_a_model_can_have_several_names(folder: Path) -> None:
     model = TextModel.load(folder, "first, second", 0)
-    assert (model.name, model.other_names) == ("first", ("second",))
-    called = [model.is_called(name) for name in ("first", "second", "first, second", "")]
-    assert called == [True, True, False, False]
+    assert (model.name, model.names) == ("first", ("first", "second"))
     alone = TextModel.load(folder.rename(folder.with_name("a,b")), "", 0)
-    assert (alone.name, alone.other_names) == ("a,b", ())
+    assert (alone.name, alone.names) == ("a,b", ("a,b",))
 
 
 def test_an_answer_ends_at_the_end_tokens_of_both_files(folder: Path) -> None:

@@ -50,6 +50,16 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     assert runner.step_costs.rows[-1] >= 8
 
 
+def test_without_a_readable_tokenizer_grammars_are_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "tokenizer.json").mkdir()  # that no user can read as a file, root included
+    runner = load(folder)
+    assert not runner.has_grammars
+    assert "answers under grammars are refused: " in caplog.text
+    assert f"{folder / 'tokenizer.json'} cannot be read: " in caplog.text
+
+
 def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder: Path) -> None:
     spec = replace(
         read_decoder_spec(folder),

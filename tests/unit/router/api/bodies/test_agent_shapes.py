@@ -433,6 +433,9 @@ RESULTS: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"type": "image_url", "image_url": {"url": SHOWN}}, "image"),
     (CHATS, {"type": "file", "file": {"file_data": "x"}}, "file"),
     (CHATS, {"type": "input_audio", "input_audio": {"data": "x"}}, "sound"),
+    (CHATS, {"type": "video_url", "video_url": {"url": SHOWN}}, "video"),
+    (RESPONSES, {"type": "input_audio", "input_audio": {"data": "x"}}, "sound"),
+    (RESPONSES, {"type": "input_video", "video_url": SHOWN}, "video"),
 ]
 
 
@@ -484,5 +487,61 @@ async def test_what_a_user_shows_is_refused(path: str) -> None:
     )
     error = await post(edge_that_says(), path, body, status=400)
     assert "takes text alone" in error["error"]["message"]
-    odd = await post(edge_that_says(), path, with_result(path, {"type": "video"}), status=400)
-    assert "'video'" in odd["error"]["message"]
+    odd = await post(edge_that_says(), path, with_result(path, {"type": "smell"}), status=400)
+    assert "'smell'" in odd["error"]["message"]
+
+
+# --- documents ------------------------------------------------------------------------------------
+
+PLAIN: dict[str, Any] = {"type": "text", "media_type": "text/plain", "data": "Line one.\nTwo."}
+BLOCKS = {"type": "content", "content": [{"type": "text", "text": "Line one.\nTwo."}]}
+WHOLE = {"type": "content", "content": "Line one.\nTwo."}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+
+
+@pytest.mark.parametrize("source", [PLAIN, BLOCKS, WHOLE])
+async def test_a_document_of_text_is_text(
+    source: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    document = {
+        "type": "document",
+        "source": source,
+        "title": "Notes",
+        "context": "Of May",
+        "citations": {"enabled": True},
+    }
+    edge = edge_that_says()
+    asked = {
+        "max_tokens": 9,
+        "messages": [message("user", document, {"type": "text", "text": "What is it?"})],
+    }
+    await post(edge, MESSAGES, asked)
+    shown = "Notes\nOf May\nLine one.\nTwo."
+    assert f"{shown}\nWhat is it?" in prompt_of(edge)
+    await post(edge, MESSAGES, with_result(MESSAGES, document))
+    assert f"<tool_response>{shown}</tool_response>" in prompt_of(edge)
+    bare = {"type": "document", "source": source, "title": None, "context": None}
+    await post(edge, MESSAGES, with_result(MESSAGES, bare))
+    assert "<tool_response>Line one.\nTwo.</tool_response>" in prompt_of(edge)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "param", "words"),
+    [
+        (PDF, "source", "is 'base64 application/pdf': this server takes text alone"),
+        ({"type": "url", "url": "https://a.example/b"}, "source", "is 'url'"),
+        ({"type": "file", "file_id": "f"}, "source", "is 'file'"),
+        (None, "source", "is '': this server takes text alone: wanted the document's text"),
+        ({"type": "text", "data": 5}, "source.data", "is not text"),
+        ({"type": "content", "content": 5}, "source.content", "is not a list"),
+        ({"type": "content", "content": [{"type": "image"}]}, "source.content.0.type", "'image'"),
+    ],
+)
+async def test_another_document_is_refused_with_what_it_is(
+    source: Any, param: str, words: str
+) -> None:
+    asked = {"max_tokens": 9, "messages": [message("user", {"type": "document", "source": source})]}
+    error = (await post(edge_that_says(), MESSAGES, asked, status=400))["error"]["message"]
+    assert error.startswith(f"messages.0.content.0.{param} ")
+    assert words in error

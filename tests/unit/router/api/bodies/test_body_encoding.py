@@ -108,6 +108,22 @@ async def test_half_of_a_character_spoils_no_request(path: str) -> None:
 
 
 @pytest.mark.covers("W11")
+async def test_a_schema_that_is_text_may_hold_half_of_a_character() -> None:
+    grammars = []
+    for name in (r"\ud83d", "\ufffd"):
+        edge = make_edge()
+        schema = f'{{"properties": {{"{name}": {{"const": "{name}"}}}}}}'
+        async with edge.client() as client:
+            body = {"prompt": "Hi", "guided_json": schema}
+            reply = await client.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        grammar = edge.generator.calls[-1].sampling.grammar
+        assert grammar is not None
+        grammars.append(json.loads(grammar.text))
+    assert grammars[0] == grammars[1]
+
+
+@pytest.mark.covers("W11")
 async def test_arguments_of_a_call_may_hold_half_of_a_character() -> None:
     prompts = []
     for argument in (r"\ud83d", "\ufffd"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -81,6 +82,8 @@ async def test_a_function_may_be_named_in_the_choice_itself() -> None:
         ({"tools": [flat(NOW | {"strict": "yes"})]}, "tools.0.strict"),
         ({"tools": [flat(NOW | {"description": 5})]}, "tools.0.description"),
         ({"tools": [{"type": "function", "function": None, "name": "now"}]}, "tools.0.function"),
+        ({"tools": [flat(NOW), flat(NOW)]}, "tools.1.name"),
+        ({"tools": [flat(NOW), nested(NOW)]}, "tools.1.function.name"),
         ({"tools": [flat(NOW)], "tool_choice": flat({"name": "day"})}, "tool_choice"),
         ({"tools": [flat(NOW)], "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
@@ -162,3 +165,77 @@ async def test_other_parts_are_refused_in_their_place(
 ) -> None:
     answer, calls = await answered(400, messages=[{"role": role, "content": [part]}, USER])
     assert (answer["error"]["param"], calls) == (param, [])
+
+
+# --- the conversation -----------------------------------------------------------------------------
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+CHAT_SHAPE: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+    ],
+    "tools": [nested(NOW)],
+    "max_tokens": 9,
+}
+RESPONSE_SHAPE: dict[str, Any] = {
+    "input": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "noon"},
+    ],
+    "tools": [flat(NOW)],
+    "max_output_tokens": 9,
+}
+
+
+async def sent(body: dict[str, Any], says_what: str = "Hello") -> tuple[Any, Call]:
+    edge = make_edge(says(says_what), model=hermes_model(), strict_fields=True)
+    async with edge.client() as client:
+        reply = await client.post(PATH, json=body | {"seed": 7})
+    assert reply.status_code == 200, reply.text
+    (call,) = edge.generator.calls
+    return reply, call
+
+
+@pytest.mark.covers("J23")
+async def test_a_chat_in_the_shape_of_a_response_is_answered_as_a_chat() -> None:
+    said = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    wanted, by_chat = await sent(CHAT_SHAPE, said)
+    found, call = await sent(RESPONSE_SHAPE, said)
+    assert (call.prompt_token_ids, call.sampling) == (by_chat.prompt_token_ids, by_chat.sampling)
+    (choice,) = found.json()["choices"]
+    assert found.json()["object"] == "chat.completion"
+    assert [one["function"] for one in choice["message"]["tool_calls"]] == [
+        one["function"] for one in wanted.json()["choices"][0]["message"]["tool_calls"]
+    ]
+
+
+@pytest.mark.covers("J23")
+async def test_its_stream_is_that_of_a_chat_with_the_usage_that_was_asked_for() -> None:
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    found, _ = await sent(RESPONSE_SHAPE | stream)
+    events = [line[6:] for line in found.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    objects = [json.loads(event) for event in events[:-1]]
+    assert {one["object"] for one in objects} == {"chat.completion.chunk"}
+    assert objects[-1]["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.covers("J23")
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None, "input": [{"type": "message", "role": "x"}]}, "input.0.role"),
+        ({"messages": None, "input": "Hi", "max_output_tokens": "9"}, "max_output_tokens"),
+        ({"messages": None}, "messages"),
+        ({"messages": 5, "input": "Hi"}, "messages"),
+        ({"messages": [], "input": "Hi"}, "messages"),
+    ],
+)
+async def test_what_is_wrong_in_it_is_named_where_it_is(fields: dict[str, Any], param: str) -> None:
+    answer, _ = await answered(400, **fields)
+    assert param in (answer["error"]["param"] or answer["error"]["message"])

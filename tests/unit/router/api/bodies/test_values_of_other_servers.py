@@ -175,6 +175,32 @@ async def test_parameters_and_arguments_may_be_empty_lists() -> None:
     assert message.prompt_token_ids == response.prompt_token_ids == chat.prompt_token_ids
 
 
+@pytest.mark.covers("K12")
+async def test_schemas_may_have_empty_lists_for_objects() -> None:
+    def tool(properties: Any, inner: Any) -> dict[str, Any]:
+        where = {"type": "object", "properties": properties}
+        parameters = {"type": "object", "properties": {"where": where, "any": inner}}
+        function = {"name": "now", "strict": True, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    lists = await call_of(CHATS, tools=[tool([], [])], tool_choice="required")
+    objects = await call_of(CHATS, tools=[tool({}, {})], tool_choice="required")
+    assert lists.prompt_token_ids == objects.prompt_token_ids
+    assert lists.sampling.grammar == objects.sampling.grammar
+    assert '"properties": {}' in hermes_model().decode(lists.prompt_token_ids)
+
+    def form(schema: Any) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    for name, empty, anything in (
+        ("guided_json", [], {}),
+        ("response_format", form([]), form({})),
+    ):
+        taken = await call_of(CHATS, **{name: empty})
+        assert taken.sampling.grammar is not None
+        assert taken.sampling.grammar == (await call_of(CHATS, **{name: anything})).sampling.grammar
+
+
 # --- schemas --------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

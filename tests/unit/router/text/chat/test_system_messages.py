@@ -122,6 +122,7 @@ def test_what_a_template_leaves_out_is_kept_where_that_is_asked_for(turns: Turns
         (BEHIND, [("user", "b\n\nHi")]),
         ([("system", ""), ("user", "Hi")], [("user", "Hi")]),
         ([("system", "a")], [("user", "a")]),
+        ([("system", "")], [("user", "")]),
         ([("system", "a"), *LATER[2:3]], [("user", "a"), ("assistant", "Yes")]),
         ([("system", ""), *LATER[1:3]], LATER[1:3]),
     ],

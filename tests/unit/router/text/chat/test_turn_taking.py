@@ -72,6 +72,12 @@ def test_an_assistant_that_begins_follows_a_user_that_says_nothing(source: str) 
     assert told == shown([(told_by, "s"), *silent, *greeted])
 
 
+@pytest.mark.parametrize("source", STRICT)
+def test_a_system_that_says_nothing_may_be_all_there_is(source: str) -> None:
+    told_by = "user" if source is NO_SYSTEM else "system"
+    assert rendered(source, [("system", "")]) == shown([(told_by, "")])
+
+
 @pytest.mark.covers("J20")
 @pytest.mark.parametrize("source", STRICT)
 def test_users_between_whom_the_system_spoke_are_one(source: str) -> None:
