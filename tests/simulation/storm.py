@@ -241,7 +241,7 @@ class Storm:
         return True
 
     def _kill_prefill(self) -> bool:
-        """While it may write it is killed at once, or few landings are left for a fence."""
+        """Kill it, always while it may write: few landings were left for a fence otherwise."""
         may_write = any(sender == self.world.p.me for _, sender in self._written())
         if len(self.world.nodes) < 2 or (not may_write and self.rng.random() < 0.8):
             return False

@@ -314,7 +314,7 @@ def test_what_half_of_host_memory_does_not_hold_is_read_and_sent_in_parts(
     assert world.p.scheduler.host_pool.num_read == 0
 
 
-def test_a_part_is_held_against_what_was_read_and_sent_of_it(
+def test_the_time_of_a_part_is_told_with_what_was_read_and_sent_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = Stored(tmp_path, num_host_blocks=7)

@@ -147,7 +147,7 @@ def test_a_role_may_be_unknown_where_the_store_was_away_when_it_was_told(
     assert len(checks) >= 20
     checks.clear()
     run(replace(history, faults=(away,)))
-    assert 0 < len(checks) < 10, "not either when the store answers again"
+    assert 0 < len(checks) < 10, "nor when the store answers again"
 
 
 def test_a_request_whose_grammar_no_node_follows_may_wait_for_a_suspected_node(
