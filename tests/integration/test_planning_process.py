@@ -101,7 +101,7 @@ BODIES: list[tuple[RequestKind, bytes]] = [
     (COMPLETION, body_of(prompt="x", seed=7, temperature=0.1, top_p=1 / 3, priority=-7)),
     (COMPLETION, body_of(prompt="Hello " * 100_000)),
     (COMPLETION, body_of(prompt=[7] * CONTEXT)),
-    (COMPLETION, body_of(prompt="x", max_tokens=CONTEXT)),
+    (COMPLETION, body_of(prompt="x", max_tokens=CONTEXT, seed=3)),
     (COMPLETION, body_of(prompt=[[1.5] * 99_999])),
     (COMPLETION, body_of(prompt=[1, "a"])),
     (COMPLETION, body_of(prompt="x", seed=1, nonsense="y" * 99_999)),

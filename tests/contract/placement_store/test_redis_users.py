@@ -117,6 +117,7 @@ async def test_a_router_may_do_whatever_the_store_does(server: RedisServer, keys
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "next_epoch": lambda: router.next_epoch("all"),
             "heartbeat": lambda: router.heartbeat(record("all"), load(), lease_s=60),
+            "lease_left_s": lambda: router.lease_left_s("all"),
             "live_nodes": router.live_nodes,
             "leave": lambda: router.leave(Incarnation("all", 1)),
             "record": lambda: place(router, placement()),

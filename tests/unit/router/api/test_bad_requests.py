@@ -98,7 +98,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"guided_json": '"\\ud800"'}, "guided_json", "wanted an object or true"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "#: Unimplemented"),
     ({"guided_json": {"$ref": "#/a"}}, "guided_json", "does not exist"),
-    ({"guided_json": "x" * (1 << 17 | 1)}, "guided_json", "wanted 1 to 131072"),
+    ({"guided_json": "x" * (1 << 18 | 1)}, "guided_json", "wanted 1 to 262144"),
     ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
     ({"guided_regex": ["a"]}, "guided_regex", "wanted text"),
     ({"guided_regex": ""}, "guided_regex", "has 0 bytes"),

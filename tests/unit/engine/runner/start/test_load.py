@@ -50,14 +50,11 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     assert runner.step_costs.rows[-1] >= 8
 
 
-def test_without_a_readable_tokenizer_grammars_are_refused(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tokenizer_that_cannot_be_read_ends_the_start(folder: Path) -> None:
+    # What ends an answer may stand there alone.
     (folder / "tokenizer.json").mkdir()  # that no user can read as a file, root included
-    runner = load(folder)
-    assert not runner.has_grammars
-    assert "answers under grammars are refused: " in caplog.text
-    assert f"{folder / 'tokenizer.json'} cannot be read: " in caplog.text
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: "):
+        load(folder)
 
 
 def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder: Path) -> None:
