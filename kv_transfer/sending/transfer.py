@@ -73,8 +73,8 @@ class Transfer:
     was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
     saw that everything was pushed. `was_begun` is whether a BEGIN was ever sent. `is_begun` is
     whether pieces may be sent on this connection: on a one-sided lane not before the receiver has
-    registered the writer. `may_spread` is whether they
-    may be sent on further ones: not before the receiver knows the transfer.
+    registered the writer. `may_spread` is whether they may be sent on further ones: not before the
+    receiver knows the transfer.
     """
 
     def __init__(

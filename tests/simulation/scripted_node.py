@@ -21,7 +21,6 @@ from common.settings.config import (
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.cache_copy import CacheCopy
 from engine.core.blocks.disk_index import DiskIndex, bytes_taken
-from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
 from engine.execution import ExecutionHere
@@ -37,7 +36,7 @@ from tests.simulation.scripted_wires import ScriptedEnd, ScriptedWires
 from tests.support.disk.faulty_files import FaultyCalls
 from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import check_books, check_idle
-from tests.support.engine.hash_runner import VOCAB_SIZE, HashRunner, LateCopy, Parts, run_parts
+from tests.support.engine.hash_runner import VOCAB_SIZE, HashRunner, LateCopy
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -122,8 +121,7 @@ class Node(SimulatedNode):
 
     Most turns only look whether a copy has ended or a time has passed: the books are as they were.
 
-    `fail_next_step` breaks the runner once, `fail_after_layer` does so in the middle of a step,
-    when that layer is computed and told of. `on_publish` is called when statistics are shown.
+    `on_publish` is called when statistics are shown.
     """
 
     needs_staging = True
@@ -133,8 +131,6 @@ class Node(SimulatedNode):
     ) -> None:
         config, self.runner = size.config(threshold), size.runner()
         self.runner.goes_on = world.goes_on
-        self.fail_next_step = False
-        self.fail_after_layer: int | None = None
         self.on_publish: Callable[[], object] = lambda: None
         self.num_drained = 0
         self.has_unread = False
@@ -164,8 +160,8 @@ class Node(SimulatedNode):
         flow.attempts.keep_ended()
         self.clock = ProcessClock(world.clock)
         timeline: Any = self.clock
-        beside = self._steps_beside = StepsBeside(self, self.clock)
-        steps: Any = beside if world.is_async else _StepsHere(self, self.clock)
+        beside = self._steps_beside = StepsBeside(self.runner, self.clock)
+        steps: Any = beside if world.is_async else _StepsHere(self.runner, self.clock)
         super().__init__(
             me,
             timeline,
@@ -274,33 +270,6 @@ class Node(SimulatedNode):
     def on_drained(self) -> None:
         assert self.flow.is_empty
         self.num_drained += 1
-
-    def execute(
-        self,
-        batch: Sequence[ScheduledSequence],
-        on_layer: OnLayer | None = None,
-        on_queued: OnQueued | None = None,
-    ) -> RunnerResult:
-        parts = self.parts(batch, tells_layers=on_layer is not None)
-        return run_parts(parts, on_layer, on_queued)
-
-    def parts(self, batch: Sequence[ScheduledSequence], *, tells_layers: bool) -> Parts:
-        """Execute a batch from one moment to the next; see `HashRunner.parts`."""
-        if self.fail_next_step:
-            self.fail_next_step = False
-            raise RuntimeError("the device is out of memory")
-        tells_layers = tells_layers or self.fail_after_layer is not None
-        parts = self.runner.parts(batch, tells_layers=tells_layers)
-        while True:
-            try:
-                moment = next(parts)
-            except StopIteration as end:
-                results: RunnerResult = end.value
-                return results
-            yield moment
-            if moment == self.fail_after_layer:
-                self.fail_after_layer = None
-                raise RuntimeError("the device is out of memory")
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         self.runner.swap_out(block_ids, host_block_ids)

@@ -39,17 +39,21 @@ FAULTS = [
 class Storm:
     """One random run. Each action is one thing that the world can do next."""
 
+    thresholds: tuple[int | None, ...] = (0, 0, 6, None)
+    """Those of the decode node that are drawn; None: it is a mixed one, alone."""
+
     def __init__(self, seed: int, faults: list[str], *, is_async: bool = False) -> None:
         self.rng = random.Random(seed)
         self.rng_of_steps = random.Random(f"steps of {seed}")
         self.seed = seed
         self.faults = faults
         self.happened: Counter[str] = Counter()
-        self.num_quarantined = 0
+        self.num_fenced = 0
+        """Landings in quarantine that were fenced, by a fault or at the end."""
         rng = self.rng
         method = rng.choice(METHODS)
         self.world = World(
-            threshold=rng.choice([0, 0, 6, None]),
+            threshold=rng.choice(self.thresholds),
             prefill=self._size(method),
             decode=self._size(method),
             is_async=is_async,
@@ -93,7 +97,7 @@ class Storm:
         world = self.world
         for _ in range(4):
             world.settle()
-            self.num_quarantined += world.fence_all()
+            self.num_fenced += world.fence_all()
             world.advance(30.0)
         world.settle()
 
@@ -207,18 +211,19 @@ class Storm:
         return True
 
     def _fail_step(self) -> bool:
-        self.rng.choice(list(self.world.nodes.values())).fail_next_step = True
+        self.rng.choice(list(self.world.nodes.values())).runner.fail_next_step = True
         return True
 
     def _fail_within_step(self) -> bool:
         node = self.rng.choice(list(self.world.nodes.values()))
-        node.fail_after_layer = self.rng.randrange(NUM_LAYERS)
+        node.runner.fail_after_layer = self.rng.randrange(NUM_LAYERS)
         return True
 
     def _fence(self) -> bool:
         tokens = list(self.world.d.connector.quarantined)
         if tokens:
             self.world.d.connector.fence(self.rng.choice(tokens))
+            self.num_fenced += 1
         return bool(tokens)
 
     def _time_passes(self) -> bool:
@@ -236,7 +241,9 @@ class Storm:
         return True
 
     def _kill_prefill(self) -> bool:
-        if len(self.world.nodes) < 2 or self.rng.random() < 0.8:
+        """Kill it, always while it may write: few landings were left for a fence otherwise."""
+        may_write = any(sender == self.world.p.me for _, sender in self._written())
+        if len(self.world.nodes) < 2 or (not may_write and self.rng.random() < 0.8):
             return False
         self.world.kill(self.world.p, is_noticed=self.rng.random() < 0.5)
         return True
@@ -257,6 +264,8 @@ class Storm:
 
 class Conversations(Storm):
     """Most prompts continue an answer, so that prefill nodes pull what the decode node has."""
+
+    thresholds = (0, 0, 6)
 
     def __init__(self, seed: int, faults: list[str], *, is_async: bool) -> None:
         super().__init__(seed, faults, is_async=is_async)

@@ -104,8 +104,8 @@ def test_a_step_that_fails_in_the_middle_ends_its_transfers(layer: int, chunk: i
     world = World(prefill=NodeSize(budget=6))
     asked = world.ask(15)
     world.step_until(lambda: world.p.num_steps == chunk)
-    world.p.fail_after_layer = layer
-    world.step_until(lambda: world.p.fail_after_layer is None)
+    world.p.runner.fail_after_layer = layer
+    world.step_until(lambda: world.p.runner.fail_after_layer is None)
     world.settle()
     assert asked.outcomes == ["failed: internal_error"]
     assert asked.answer() == []
@@ -119,8 +119,8 @@ def test_a_step_that_fails_in_the_middle_ends_its_transfers(layer: int, chunk: i
 def test_frames_of_a_step_that_failed_change_nothing_when_they_come_late() -> None:
     world = World(decode=NodeSize(num_blocks=5, max_model_len=20))
     asked = world.ask(15)
-    world.p.fail_after_layer = 0
-    world.step_until(lambda: world.p.fail_after_layer is None, frames=False)
+    world.p.runner.fail_after_layer = 0
+    world.step_until(lambda: world.p.runner.fail_after_layer is None, frames=False)
     assert pieces_of(world) == [(0, i) for i in range(4)]
     late, world.network.frames = world.network.frames, []
     world.router.abort(asked)

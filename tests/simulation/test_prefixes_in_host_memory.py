@@ -73,12 +73,12 @@ def test_random_orders_aborts_and_failures_change_no_answer(seed: int) -> None:
         node = choose.choice(nodes)
         node.runner.num_copy_polls = choose.choice([0, 1, 4])
         node.runner.fail_next_copy = choose.random() < 0.1
-        node.fail_next_step = choose.random() < 0.05
+        node.runner.fail_next_step = choose.random() < 0.05
         if choose.random() < 0.15:
             world.router.abort(asked)
     for node in nodes:
         node.runner.num_copy_polls = 0
-        node.runner.fail_next_copy = node.fail_next_step = False
+        node.runner.fail_next_copy = node.runner.fail_next_step = False
     world.settle()
     world.check_closed()
     counters = [node.scheduler.statistics().counters for node in nodes]

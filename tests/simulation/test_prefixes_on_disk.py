@@ -380,7 +380,7 @@ def test_random_faults_change_no_answer_and_unbalance_no_book(seed: int, tmp_pat
         node.disk.is_stuck = choose.random() < 0.1
         node.runner.num_copy_polls = choose.choice([0, 1, 4])
         node.runner.fail_next_copy = choose.random() < 0.1
-        node.fail_next_step = choose.random() < 0.05
+        node.runner.fail_next_step = choose.random() < 0.05
         if choose.random() < 0.1:
             world.advance(choose.choice([1.0, 40.0]))
         if choose.random() < 0.1:
@@ -392,6 +392,6 @@ def test_random_faults_change_no_answer_and_unbalance_no_book(seed: int, tmp_pat
             world.router.abort(asked)
     for node in nodes:
         assert node.disk is not None
-        node.disk.is_stuck = node.runner.fail_next_copy = node.fail_next_step = False
+        node.disk.is_stuck = node.runner.fail_next_copy = node.runner.fail_next_step = False
     world.settle()
     world.check_closed()

@@ -36,7 +36,7 @@ def _slow_down(world: World, node: Node) -> None:
 
     def slow_parts(batch: Any, *, tells_layers: bool) -> Parts:
         world.clock.advance(STEP_S)
-        return parts(batch, tells_layers=tells_layers)
+        return (yield from parts(batch, tells_layers=tells_layers))
 
     node.runner.parts = slow_parts  # type: ignore[method-assign]
 

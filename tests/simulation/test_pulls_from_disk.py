@@ -314,6 +314,23 @@ def test_what_half_of_host_memory_does_not_hold_is_read_and_sent_in_parts(
     assert world.p.scheduler.host_pool.num_read == 0
 
 
+def test_the_time_of_a_part_is_told_with_what_was_read_and_sent_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Stored(tmp_path, num_host_blocks=7)
+    told: list[int] = []
+    on_pulled = world.pull_cost.on_pulled
+
+    def note(num_tokens: int, began_at_s: float, now_s: float, num_at_source: int) -> None:
+        told.append(num_tokens)
+        on_pulled(num_tokens, began_at_s, now_s, num_at_source)
+
+    monkeypatch.setattr(world.pull_cost, "on_pulled", note)
+    assert_finished(world, world.ask_q())
+    at_once = 3 * BLOCK_SIZE
+    assert told == [2 * at_once, 2 * (len(SHARED) - at_once)], "each is read and sent"
+
+
 @pytest.mark.parametrize("num_steps", range(1, 12, everyday(3, of=1)))
 @pytest.mark.parametrize("is_one_sided", [False, True])
 def test_an_abort_at_any_moment_leaves_nothing(

@@ -196,6 +196,20 @@ def test_what_is_fetched_from_a_node_that_leaves_waits_too(num_copy_polls: int) 
     world.check_kept()
 
 
+def test_what_waits_is_fetched_whatever_another_router_tells_of_meanwhile() -> None:
+    world = Full(num_copy_polls=NEVER)
+    offered = tuple(world.q.scheduler.prefix_transfers.latest(30))
+    for known in (offered, offered[1:]):
+        world.to_nodes.append((PREFILL, FetchBlocks(ROUTER, OTHER, known)))
+        world.wait_for_room()
+        while world.to_nodes:
+            world.step()
+    world.p.runner.num_copy_polls = 0
+    world.settle()
+    assert world.p.scheduler.prefix_transfers.has(offered[0])
+    world.check_kept()
+
+
 def test_a_node_that_leaves_waits_for_no_room() -> None:
     world = Full(num_copy_polls=NEVER)
     offered = tuple(world.q.scheduler.prefix_transfers.latest(30))

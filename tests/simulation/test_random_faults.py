@@ -1,6 +1,8 @@
 """Random orders and faults from a seed: whatever happens, the closing checks hold.
 
-A failing seed is replayed by its number; nothing here depends on anything else.
+A failing seed is replayed by its number; nothing here depends on anything else. How often things
+happen is bounded so that runs which reach too little are noticed: they happen twice as often or
+more.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from tests.simulation.storm import FAULTS, Conversations, Storm, run_to_the_end
 from tests.simulation.world import World
 from tests.support.examples import everyday
 
-NUM_RUNS = everyday(73, of=300)
-NUM_CALM_RUNS = everyday(70, of=200)
-NUM_CONVERSATIONS = everyday(34, of=200)
+NUM_RUNS = everyday(150, of=300)
+NUM_CALM_RUNS = everyday(50, of=200)
+NUM_CONVERSATIONS = everyday(50, of=200)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
@@ -25,6 +27,7 @@ def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bo
     happened: Counter[str] = Counter()
     for seed in range(NUM_CALM_RUNS):
         storm = Storm(seed, [], is_async=is_async)
+        storm.num_to_ask, storm.ask_share = 8, 0.1  # So many that they preempt each other.
         storm.run()
         storm.world.check_closed()
         outcomes += storm.world.outcomes()
@@ -39,11 +42,8 @@ def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bo
             ),
             **statistics.counters.preemptions,
         )
-    refused = outcomes.pop("refused: overloaded", 0)
-    # Requests of 24 tokens and more do not fit the smallest nodes.
-    invalid = outcomes.pop("refused: invalid_request", 0)
-    assert set(outcomes) == {"finished"}, outcomes
-    assert outcomes["finished"] > 3 * (refused + invalid) > 0
+    assert set(outcomes) == {"finished", "refused: overloaded"}, outcomes
+    assert outcomes["finished"] > 2 * outcomes["refused: overloaded"]
     assert len(happened) == 6, f"all of it is to happen: {happened}"
 
 
@@ -51,18 +51,18 @@ def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bo
 def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong(is_async: bool) -> None:
     happened: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    num_quarantined = 0
+    num_fenced = 0
     for seed in range(NUM_RUNS):
         storm = Storm(seed, FAULTS, is_async=is_async)
         run_to_the_end(storm, seed)
         happened += storm.happened
-        num_quarantined += storm.num_quarantined
+        num_fenced += storm.num_fenced
         outcomes += storm.world.outcomes()
-    assert num_quarantined > 0, "no landing was left for a fence at the end"
+    assert num_fenced > NUM_RUNS / 30, "few landings were left for a fence"
     assert set(happened) == set(FAULTS), "a fault never happened"
-    assert outcomes["finished"] > NUM_RUNS, "the faults leave too little that works"
-    assert outcomes["failed: handoff_failed"] > 0
-    assert outcomes["failed: internal_error"] > 0
+    assert outcomes["finished"] > NUM_RUNS / 2, "the faults leave too little that works"
+    assert outcomes["failed: handoff_failed"] > NUM_RUNS / 10
+    assert outcomes["failed: internal_error"] > NUM_RUNS / 5
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
@@ -73,8 +73,8 @@ def test_random_conversations_that_pull_lose_nothing(is_async: bool) -> None:
         run_to_the_end(storm, seed)
         for node in storm.world.nodes.values():
             pulls += Counter(node.scheduler.statistics().counters.pulls)
-    assert pulls["landed"] > NUM_CONVERSATIONS / 4
-    assert pulls["failed"] > 0
+    assert pulls["landed"] > NUM_CONVERSATIONS / 6
+    assert pulls["failed"] > NUM_CONVERSATIONS / 40
 
 
 @pytest.mark.parametrize("damage", ["target", "source"])

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from common.nodes import NodeLoad
+from node.flow.messages import PullRefused
 from tests.simulation.scripted_node import NodeSize
+from tests.simulation.three_nodes import OTHER, Three
 from tests.simulation.world import World, assert_finished
 from tests.support.engine.build import make_prompt
 
@@ -51,15 +53,28 @@ def test_a_prompt_counts_as_waiting_until_it_is_computed() -> None:
     assert_finished(world, *asked)
 
 
+def test_a_prompt_that_waits_for_a_pull_counts_as_waiting() -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1)
+    pull = world.step_until_asked()
+    assert seats_and_queue(world.q.flow.load()) == (4, 0, 1)
+    world.lose(pull)
+    world.to_nodes.append((OTHER, PullRefused(pull.ticket.lease_token)))
+    world.step_until(lambda: len(world.q.flow.pulls) == 0)
+    assert seats_and_queue(world.q.flow.load())[2] == 0, "it is computed"
+    assert_finished(world, asked)
+
+
 def with_steps_that_take(world: World, *spans_s: float) -> NodeLoad:
     """Let a node compute prompts of 8 tokens in steps that take so long; return what it reports."""
-    execute, left_s = world.d.execute, list(spans_s)
+    execute, left_s = world.d.runner.execute, list(spans_s)
 
     def timed(*given: Any) -> Any:
         world.advance(left_s.pop(0))
         return execute(*given)
 
-    world.d.execute = timed  # type: ignore[assignment,method-assign]
+    world.d.runner.execute = timed  # type: ignore[assignment,method-assign]
     for seed in range(len(spans_s)):
         assert_finished(world, world.ask(make_prompt(8, seed), max_tokens=1))
     assert not left_s

@@ -310,12 +310,12 @@ def test_a_failing_step_ends_only_what_was_in_it(reach: Reach, which: str) -> No
     world = make_world()
     asked = reach(world)
     node = world.p if which == "p" else world.d
-    node.fail_next_step = True
+    node.runner.fail_next_step = True
     world.settle()
     world.check_closed()
     failures = [o for o in world.outcomes().elements() if o != "finished"]
     assert all(failure == "failed: internal_error" for failure in failures)
-    assert bool(failures) is not node.fail_next_step
+    assert bool(failures) is not node.runner.fail_next_step
     assert asked.is_done
 
 

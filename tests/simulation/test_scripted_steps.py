@@ -69,8 +69,8 @@ def test_a_step_takes_as_long_as_it_computes(num_parts: int) -> None:
 @pytest.mark.parametrize("num_parts", [0, 9])
 def test_a_step_that_fails_ends_its_requests(num_parts: int, fails: str) -> None:
     world = World(threshold=None, is_async=True)
-    world.d.fail_next_step = fails == "at once"
-    world.d.fail_after_layer = 0 if fails == "after a layer" else None
+    world.d.runner.fail_next_step = fails == "at once"
+    world.d.runner.fail_after_layer = 0 if fails == "after a layer" else None
     asked = world.ask(9, max_tokens=3)
     world.messages_arrive()
     world.d.turn()

@@ -33,9 +33,12 @@ class AllTiers(Conversations):
     def __init__(self, seed: int, faults: list[str], folder: Path, *, is_async: bool) -> None:
         self.folder = folder
         super().__init__(seed, faults, is_async=is_async)
-        self.fault_share, self.ask_share, self.num_to_ask = 0.01, 0.02, 30
+        self.fault_share, self.ask_share, self.num_to_ask = 0.01, 0.02, 60
+        self.num_actions *= 2
         self.num_lives = 1
         self.world.join(OTHER, self._size("none"))
+        self.all_nodes = list(self.world.nodes.values())
+        """Those that have died too."""
 
     def _size(self, method: str) -> NodeSize:
         size = super()._size(method)
@@ -44,9 +47,9 @@ class AllTiers(Conversations):
             size,
             keeps_prefixes=True,
             disk_path=self.folder if has_disk else None,
-            num_disk_blocks=self.rng.choice([3, 99]),
+            num_disk_blocks=self.rng.choice([3, 99, 99]),
             num_blocks=self.rng.randint(9, 14),
-            num_host_blocks=self.rng.choice([8, 20]),
+            num_host_blocks=8,
         )
 
     def _prompt(self, length: int) -> int | tuple[int, ...]:
@@ -61,8 +64,7 @@ class AllTiers(Conversations):
         rng, router = self.rng, self.world.router
         nodes = [node.me for node in self.world.nodes.values()]
         source = rng.choice([*nodes, Incarnation("p", 77)])
-        is_busy = len(router.asked) % 4 == 3
-        num_tokens, num_queued = BLOCK_SIZE * rng.randint(1, 15), 40 if is_busy else 0
+        num_tokens, num_queued = BLOCK_SIZE * rng.randint(1, 15), rng.choice([0, 100])
         router.source = PrefixSource(source, num_tokens, num_queued_tokens=num_queued)
         if rng.random() < 0.3:
             router.source = None
@@ -82,11 +84,15 @@ class AllTiers(Conversations):
         return True
 
     def _refuse_pull(self) -> bool:
-        node = self.rng.choice(list(self.world.nodes.values()))
-        tokens = list(node.connector.landings)
-        if tokens:
-            self.world.to_nodes.append((node.me, PullRefused(self.rng.choice(tokens))))
-        return bool(tokens)
+        landings = [
+            (node.me, token)
+            for node in self.world.nodes.values()
+            for token in node.connector.landings
+        ]
+        if landings:
+            node, token = self.rng.choice(landings)
+            self.world.to_nodes.append((node, PullRefused(token)))
+        return bool(landings)
 
     def _warm(self) -> bool:
         source, new = self.rng.sample([node.me for node in self.world.nodes.values()] * 2, 2)
@@ -94,15 +100,15 @@ class AllTiers(Conversations):
         return True
 
     def _restart(self) -> bool:
-        """The prefill node comes back under its name; its requests are lost or not."""
+        """The prefill node, which may have died before, comes back under its name."""
         world = self.world
-        if not self._has_prefill():
-            return False
-        world.kill(world.p, is_noticed=self.rng.random() < 0.7)
+        if self._has_prefill():
+            world.kill(world.p, is_noticed=self.rng.random() < 0.7)
         world.notice(world.p.me)
         self.num_lives += 1
         me = Incarnation(PREFILL.node_id, self.num_lives)
         world.p = world.join(me, self._size("none"))
+        self.all_nodes.append(world.p)
         world.router.prefill = me
         return True
 
@@ -121,20 +127,17 @@ def test_every_tier_and_pull_under_faults_gives_right_answers(
         storm = AllTiers(seed, [*FAULTS, *MORE_FAULTS], folder, is_async=is_async)
         run_to_the_end(storm, seed)
         happened += storm.happened
-        for node in storm.world.nodes.values():
+        for node in storm.all_nodes:
             counters = node.scheduler.statistics().counters
             pulls += Counter(counters.pulls)
             found += Counter(counters.prefix_blocks_found)
             num_fetched += counters.num_fetched_tokens
-    assert set(MORE_FAULTS) <= set(happened), "a fault never happened"
-    assert pulls["landed"] > 0
-    assert pulls["failed"] > 0
-    assert pulls["missed"] > 0
-    assert pulls["declined"] > 0
-    assert min(found["pool"], found["host"], found["disk"]) > 0, (
-        f"a tier has found nothing: {found}"
-    )
-    assert num_fetched > 0
+    # Of each there are four times as many or more, in every ten runs.
+    few = NUM_RUNS / 10
+    assert min(happened[fault] for fault in MORE_FAULTS) > few, happened
+    assert min(pulls[how] for how in ("landed", "failed", "missed", "declined")) > few, pulls
+    assert min(found[tier] for tier in ("pool", "host", "disk")) > few, found
+    assert num_fetched > few * BLOCK_SIZE
 
 
 class Tenants(World):

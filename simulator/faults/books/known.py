@@ -35,13 +35,14 @@ def check_views(membership: Membership) -> None:
 
 
 def check_suspected(membership: Membership, node: Incarnation, why: str) -> None:
-    """Check that a node that was just heard, and that does nothing for requests, is suspected.
+    """Check that a node that was just heard is suspected exactly if nothing is done on it.
 
-    `why` says so; empty: it works. Raises `InternalError`.
+    `why` says why nothing is; empty: the node works. Raises `InternalError`.
     """
     is_known = node in membership._members
     if is_known and (node in membership.suspects) is not bool(why):
-        raise InternalError(f"{node} counts as {'working: ' + why if why else 'suspected'}")
+        counts = f"working, and {why}" if why else "suspected, and works"
+        raise InternalError(f"{node} counts as {counts}")
 
 
 def check_roles(

@@ -95,6 +95,8 @@ class NodeLife:
         """Take new work of another role, by the change of this number; return a refusal, if any."""
         try:
             earlier = _result(self._role.change(role, number))
+        except InternalError:  # A check has failed: no refusal.
+            raise
         except PdserveError as refused:
             return refused
         if self.role is not earlier:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -40,6 +40,7 @@ VOCAB_SIZE = hash_grammars.VOCAB_SIZE
 NUM_LAYERS = 2
 EOS_TOKEN_ID = hash_grammars.EOS_TOKEN_ID
 TOKEN_BYTES = 8
+STEP_FAILS = "the device is out of memory"
 QUEUED = -1
 Parts = Generator[int, None, RunnerResult]
 """A step that stops at its moments: when it is QUEUED, and when a layer, by number, can be sent."""
@@ -95,7 +96,9 @@ class HashRunner:
             hash_grammars.compiler(), VOCAB_SIZE, self.eos_token_ids, proposes=True
         )
         self.num_copy_polls = 0
-        self.fail_next_copy = False
+        self.fail_next_copy = self.fail_next_step = False
+        self.fail_after_layer: int | None = None
+        """The layer after which a step fails once: it is computed, and was told of."""
         self.copies: list[LateCopy] = []
         """Copies that were begun and have not ended, in order."""
         self.goes_on: str = ""
@@ -173,24 +176,21 @@ class HashRunner:
 
         With `tells_layers` the moments at which layers can be sent are among them.
         """
+        if self.fail_next_step:
+            self.fail_next_step = False
+            raise RuntimeError(STEP_FAILS)
+        tells_layers = tells_layers or self.fail_after_layer is not None
         self.batches.append(list(batch))
         together = batch if isinstance(batch, StepBatch) else batch_of(batch)
         self._end_after()
         following, self._after = self._after, None
         pending = self._grammars.begin(together)
-        if together.continues is not None and following is not None:
-            masks = _masks(together, pending)
-            places = together.continues.tolist()
-            found = RunnerResult(
-                self._draw(scheduled, following.states_of(place, scheduled), rows)
-                for place, scheduled, rows in zip(places, batch, masks, strict=True)
-            )
-            self._go_on(together, found)
+        if following is not None and together.continues is not None:
+            results = self._take_begun(together, following, pending)
             yield QUEUED
             for layer in range(NUM_LAYERS if tells_layers else 0):
-                self._stage_layer_out(layer, batch)
-                yield layer
-            return found
+                yield from self._tell_of(layer, batch)
+            return results
         assert together.continues is None, "a step that was never begun"
         self.num_forgotten += following is not None
         is_followed = bool(self.goes_on) and together.going_on is not None
@@ -201,26 +201,53 @@ class HashRunner:
             for scheduled, states in zip(batch, computed, strict=True):
                 self._write(layer, scheduled, states[-1])
             if tells_layers:
-                self._stage_layer_out(layer, batch)
-                yield layer
+                yield from self._tell_of(layer, batch)
+        results = self._results(together, computed, pending)
+        if is_followed:
+            yield QUEUED
+        return results
+
+    def _take_begun(
+        self, batch: StepBatch, begun: _StepAfter, pending: PendingMasks | None
+    ) -> RunnerResult:
+        """Return the results of a step that was begun before its batch came."""
+        assert batch.continues is not None
+        places, masks = batch.continues.tolist(), _masks(batch, pending)
+        results = RunnerResult(
+            self._draw(scheduled, begun.states_of(place, scheduled), rows)
+            for place, scheduled, rows in zip(places, batch, masks, strict=True)
+        )
+        self._go_on(batch, results)
+        return results
+
+    def _results(
+        self, batch: StepBatch, computed: Sequence[list[bytes]], pending: PendingMasks | None
+    ) -> RunnerResult:
+        """Return the results of a step from the KV that it has computed of each entry."""
         scores = {
             rows.entry: _prompt_logprobs(
                 computed[rows.entry][1:], rows.following.tolist(), rows.num_top
             )
-            for rows in prompt_rows(together)
+            for rows in prompt_rows(batch)
         }
-        masks = _masks(together, pending)
+        masks = _masks(batch, pending)
         drawn = [
             self._draw(scheduled, states, rows)
             for scheduled, states, rows in zip(batch, computed, masks, strict=True)
         ]
         results = RunnerResult(drawn, scores)
         if pending is not None:
-            self._grammars.propose(together, results)
-        self._go_on(together, results)
-        if is_followed:
-            yield QUEUED
+            self._grammars.propose(batch, results)
+        self._go_on(batch, results)
         return results
+
+    def _tell_of(self, layer: int, batch: Sequence[ScheduledSequence]) -> Iterator[int]:
+        """Stop when a layer can be sent; fail afterwards if the step is to fail there."""
+        self._stage_layer_out(layer, batch)
+        yield layer
+        if layer == self.fail_after_layer:
+            self.fail_after_layer = None
+            raise RuntimeError(STEP_FAILS)
 
     def _go_on(self, batch: StepBatch, results: RunnerResult) -> None:
         """Begin the step after `batch`, as a device does that has drawn its tokens.

@@ -62,6 +62,7 @@ def test_a_reader_that_stands_still_holds_nothing_up(ends: tuple[int, int]) -> N
 def test_the_end_of_a_process_waits_for_a_reader_and_not_for_one_that_stands_still(
     ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_output, "FLUSH_S", 60.0)
     output = LogOutput(ends[1])
     log = logging.Logger("test")
     log.addHandler(output)
@@ -116,8 +117,6 @@ print("done", flush=True)
 
 @pytest.mark.covers("M05")
 def test_a_role_whose_log_nobody_reads_goes_on_and_ends(ends: tuple[int, int]) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _ROLE], stdout=subprocess.PIPE, stderr=ends[1], timeout=120,
-        check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", _ROLE]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=ends[1], timeout=120, check=True)
     assert run.stdout == b"done\n"

@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import Draining, HandoffFailed, InternalError, NodeLost, Overloaded
 from common.ids import AttemptId, Incarnation
+from common.nodes import Role
 from common.request import (
     FinishReason,
     GenerationRequest,
@@ -18,8 +19,10 @@ from common.request import (
 )
 from engine.core.blocks.block_pool import BlockUse
 from node.control.block_reports import CachedBlocks
+from node.control.role import NodeRole
 from node.flow.messages import Submit
 from router.core.policies.query import NoneStays
+from simulator.faults.awaited import AwaitedReply
 from simulator.faults.cluster import FaultyCluster
 from simulator.faults.demand.watched_router import WatchedRouter
 from simulator.faults.history import Fault
@@ -135,6 +138,19 @@ def test_a_node_gives_up_what_has_no_time_left() -> None:
         life.check_output(draining)
     life.drain_ends_s = 0.0
     life.check_output(draining)
+
+
+def test_a_change_of_a_role_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of the simulator answers within the moment in which it is asked."""
+
+    async def change(_: NodeRole, role: Role, number: int) -> Role:
+        await AwaitedReply()
+        return role
+
+    life = ended().nodes["decode-0"].life
+    monkeypatch.setattr(NodeRole, "change", change)
+    with pytest.raises(InternalError, match="it waits for something"):
+        life.set_role(Role.PREFILL)
 
 
 def ended_by(code: str) -> OutputDetails:

@@ -123,13 +123,13 @@ def test_what_is_counted_follows_from_the_tokens() -> None:
             check_counts("r", before, counts, 4, 3)
 
 
-def test_a_node_that_is_heard_and_does_nothing_is_suspected() -> None:
+def test_a_node_that_is_heard_is_suspected_exactly_if_nothing_is_done_on_it() -> None:
     members = heard()
     check_suspected(members, D, "")
-    with pytest.raises(InternalError, match="d#1 counts as working: nothing arrives there"):
+    with pytest.raises(InternalError, match="d#1 counts as working, and nothing arrives there"):
         check_suspected(members, D, "nothing arrives there")
     members.on_heard(D, unreached="nothing arrives there")
     check_suspected(members, D, "nothing arrives there")
-    with pytest.raises(InternalError, match="d#1 counts as suspected"):
+    with pytest.raises(InternalError, match="d#1 counts as suspected, and works"):
         check_suspected(members, D, "")
     check_suspected(members, Incarnation("e", 1), "nobody knows it")
