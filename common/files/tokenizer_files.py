@@ -32,9 +32,12 @@ _TURN_ENDS = (
     "<|end_of_turn|>",
     "<end_of_turn>",
     "<|eot|>",
-    "<|end|>",
 )
 """Special tokens with which families of models end a turn, and nothing else."""
+_TURN_OR_PART_END = "<|end|>"
+_ENDS_BEHIND_PARTS = frozenset({"<|return|>", "<|flush|>"})
+"""With one of these a model ends a turn of several parts, as Harmony does the reasoning and the
+answer; `<|end|>` is then behind each part."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -70,7 +73,8 @@ def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset
     layout, _ = _completed(folder, files)
     special = {one["content"]: one["id"] for one in layout["added_tokens"] if one.get("special")}
     template = _template_text(folder, files)
-    ends = {special[end] for end in _TURN_ENDS if end in special and end in template}
+    texts = [*_TURN_ENDS, *([] if _ENDS_BEHIND_PARTS & special.keys() else [_TURN_OR_PART_END])]
+    ends = {special[end] for end in texts if end in special and end in template}
     end = special_tokens(folder, files).get("eos_token")
     known = _vocabulary(layout) | {one["content"]: one["id"] for one in layout["added_tokens"]}
     return frozenset(ends | ({known[end]} if end in known else set()))
