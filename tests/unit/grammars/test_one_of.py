@@ -264,7 +264,9 @@ def test_what_refers_to_a_choice_finds_it(compiler: GrammarCompiler, own: str | 
         "required": ["kind", *more],
         "additionalProperties": False,
     } | ({"$id": own} if own else {})
-    assert follows_schema(compiler, schema, '{"kind": "cat", "also": 1, "oneOf": true, "same": true}')
+    assert follows_schema(
+        compiler, schema, '{"kind": "cat", "also": 1, "oneOf": true, "same": true}'
+    )
     assert not follows_schema(
         compiler, schema, '{"kind": "cat", "also": "cat", "oneOf": true, "same": true}'
     )
