@@ -91,7 +91,9 @@ def _renamed(reference: str, whole: Mapping[str, Any]) -> str:
     for at, step in enumerate(steps):
         if step == "oneOf":
             around = referred("/".join(steps[:at]), whole, {})
-            if isinstance(around, Mapping) and "oneOf" not in around and "anyOf" in around:
+            if not isinstance(around, Mapping):
+                break
+            if "oneOf" not in around and "anyOf" in around:
                 steps[at] = "anyOf"
     return "/".join(steps)
 

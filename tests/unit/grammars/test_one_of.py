@@ -279,3 +279,16 @@ def test_references_in_a_part_with_an_address_of_its_own_stay() -> None:
     one_of.with_any_of(whole)
     one_of.rename(whole, [whole, part])
     assert part["$ref"] == "#/oneOf/0"
+
+
+def test_a_reference_is_read_as_far_as_it_leads() -> None:
+    def look(num_steps: int) -> None:
+        part = {"$ref": "#/oneOf" + "/0/oneOf" * num_steps}
+        whole = {"oneOf": [{"const": "a"}, {"const": "b"}]}
+        one_of = OneOf(dict(whole))
+        one_of.with_any_of(whole)
+        one_of.rename(whole, [part])
+        assert part["$ref"].startswith("#/anyOf/0/oneOf")
+
+    short, long = (lines_run(partial(look, num_steps)) for num_steps in (200, 400))
+    assert long < 1.2 * short
