@@ -36,8 +36,8 @@ _TURN_ENDS = (
 """Special tokens with which families of models end a turn, and nothing else."""
 _TURN_OR_PART_END = "<|end|>"
 _ENDS_BEHIND_PARTS = frozenset({"<|return|>", "<|flush|>"})
-"""With one of these a model ends a turn of several parts, as Harmony does the reasoning and the
-answer; `<|end|>` is then behind each part."""
+"""The ends of turns of several parts, such as the reasoning and the answer in Harmony. `<|end|>` is
+behind each part there."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
