@@ -136,8 +136,8 @@ QUEUED = [
     Bug(
         "requests that were read fill the inbox on",
         "node.flow.inbox",
-        "            self._num_requests = self._num_aborts = 0\n            return taken",
-        "            self._num_aborts = 0\n            return taken",
+        "            self._num_requests = self._num_beside = 0\n            return taken",
+        "            self._num_beside = 0\n            return taken",
     ),
     Bug(
         "a request that was refused while it waited cannot be asked again",
