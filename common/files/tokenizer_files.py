@@ -68,14 +68,16 @@ def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset
     Raises `CheckpointError` for a file that is broken.
     """
     files = KeptFiles() if files is None else files
-    if not files.has(folder / "tokenizer.json"):
+    end = special_tokens(folder, files).get("eos_token")
+    template = _template_text(folder, files)
+    turn_ends = {text for text in (*_TURN_ENDS, _TURN_OR_PART_END) if text in template}
+    if not files.has(folder / "tokenizer.json") or not (turn_ends or end):
         return frozenset()
     layout, _ = _completed(folder, files)
     special = {one["content"]: one["id"] for one in layout["added_tokens"] if one.get("special")}
-    template = _template_text(folder, files)
-    texts = [*_TURN_ENDS, *([] if _ENDS_BEHIND_PARTS & special.keys() else [_TURN_OR_PART_END])]
-    ends = {special[end] for end in texts if end in special and end in template}
-    end = special_tokens(folder, files).get("eos_token")
+    if _ENDS_BEHIND_PARTS & special.keys():
+        turn_ends.discard(_TURN_OR_PART_END)
+    ends = {special[text] for text in turn_ends & special.keys()}
     known = _vocabulary(layout) | {one["content"]: one["id"] for one in layout["added_tokens"]}
     return frozenset(ends | ({known[end]} if end in known else set()))
 
