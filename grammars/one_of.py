@@ -11,7 +11,7 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
-from grammars.schema_walk import TYPES, Targets, type_of
+from grammars.schema_walk import TYPES, Targets, referred, type_of
 
 _MOST_CHOICES = 64
 """Each pair is looked at."""
@@ -29,6 +29,7 @@ class OneOf:
         """Look at parts of `whole`, which is not changed meanwhile."""
         self._targets = Targets(whole)
         self._num_left = _MOST_READ
+        self._has_replaced = False
 
     def with_any_of(self, part: dict[str, Any]) -> None:
         """Replace `oneOf` in a part of the schema where no value can be of two of its choices."""
@@ -38,6 +39,16 @@ class OneOf:
         kinds = _kinds_of(part)
         if all(self._exclude(one, other, kinds, 0) for one, other in combinations(choices, 2)):
             part["anyOf"] = part.pop("oneOf")
+            self._has_replaced = True
+
+    def rename(self, whole: Mapping[str, Any], parts: Sequence[dict[str, Any]]) -> None:
+        """Let references of `parts` name choices as they are now in `whole`, a changed copy."""
+        if not self._has_replaced or self._targets.are_ambiguous():
+            return
+        for part in parts:
+            reference = part.get("$ref")
+            if isinstance(reference, str) and "/oneOf/" in reference:
+                part["$ref"] = _renamed(reference, whole)
 
     def _exclude(
         self, one: Any, other: Any, kinds: frozenset[str], level: int, *, is_referred: bool = False
@@ -72,6 +83,19 @@ class OneOf:
             if not is_apart:
                 return False
         return True
+
+
+def _renamed(reference: str, whole: Mapping[str, Any]) -> str:
+    """Return a pointer with `anyOf` for each `oneOf` on its way that `whole` has no more."""
+    steps = reference.split("/")
+    for at, step in enumerate(steps):
+        if step == "oneOf":
+            around = referred("/".join(steps[:at]), whole, {})
+            if not isinstance(around, Mapping):
+                break
+            if "oneOf" not in around and "anyOf" in around:
+                steps[at] = "anyOf"
+    return "/".join(steps)
 
 
 def _size(part: Mapping[str, Any]) -> int:

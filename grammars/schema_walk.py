@@ -105,14 +105,14 @@ class Targets:
             if not isinstance(part, Mapping) or "$ref" not in part:
                 return part
             reference = part["$ref"]
-            if not isinstance(reference, str) or self._is_ambiguous():
+            if not isinstance(reference, str) or self.are_ambiguous():
                 return None
             if reference not in self._known:
                 self._known[reference] = referred(reference, self._whole, {})
             part = self._known[reference]
         return None
 
-    def _is_ambiguous(self) -> bool:
+    def are_ambiguous(self) -> bool:
         """Return whether a part has an address of its own, which references in it are about."""
         if self._has_addresses is None:
             self._has_addresses, left = False, list(self._whole.values())

@@ -52,6 +52,7 @@ def json_rule(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
             leave_out_beyond(part)
         add_calendar(part)
         parts.append(part)
+    one_of.rename(whole, parts)
     end_endless(whole, parts, is_lenient=is_lenient)
     for part in parts:
         with_every_decimal(part)

@@ -32,9 +32,12 @@ _TURN_ENDS = (
     "<|end_of_turn|>",
     "<end_of_turn>",
     "<|eot|>",
-    "<|end|>",
 )
 """Special tokens with which families of models end a turn, and nothing else."""
+_TURN_OR_PART_END = "<|end|>"
+_ENDS_BEHIND_PARTS = frozenset({"<|return|>", "<|flush|>"})
+"""The ends of turns of several parts, such as the reasoning and the answer in Harmony. `<|end|>` is
+behind each part there."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -65,13 +68,16 @@ def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset
     Raises `CheckpointError` for a file that is broken.
     """
     files = KeptFiles() if files is None else files
-    if not files.has(folder / "tokenizer.json"):
+    end = special_tokens(folder, files).get("eos_token")
+    template = _template_text(folder, files)
+    turn_ends = {text for text in (*_TURN_ENDS, _TURN_OR_PART_END) if text in template}
+    if not files.has(folder / "tokenizer.json") or not (turn_ends or end):
         return frozenset()
     layout, _ = _completed(folder, files)
     special = {one["content"]: one["id"] for one in layout["added_tokens"] if one.get("special")}
-    template = _template_text(folder, files)
-    ends = {special[end] for end in _TURN_ENDS if end in special and end in template}
-    end = special_tokens(folder, files).get("eos_token")
+    if _ENDS_BEHIND_PARTS & special.keys():
+        turn_ends.discard(_TURN_OR_PART_END)
+    ends = {special[text] for text in turn_ends & special.keys()}
     known = _vocabulary(layout) | {one["content"]: one["id"] for one in layout["added_tokens"]}
     return frozenset(ends | ({known[end]} if end in known else set()))
 

@@ -21,7 +21,7 @@ from node.control.role import NodeRole
 from node.flow.inbox import Inbox
 from node.flow.messages import RoleChanged
 from node.flow.step_progress import expected_token_s
-from node.life.lease_keeper import LeaseKeeper, refuse_second_life
+from node.life.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper, refuse_second_life
 from node.life.model_loading import load_unless_stopped, wait_unless_stopped
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.life.possible_roles import refused_roles
@@ -204,13 +204,16 @@ class EngineNode:
         server = self._config.server
         role = self._config.role.value
         node_id = server.node_id or f"{role}-{socket.gethostname()}-{port}"
+        lease_s, clock = self._config.placement.node_lease_s, self._parts.clock
+        asked_at_s = clock.now_s()
         epoch = await wait_for_store(partial(self._parts.store.next_epoch, node_id))
         await refuse_second_life(
             self._parts.store,
             node_id,
             host_port(advertised_host(server), port),
-            lease_s=self._config.placement.node_lease_s,
-            clock=self._parts.clock,
+            lease_s=lease_s,
+            clock=clock,
+            was_away=clock.now_s() - asked_at_s > lease_s / RENEWALS_PER_LEASE,
         )
         return Incarnation(node_id, epoch)
 

@@ -23,19 +23,26 @@ log = logging.getLogger("pdserve.node")
 RENEWALS_PER_LEASE = 4
 SECONDS_PER_WARNING = 60.0
 """How often a failure that lasts is logged again."""
-_ROUNDING_S = 0.002
 _LOOKS_PER_LEASE = 16
 
 
 async def refuse_second_life(
-    store: PlacementStore, node_id: str, control_address: str, *, lease_s: float, clock: Clock
+    store: PlacementStore,
+    node_id: str,
+    control_address: str,
+    *,
+    lease_s: float,
+    clock: Clock,
+    was_away: bool,
 ) -> None:
     """Return when no other process lives as `node_id`; `ConfigError` when one renews its lease.
 
     Two that restart by themselves would take the lease from each other for ever, and end each
-    other's answers. The lease of a process that is dead is not renewed for half of `lease_s`; one
-    at this process's own `control_address`, whose port is bound here, is of a dead one at once.
+    other's answers. The lease of a process that is dead is not renewed for half of `lease_s`. What
+    has passed of that counts, unless the store `was_away`, where nobody renewed. One at this
+    process's own `control_address`, whose port is bound here, is of a dead process at once.
     """
+    look_s = lease_s / _LOOKS_PER_LEASE
     try:
         nodes = [node.record for node in await store.live_nodes()]
         others = [one.control_address for one in nodes if one.node_id == node_id]
@@ -45,10 +52,13 @@ async def refuse_second_life(
         left_s = await store.lease_left_s(node_id)
         latest_end_s = clock.now_s() + left_s
         for _ in range(_LOOKS_PER_LEASE // 2):
-            await asyncio.sleep(lease_s / _LOOKS_PER_LEASE)
+            if not was_away and left_s <= lease_s / 2:
+                return
+            await asyncio.sleep(look_s)
             asked_at_s = clock.now_s()
             left_s = await store.lease_left_s(node_id)
-            if left_s and asked_at_s + left_s > latest_end_s + _ROUNDING_S:
+            # A renewal adds a quarter, and a clock that is set in the store's machine less.
+            if asked_at_s + left_s > latest_end_s + look_s:
                 raise ConfigError(
                     f"another process serves as {node_id}, at {others[0]}: wanted a --node-id of "
                     "its own, or the end of that process first"

@@ -8,7 +8,7 @@ first. An error about such a chat is in the words of the API asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from router.api.bodies.places import Places
 from router.api.bodies.response_format import grammar_of
 from router.api.bodies.responses import request as responses
 from router.api.bodies.schemas import (
+    LIMITS,
     AnyBody,
     ChatBody,
     CompletionBody,
@@ -82,6 +83,8 @@ EVERYWHERE = (
     *("truncate_prompt_tokens", "prompt_cache_key", "user"),
 )
 """Fields of chats about isolation, limits and sessions, which mean the same on every endpoint."""
+_CHATS = frozenset({*ChatBody.model_fields, *ChatBody.not_supported} - {*LIMITS})
+"""The fields of a chat, which it may also have with its conversation in another's shape."""
 
 
 class AskedChat(NamedTuple):
@@ -203,7 +206,8 @@ def asked_of(kind: RequestKind, raw: bytes) -> Asked:
     body = _parsed(kind, raw)
     if isinstance(body, ChatBody | CompletionBody):
         return asked_of_fields(body, Words({"ignored_fields": named_fields(body.unknown_fields())}))
-    fields, words, places = _as_chat(body)
+    own = _CHATS if kind is RequestKind.CHAT else EVERYWHERE
+    fields, words, places = _as_chat(body, own)
     try:
         return asked_of_fields(parse_fields(ChatBody, fields), words)
     except InvalidRequest as error:
@@ -230,24 +234,29 @@ def _has_input(text: JsonText) -> bool:
     return body.messages is None and (body.model_extra or {}).get("input") is not None
 
 
-def _as_chat(body: WholeBody) -> tuple[dict[str, Any], Words, Places]:
-    """Return the fields of the chat that another API's body becomes, and what is said of it."""
+def _as_chat(body: WholeBody, own: Collection[str]) -> tuple[dict[str, Any], Words, Places]:
+    """Return the fields of the chat that another API's body becomes, and what is said of it.
+
+    `own` are the fields of chats that the body may have as they are; they count before others.
+    """
     left_out = LeftOut()
+    extra = {name: value for name, value in (body.model_extra or {}).items() if name in own}
     for name in body.fields_left_out():
         left_out.add(f"the field {name!r}")
     shown: dict[str, Any] = {}
     if isinstance(body, responses.ResponseBody):
         shown["repeated"] = responses.repeated_fields(body)
-        places = Places(responses.PLACES)
+        places = Places(
+            {path: at for path, at in responses.PLACES.items() if path.split(".")[0] not in extra}
+        )
         chat, shown["client_tools"] = responses.chat_of_response(body, places, left_out)
     else:
         assert isinstance(body, messages.MessageBody)
         places = Places(messages.PLACES)
         chat = messages.chat_of_message(body, places, left_out)
-    ignored = named_fields([name for name in body.unknown_fields() if name not in EVERYWHERE])
+    ignored = named_fields([name for name in body.unknown_fields() if name not in own])
     shown |= {"ignored_fields": ignored, "left_out": left_out.kinds}
-    extra = body.model_extra or {}
-    chat |= {name: extra[name] for name in EVERYWHERE if name in extra}
+    chat |= {name: value for name, value in extra.items() if value is not None}
     fields = {name: value for name, value in chat.items() if value is not None}
     words = Words(shown, places, is_message=isinstance(body, messages.MessageBody))
     return fields, words, places

@@ -95,6 +95,8 @@ async def test_a_node_keeps_its_lease_and_a_router_does_all_of_its_work(
     ):
         epoch = await node.next_epoch("decode-0")
         await node.heartbeat(record(epoch=epoch), load(), lease_s=60)
+        assert [n.record for n in await node.live_nodes()] == [record(epoch=epoch)]
+        assert 0 < await node.lease_left_s("decode-0") <= 60
         assert [n.record for n in await router.live_nodes()] == [record(epoch=epoch)]
         assert await router.next_epoch("r1") > 0
         await place(router, placement())

@@ -247,3 +247,48 @@ def test_a_union_as_pydantic_writes_it_is_followed(compiler: GrammarCompiler) ->
     leaf = '{"kind": "leaf"}'
     assert follows_schema(compiler, tree, f'{{"next": {leaf}, "kind": "node"}}')
     assert not follows_schema(compiler, tree, '{"next": 5, "kind": "node"}')
+
+
+@pytest.mark.parametrize("own", [None, "https://a.example/b"])
+def test_what_refers_to_a_choice_finds_it(compiler: GrammarCompiler, own: str | None) -> None:
+    place = own or ""
+    kind = {"oneOf": [{"oneOf": [{"const": "cat"}, {"const": 1}]}, {"type": "null"}]}
+    more = {
+        "also": {"$ref": f"{place}#/properties/kind/oneOf/0/oneOf/1"},
+        "oneOf": {"type": "boolean"},
+        "same": {"$ref": f"{place}#/properties/oneOf"},
+    }
+    schema = {
+        "type": "object",
+        "properties": {"kind": kind, **more},
+        "required": ["kind", *more],
+        "additionalProperties": False,
+    } | ({"$id": own} if own else {})
+    assert follows_schema(
+        compiler, schema, '{"kind": "cat", "also": 1, "oneOf": true, "same": true}'
+    )
+    assert not follows_schema(
+        compiler, schema, '{"kind": "cat", "also": "cat", "oneOf": true, "same": true}'
+    )
+
+
+def test_references_in_a_part_with_an_address_of_its_own_stay() -> None:
+    part = {"$id": "https://b.example", "$ref": "#/oneOf/0", "anyOf": [{"const": 1}]}
+    whole = {"oneOf": [{"const": "a"}, {"const": "b"}], "$defs": {"own": part}}
+    one_of = OneOf(dict(whole))
+    one_of.with_any_of(whole)
+    one_of.rename(whole, [whole, part])
+    assert part["$ref"] == "#/oneOf/0"
+
+
+def test_a_reference_is_read_as_far_as_it_leads() -> None:
+    def look(num_steps: int) -> None:
+        part = {"$ref": "#/oneOf" + "/0/oneOf" * num_steps}
+        whole = {"oneOf": [{"const": "a"}, {"const": "b"}]}
+        one_of = OneOf(dict(whole))
+        one_of.with_any_of(whole)
+        one_of.rename(whole, [part])
+        assert part["$ref"].startswith("#/anyOf/0/oneOf")
+
+    short, long = (lines_run(partial(look, num_steps)) for num_steps in (200, 400))
+    assert long < 1.2 * short

@@ -93,6 +93,22 @@ def test_the_end_of_a_turn_in_the_template_is_an_end(
 
 
 @pytest.mark.covers("K18")
+@pytest.mark.parametrize("behind", [None, "<|return|>", "<|flush|>"])
+def test_what_ends_a_part_of_an_answer_is_no_end(folder: Path, behind: str | None) -> None:
+    """Harmony has `<|end|>` between the reasoning and the answer; others end a turn with it."""
+    template = "{{ '<|end|>' }}{{ '<|start|>assistant<|channel|>final<|message|>' }}"
+    rewrite(folder / "tokenizer_config.json", chat_template=template)
+    end = larger(folder, special=True, text="<|end|>")
+    rewrite(folder / "config.json", vocab_size=end + 1)
+    if behind is not None:
+        size = larger(folder, special=True, text=behind)
+        rewrite(folder / "config.json", vocab_size=size + 1)
+    ends = {END, end} if behind is None else {END}
+    assert read_eos_token_ids(folder) == ends
+    assert TextModel.load(folder, "", 0).eos_token_ids == ends
+
+
+@pytest.mark.covers("K18")
 def test_a_gguf_file_of_its_time_ends_turns_as_its_template(tmp_path: Path) -> None:
     """Files made when Llama 3 came out name the end of a text, and no end of a turn."""
     at = TOKENS.index("2")

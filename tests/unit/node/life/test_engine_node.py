@@ -171,6 +171,31 @@ async def test_a_node_waits_for_its_store_until_it_is_stopped(
     await world.finish_threads()
 
 
+@pytest.mark.covers("F75")
+@pytest.mark.parametrize("away_s", [0.0, 10.0])
+async def test_a_node_knows_that_nobody_could_renew_a_lease_before_it_started(
+    away_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(waits_in="load")
+    next_epoch, knows = world.store.next_epoch, []
+
+    async def late(node_id: str) -> int:
+        world.clock.advance(away_s)
+        return await next_epoch(node_id)
+
+    async def looked(*_: object, was_away: bool, **__: object) -> None:
+        knows.append(was_away)
+
+    monkeypatch.setattr(world.store, "next_epoch", late)
+    monkeypatch.setattr(engine_node, "refuse_second_life", looked)
+    running = world.start()
+    await world.has_arrived()
+    world.stop.set()
+    assert await world.end(running) == 0
+    await world.finish_threads()
+    assert knows == [away_s > 0]
+
+
 @pytest.mark.covers("F71")
 async def test_a_step_that_hangs_ends_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

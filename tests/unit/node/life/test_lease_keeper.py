@@ -219,8 +219,17 @@ def passing(world: World, monkeypatch: pytest.MonkeyPatch, living: LeaseKeeper |
     monkeypatch.setattr(asyncio, "sleep", sleep)
 
 
-async def second_life(world: World, address: str = "elsewhere:7000") -> None:
-    await refuse_second_life(world.store, "decode-0", address, lease_s=LEASE_S, clock=world.clock)
+async def second_life(
+    world: World, address: str = "elsewhere:7000", *, was_away: bool = False
+) -> None:
+    await refuse_second_life(
+        world.store,
+        "decode-0",
+        address,
+        lease_s=LEASE_S,
+        clock=world.clock,
+        was_away=was_away,
+    )
 
 
 @pytest.mark.covers("F75")
@@ -246,6 +255,43 @@ async def test_the_id_of_a_dead_process_is_free_before_its_lease_ends(
     assert world.clock.now_s() <= LEASE_S / 2
     await world.keeper(2).renew()
     assert await world.live() == [(2, 0)]
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 0.3 * LEASE_S, 0.5 * LEASE_S, 0.9 * LEASE_S])
+async def test_the_time_in_which_a_process_starts_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch, silent_s: float
+) -> None:
+    await world.keeper(1).renew()
+    world.clock.advance(silent_s)
+    passing(world, monkeypatch, None)
+    await second_life(world)
+    assert world.clock.now_s() <= max(silent_s, LEASE_S * 9 / 16)
+
+
+async def test_the_time_in_which_the_store_was_away_does_not_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living = world.keeper(1)
+    await living.renew()
+    world.clock.advance(0.8 * LEASE_S)
+    passing(world, monkeypatch, living)
+    with pytest.raises(ConfigError, match="another process serves as decode-0"):
+        await second_life(world, was_away=True)
+
+
+async def test_a_clock_that_is_set_is_no_renewal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store counts by the clock of its machine, or of another one after a failover."""
+    await world.keeper(1).renew()
+    passing(world, monkeypatch, None)
+    left_s, steps = world.store.lease_left_s, iter([0.0, 0.0, LEASE_S / 20])
+
+    async def stepped(node_id: str) -> float:
+        return await left_s(node_id) + next(steps, LEASE_S / 20)
+
+    monkeypatch.setattr(world.store, "lease_left_s", stepped)
+    await second_life(world)
 
 
 async def test_a_slow_store_is_no_sign_of_a_living_process(

@@ -239,3 +239,59 @@ async def test_its_stream_is_that_of_a_chat_with_the_usage_that_was_asked_for() 
 async def test_what_is_wrong_in_it_is_named_where_it_is(fields: dict[str, Any], param: str) -> None:
     answer, _ = await answered(400, **fields)
     assert param in (answer["error"]["param"] or answer["error"]["message"])
+
+
+@pytest.mark.covers("J23")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"guided_choice": ["a", "b"]},
+        {"logit_bias": {"5": 2}},
+        {"n": 2},
+        {"logprobs": True},
+        {"stop_token_ids": [5]},
+        {"skip_special_tokens": False},
+        {"max_completion_tokens": 5},
+        {"reasoning_effort": "high"},
+        {"n": None, "response_format": None},
+    ],
+    ids=json.dumps,
+)
+async def test_it_has_the_fields_of_chats_too(fields: dict[str, Any]) -> None:
+    def without_limit(body: dict[str, Any]) -> dict[str, Any]:
+        limits = ("max_tokens", "max_output_tokens") if "max_completion_tokens" in fields else ()
+        return {name: value for name, value in body.items() if name not in (*limits, "tools")}
+
+    wanted, wanted_calls = await answered(**without_limit(CHAT_SHAPE), **fields)
+    shape = {**without_limit(RESPONSE_SHAPE), "messages": None}
+    found, calls = await answered(**shape, **fields)
+    assert [one.sampling for one in calls] == [one.sampling for one in wanted_calls]
+    assert found["choices"] == wanted["choices"]
+
+
+@pytest.mark.covers("J23")
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": 5}, "response_format"),
+        ({"response_format": {"type": "x"}}, "response_format.type"),
+        ({"text": {"format": {"type": "x"}}}, "text.format.type"),
+        ({"functions": [1]}, "functions"),
+        ({"n": 1000}, "n"),
+        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
+    ],
+    ids=json.dumps,
+)
+async def test_its_fields_are_named_as_they_were_sent(fields: dict[str, Any], param: str) -> None:
+    answer, _ = await answered(400, messages=None, input="Hi", **fields)
+    assert answer["error"]["param"] == param
+
+
+@pytest.mark.covers("J23")
+async def test_its_own_field_of_a_chat_counts_before_that_of_the_shape() -> None:
+    form = {"type": "json_object"}
+    text = {"format": {"type": "text"}}
+    _, (call,) = await answered(messages=None, input="Hi", response_format=form, text=text)
+    assert call.sampling.grammar is not None
