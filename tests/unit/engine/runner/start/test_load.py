@@ -50,9 +50,19 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     assert runner.step_costs.rows[-1] >= 8
 
 
-def test_a_tokenizer_that_cannot_be_read_ends_the_start(folder: Path) -> None:
-    # What ends an answer may stand there alone.
+def test_without_a_readable_tokenizer_grammars_are_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "tokenizer.json").mkdir()  # that no user can read as a file, root included
+    runner = load(folder)
+    assert not runner.has_grammars
+    assert "answers under grammars are refused: " in caplog.text
+    assert f"{folder / 'tokenizer.json'} cannot be read: " in caplog.text
+
+
+def test_a_tokenizer_that_cannot_be_read_and_has_an_end_ends_the_start(folder: Path) -> None:
+    (folder / "tokenizer.json").mkdir()
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: "):
         load(folder)
 
