@@ -135,7 +135,7 @@ FIELDS: Mapping[str, str] = {
     "ebnf": f"A grammar in GBNF or Lark, SGLang's name: {_WITH_GRAMMAR}.",
     "text": "`format` constrains the answer to a JSON schema.",
     "output_config": "`format` constrains the answer; `effort` says how much to think.",
-    "reasoning_effort": "How much to think, for templates that know it.",
+    "reasoning_effort": "How much to think, for templates that know it; `none`: not at all.",
     "thinking": "Whether to think, for templates that know it.",
     "chat_template_kwargs": "Variables of the chat template, such as `enable_thinking`.",
     "add_generation_prompt": "Whether the prompt ends with the beginning of an answer.",

@@ -44,6 +44,16 @@ def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> lis
     return [_template_message(i, message, left_out) for i, message in enumerate(messages)]
 
 
+def thinking_variables(*, thinks: bool) -> dict[str, bool | int]:
+    """Return the variables by which chat templates let a model think or not.
+
+    `enable_thinking` is Qwen3's, `thinking` that of DeepSeek and Hermes 4, and `thinking_budget`
+    that of Seed-OSS, which thinks where there is none.
+    """
+    variables: dict[str, bool | int] = {"enable_thinking": thinks, "thinking": thinks}
+    return variables if thinks else variables | {"thinking_budget": 0}
+
+
 def template_options(
     body: ChatBody, tools: Sequence[Mapping[str, Any]], *, keeps_system: bool
 ) -> ChatOptions:
@@ -78,6 +88,9 @@ def template_options(
                 f"{MAX_VARIABLE_CHARS} characters",
                 param="chat_template_kwargs",
             )
+    unthinking = thinking_variables(thinks=False)
+    if body.reasoning_effort == "none" and variables.keys().isdisjoint(unthinking):
+        variables |= unthinking
     return ChatOptions(
         variables=variables,
         has_generation_prompt=body.add_generation_prompt is not False,

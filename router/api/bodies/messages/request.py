@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
+from router.api.bodies.chat_messages import thinking_variables
 from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
 from router.api.bodies.schemas import Maybe, Nothing, Whole, WholeBody, checked_session
@@ -80,7 +81,9 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "tools": None if body.tools is None else _tools(body.tools, places, left_out),
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
-        "chat_template_kwargs": _variables(body.thinking),
+        "chat_template_kwargs": None
+        if body.thinking is None
+        else thinking_variables(thinks=body.thinking.get("type") != "disabled"),
         "reasoning_effort": config.get("effort"),
         "response_format": _format(config.get("format")),
         "user": _user((body.model_extra or {}).get("metadata")),
@@ -161,13 +164,6 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
             param="tool_choice.type",
         )
     return _MODES.get(str(kind))
-
-
-def _variables(thinking: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the variable of chat templates that lets a model think or not."""
-    if thinking is None:
-        return None
-    return {"enable_thinking": thinking.get("type") != "disabled"}
 
 
 def _format(form: Any) -> Any:

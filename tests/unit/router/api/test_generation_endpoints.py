@@ -387,6 +387,39 @@ async def test_a_template_is_told_what_the_request_says(tmp_path: Any) -> None:
     assert edge.generator.calls[0].prompt_token_ids == encode("False low hm")
 
 
+@pytest.mark.covers("T42")
+@pytest.mark.parametrize(
+    ("path", "more", "wanted"),
+    [
+        (CHAT_PATH, {}, "- - -"),
+        (CHAT_PATH, {"reasoning_effort": "low"}, "- - -"),
+        (CHAT_PATH, {"reasoning_effort": "none"}, "False False 0"),
+        (
+            CHAT_PATH,
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "True - -",
+        ),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, "False False 0"),
+        ("/v1/responses", {"reasoning": {"effort": "high"}}, "- - -"),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, "False False 0"),
+        ("/v1/messages", {"output_config": {"effort": "none"}}, "False False 0"),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}}, "True True -"),
+    ],
+)
+async def test_a_model_that_is_not_to_think_is_told_so(
+    path: str, more: dict[str, Any], wanted: str, tmp_path: Any
+) -> None:
+    """In the words of Qwen3's template, of DeepSeek's and Hermes 4's, and of Seed-OSS's."""
+    names = ("enable_thinking", "thinking", "thinking_budget")
+    source = " ".join(f"{{{{ {name} | default('-') }}}}" for name in names)
+    folder = write_model_folder(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    edge = make_edge(model=TextModel.load(folder, "tiny", 0))
+    asked = {"input": "Hi"} if path == "/v1/responses" else CHAT | {"max_tokens": 9}
+    await post(edge, path, asked | more)
+    assert edge.generator.calls[0].prompt_token_ids == encode(wanted)
+
+
 async def test_the_version_is_the_system_fingerprint() -> None:
     for path, body in ((CHAT_PATH, CHAT), (TEXT_PATH, TEXT)):
         answer = await post(make_edge(), path, body)
