@@ -150,6 +150,7 @@ FIELDS: Mapping[str, str] = {
     "name": "A name: of who says it, or of a function.",
     "reasoning_content": "What the assistant thought before it answered.",
     "reasoning": "What the assistant thought, vLLM's name; of responses, `effort`.",
+    "include": "`reasoning.encrypted_content`: thoughts also in a form to send back.",
     "tool_calls": "Calls that the assistant made.",
     "tool_call_id": "The call of which this is the result.",
     "id": "The id of the call.",

@@ -14,6 +14,7 @@ from common.errors import InvalidRequest
 from router.api.bodies.client_tools import TEXT_ARGUMENT, function_name
 from router.api.bodies.places import Places
 from router.api.bodies.responses.tools import Tools
+from router.api.bodies.thought_codes import thought_of
 from router.api.bodies.unknown_fields import LeftOut
 
 Turn = dict[str, Any]
@@ -202,6 +203,7 @@ def _content(content: Any, field: str, others: Sequence[str] = ()) -> Any:
 
 
 def _thought(item: Mapping[str, Any], field: str) -> str:
+    """Return what an item says was thought, in a text or else in a code."""
     content, texts = item.get("content"), []
     if content is not None and not isinstance(content, list):
         raise InvalidRequest(f"{field}.content is not a list of parts", param=f"{field}.content")
@@ -210,4 +212,4 @@ def _thought(item: Mapping[str, Any], field: str) -> str:
         if not isinstance(text, str):
             raise InvalidRequest(f"{field}.content has no text", param=f"{field}.content")
         texts.append(text)
-    return "".join(texts)
+    return "".join(texts) or thought_of(item.get("encrypted_content"))

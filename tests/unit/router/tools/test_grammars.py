@@ -58,7 +58,7 @@ class Judge:
         self.matching = LLTokenizer(
             self.tokenizer.to_str(), eos_token=self.tokenizer.token_to_id("<|end|>")
         )
-        ids = {tag: self.tokenizer.token_to_id(tag) for tag in self.tags}
+        ids = {tag: self.tokenizer.token_to_id(tag) or 0 for tag in self.tags}
         self.writer = GrammarWriter(ids, self.thinking)
 
     def accepts(self, grammar: str, *texts: str) -> bool:

@@ -103,6 +103,7 @@ PLAN = RequestPlan(
         shows_special_tokens=True,
         repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None, "n": 10**400},
         client_tools={"a.b": ClientTool("b", "a"), "c": ClientTool("c", is_custom=True)},
+        has_thought_codes=True,
         ignored_fields=("foo", "messages.id"),
         left_out=("tools of the type 'mcp'",),
     ),
