@@ -55,6 +55,14 @@ def thinking_behind(prompt: str, tags: ThinkingTags | None) -> ThinkingFormat:
     return ThinkingFormat.NONE if end.endswith(tags.end) else ThinkingFormat.TAGGED
 
 
+def thinking_of_continued(begun: str, prompt: str, tags: ThinkingTags | None) -> ThinkingFormat:
+    """Return how an answer goes on whose beginning a client wrote, at the end of `prompt`."""
+    if tags is None or not begun.strip():
+        return thinking_behind(prompt, tags)
+    is_thinking = begun.lstrip().startswith(tags.begin) and tags.end not in begun
+    return ThinkingFormat.BEGUN if is_thinking else ThinkingFormat.NONE
+
+
 def num_maybe_tag(text: str, tag: str) -> int:
     """Return how many of the last characters of `text` may begin `tag`."""
     for size in range(min(len(tag) - 1, len(text)), 0, -1):

@@ -16,7 +16,7 @@ from router.text.chat.conversation import Conversation
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 from router.tools.definitions import ToolUse
 from router.tools.grammars import arguments_schema
-from router.tools.thinking import THINK, ThinkingFormat, thinking_behind
+from router.tools.thinking import THINK, ThinkingFormat, thinking_behind, thinking_of_continued
 
 _TEXT = "asked"
 """The rule of the text that a request asks for."""
@@ -45,9 +45,12 @@ def answer_rules(
     told from an answer of `asked`.
     """
     options, use = asked_chat.options, asked_chat.tools
-    is_new_turn = options.has_generation_prompt and not options.continues_final_message
     tags = chat.thinking_tags
-    thinking = thinking_behind(prompt, tags if is_new_turn else None)
+    thinking = ThinkingFormat.NONE
+    if options.continues_final_message:
+        thinking = thinking_of_continued(asked_chat.messages[-1]["content"], prompt, tags)
+    elif options.has_generation_prompt:
+        thinking = thinking_behind(prompt, tags)
     parts_of = partial(AnswerSyntax, thinking=thinking, tags=tags or THINK)
     told = None if asked is None else replace(asked, source=name(asked.source))
     if use is None:

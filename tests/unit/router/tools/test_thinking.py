@@ -21,6 +21,7 @@ from router.tools.thinking import (
     ThinkingTokens,
     tags_in,
     thinking_behind,
+    thinking_of_continued,
 )
 from tests.support.examples import everyday
 
@@ -186,3 +187,29 @@ def test_how_an_answer_begins_depends_on_the_end_of_the_prompt_alone(
     """What users write of tags is not at the end: the template begins the answer after it."""
     prompt = f"[user] {said}\n[assistant] {end}"
     assert thinking_behind(prompt, THINK) is wanted
+
+
+@pytest.mark.covers("T43")
+@pytest.mark.parametrize(
+    ("begun", "wanted"),
+    [
+        ("<think>\n", BEGUN),
+        (" <think>hm", BEGUN),
+        ("<think>hm</think>", NONE),
+        ("<think></think>Four <think>", NONE),
+        ("Four", NONE),
+        ("Four <think>", NONE),
+        ("", TAGGED),
+        (" \n", TAGGED),
+    ],
+)
+def test_a_continued_answer_thinks_on_where_it_has_begun_to(
+    begun: str, wanted: ThinkingFormat
+) -> None:
+    assert thinking_of_continued(begun, f"[assistant] {begun}", THINK) is wanted
+    assert thinking_of_continued(begun, f"[assistant] {begun}", None) is NONE
+
+
+def test_an_empty_answer_is_continued_behind_what_the_template_thinks() -> None:
+    assert thinking_of_continued("", "[assistant] <think>\n\n</think>\n\n", THINK) is NONE
+    assert thinking_of_continued("\n", "[assistant] <think>\n", THINK) is BEGUN
