@@ -1,12 +1,15 @@
-"""Which form of earlier calls a chat template takes, found by rendering a small conversation.
+"""Earlier calls and their results as chat templates take them.
 
 Some templates want the arguments of a call as an object, others join them as text. Some refuse ids
-that other servers made, or leave a call out beside a text.
+that other servers made, or leave a call out beside a text. Which form one takes is found by
+rendering a small conversation. Most write no ids: there a result belongs to the call whose place
+among the calls it has among the results.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 from common.errors import InvalidRequest
 
 Messages = Sequence[Mapping[str, Any]]
+_Results = dict[int, Mapping[str, Any]]
+"""The results of one answer's calls, by the number of the call."""
 
 
 class Arguments(Enum):
@@ -74,3 +79,28 @@ def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     arguments = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def with_results_in_order(messages: Messages) -> list[Mapping[str, Any]]:
+    """Return messages with each result behind its calls, in their order.
+
+    Clients that run calls at the same time write results as they come, or something in between. A
+    result belongs to the last call before it that has its id and no result yet; where there is
+    none, it stays where it is.
+    """
+    turns: list[tuple[Mapping[str, Any], _Results]] = []
+    waiting: defaultdict[Any, list[tuple[_Results, int]]] = defaultdict(list)
+    for message in messages:
+        given = message.get("tool_call_id") if message["role"] == "tool" else None
+        if waiting[given]:
+            results, at = waiting[given].pop()
+            results[at] = message
+            continue
+        results = {}
+        turns.append((message, results))
+        for at, call in reversed([*enumerate(message.get("tool_calls") or ())]):
+            if call.get("id") is not None:
+                waiting[call["id"]].append((results, at))
+    return [
+        one for turn, results in turns for one in (turn, *(results[at] for at in sorted(results)))
+    ]

@@ -131,7 +131,12 @@ class ResponseFormat(ItemsFormat):
             return call | {"arguments": text}
         content = [_part(item, text)] if is_over else []
         if item.kind is ItemKind.THINKING:
-            thought = {**base, "type": "reasoning", "summary": [], "content": content}
+            thought: dict[str, Any] = {
+                **base,
+                "type": "reasoning",
+                "summary": [],
+                "content": content,
+            }
             if self._has_thought_codes:
                 thought["encrypted_content"] = code_of(text) if is_over else None
             return thought

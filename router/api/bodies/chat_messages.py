@@ -11,6 +11,7 @@ from router.api.bodies.json_text import check_depth, with_whole_characters
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
 from router.api.bodies.unknown_fields import LeftOut
 from router.text.chat.chat_template import ChatOptions
+from router.tools.earlier_calls import with_results_in_order
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Parts that are text, also those that have the names of `/v1/responses`."""
@@ -31,8 +32,12 @@ MAX_ARGUMENTS_DEPTH = 64
 """Objects and lists within each other in the arguments of a call; templates recurse into them."""
 
 
-def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[ChatMessage], left_out: LeftOut
+) -> list[Mapping[str, Any]]:
     """Return role, content as text, and the other fields of a message where they are given.
+
+    Results stand behind their calls, in the order of these.
 
     The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
     for `system`; templates know `system` alone. Several text parts become lines of one text. What
@@ -41,7 +46,8 @@ def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> lis
     """
     if not messages:
         raise InvalidRequest("messages is empty: wanted at least one message", param="messages")
-    return [_template_message(i, message, left_out) for i, message in enumerate(messages)]
+    plain = [_template_message(i, message, left_out) for i, message in enumerate(messages)]
+    return with_results_in_order(plain)
 
 
 def thinking_variables(*, thinks: bool) -> dict[str, bool | int]:

@@ -138,7 +138,7 @@ class ChatTemplate:
         messages = in_form(messages, self._arguments)
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)
-        content = messages[-1]["content"]
+        content: str = messages[-1]["content"]
         if self._loses_thought(messages, options):
             return self._up_to_end(messages, "", options) + content
         return self._up_to_end(messages, content, options)
