@@ -242,6 +242,44 @@ async def test_references_to_tools_and_results_of_searches_are_text() -> None:
     assert f"<|im_start|>user\n{shown}<|im_end|>" in prompt_of(edge)
 
 
+@pytest.mark.covers("J27")
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("no such file", "no such file"),
+        ([TEXT | {"text": "a"}, TEXT | {"text": "b"}], "a\nb"),
+        ("", ""),
+        ([], ""),
+        (None, ""),
+    ],
+)
+@pytest.mark.parametrize("is_error", [True, False, None])
+async def test_a_result_that_is_an_error_says_so(
+    content: Any, shown: str, is_error: bool | None
+) -> None:
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content, "is_error": is_error}
+    said = [USER, message("assistant", use), message("user", result)]
+    edge = edge_that_says()
+    await post(edge, MESSAGES, body_of(MESSAGES, messages=said, tools=[OWN[MESSAGES]]))
+    wanted = f"Error:\n{shown}" if is_error else shown
+    assert f"<tool_response>{wanted}</tool_response>" in prompt_of(edge)
+
+
+@pytest.mark.covers("J27")
+async def test_an_image_of_a_call_that_failed_says_so() -> None:
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    image = {"type": "image", "source": PICTURE}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [image], "is_error": True}
+    said = [USER, message("assistant", use), message("user", result)]
+    edge = edge_that_says()
+    await post(edge, MESSAGES, body_of(MESSAGES, messages=said, tools=[OWN[MESSAGES]]))
+    assert "<tool_response>Error:\n[image left out" in prompt_of(edge)
+    result["content"] = [TEXT | {"text": 5}]
+    error = await post(edge, MESSAGES, body_of(MESSAGES, messages=said), status=400)
+    assert "messages.2.content.0.content.0.text" in error["error"]["message"]
+
+
 @pytest.mark.covers("J05")
 @pytest.mark.parametrize(
     "fields",
