@@ -137,6 +137,7 @@ FIELDS: Mapping[str, str] = {
     "output_config": "`format` constrains the answer; `effort` says how much to think.",
     "reasoning_effort": "How much to think, for templates that know it; `none`: not at all.",
     "thinking": "Whether to think, for templates that know it.",
+    "enable_thinking": "Whether to think, for templates that know it.",
     "chat_template_kwargs": "Variables of the chat template, such as `enable_thinking`.",
     "add_generation_prompt": "Whether the prompt ends with the beginning of an answer.",
     "continue_final_message": "Whether the answer continues the last message.",

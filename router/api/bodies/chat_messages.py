@@ -22,6 +22,8 @@ _MEDIA_PARTS = {
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
 }
 """Parts that are no text, and what the model is told in their place."""
+_THINKING = ("enable_thinking", "thinking", "thinking_budget")
+"""Variables of chat templates that say whether a model thinks."""
 _THOUGHT_PARTS = ("thinking", "redacted_thinking")
 """Parts of an answer that are not its text; of the second nothing can be read."""
 
@@ -50,14 +52,23 @@ def template_messages(
     return with_results_in_order(plain)
 
 
-def thinking_variables(*, thinks: bool) -> dict[str, bool | int]:
-    """Return the variables by which chat templates let a model think or not.
+def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
+    """Return the variables by which chat templates let a model think or not, as a body asks for.
 
     `enable_thinking` is Qwen3's, `thinking` that of DeepSeek and Hermes 4, and `thinking_budget`
-    that of Seed-OSS, which thinks where there is none.
+    that of Seed-OSS, which thinks where there is none. Fields of these names are those of the
+    servers that their makers run.
     """
-    variables: dict[str, bool | int] = {"enable_thinking": thinks, "thinking": thinks}
-    return variables if thinks else variables | {"thinking_budget": 0}
+    thinks = body.enable_thinking
+    if thinks is None and isinstance(body.thinking, dict):
+        thinks = body.thinking.get("type") != "disabled"
+    elif thinks is None:
+        thinks = body.thinking
+    if thinks:
+        return {"enable_thinking": True, "thinking": True}
+    if thinks is False or body.reasoning_effort == "none":
+        return {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
+    return {}
 
 
 def template_options(
@@ -94,9 +105,8 @@ def template_options(
                 f"{MAX_VARIABLE_CHARS} characters",
                 param="chat_template_kwargs",
             )
-    unthinking = thinking_variables(thinks=False)
-    if body.reasoning_effort == "none" and variables.keys().isdisjoint(unthinking):
-        variables |= unthinking
+    if variables.keys().isdisjoint(_THINKING):
+        variables |= _thinking_variables(body)
     return ChatOptions(
         variables=variables,
         has_generation_prompt=body.add_generation_prompt is not False,

@@ -267,6 +267,8 @@ class ChatBody(SamplingFields):
     top_logprobs: Whole | None = None
     chat_template_kwargs: Maybe[dict[str, bool | int | float | str | None]] = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: Maybe[bool | dict[str, Any]] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Read by `tool_fields`, which names what is wrong in them.

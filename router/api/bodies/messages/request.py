@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
-from router.api.bodies.chat_messages import thinking_variables
 from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
 from router.api.bodies.schemas import Maybe, Nothing, Whole, WholeBody, checked_session
@@ -81,9 +80,7 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "tools": None if body.tools is None else _tools(body.tools, places, left_out),
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
-        "chat_template_kwargs": None
-        if body.thinking is None
-        else thinking_variables(thinks=body.thinking.get("type") != "disabled"),
+        "thinking": body.thinking,
         "reasoning_effort": config.get("effort"),
         "response_format": _format(config.get("format")),
         "user": _user((body.model_extra or {}).get("metadata")),
