@@ -61,11 +61,24 @@ def test_a_result_is_that_of_the_last_call_with_its_id_and_no_result() -> None:
     assert ordered(*twice) == ["calls", "first", "second"]
 
 
+@pytest.mark.covers("J26")
+def test_a_result_that_is_lost_has_its_place() -> None:
+    """Otherwise the next one would be taken for it."""
+    found = ordered(ASKED, calls(*"abc"), result("b", "b"), ASKED)
+    assert found == ["Weather?", "calls", "[no result]", "b", "Weather?"]
+    assert ordered(ASKED, calls(*"ab"), ASKED) == ["Weather?", "calls", "Weather?"]
+    (_, lost, _) = with_results_in_order([calls(*"ab"), result("b", "b")])
+    assert lost == {"role": "tool", "content": "[no result]", "tool_call_id": "a"}
+
+
 def test_a_result_of_no_call_stays_where_it_is() -> None:
     messages = [ASKED, result("x", "x"), calls(*"ab"), result(None, "n"), result("y", "y")]
     assert ordered(*messages) == ["Weather?", "x", "calls", "n", "y"]
-    again = [calls(*"ab"), result("b", "b"), result("b", "again"), ASKED]
-    assert ordered(*again) == ["calls", "b", "again", "Weather?"]
+    again = [calls(*"a"), result("a", "a"), result("a", "again"), ASKED]
+    assert ordered(*again) == ["calls", "a", "again", "Weather?"]
+    nameless = calls(*"ab")
+    del nameless["tool_calls"][0]["id"]
+    assert ordered(nameless, result("b", "b"), result(None, "a")) == ["calls", "b", "a"]
 
 
 def functions(*ids: str) -> list[dict[str, Any]]:
