@@ -59,11 +59,8 @@ def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
     that of Seed-OSS, which thinks where there is none. Fields of these names are those of the
     servers that their makers run.
     """
-    thinks = body.enable_thinking
-    if thinks is None and isinstance(body.thinking, dict):
-        thinks = body.thinking.get("type") != "disabled"
-    elif thinks is None:
-        thinks = body.thinking
+    asked = body.enable_thinking if body.enable_thinking is not None else body.thinking
+    thinks = asked.get("type") != "disabled" if isinstance(asked, dict) else asked
     if thinks:
         return {"enable_thinking": True, "thinking": True}
     if thinks is False or body.reasoning_effort == "none":

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from router.api.bodies.places import Places
+from router.api.bodies.schemas import data_as_text
 from router.api.bodies.unknown_fields import LeftOut
 
 Turn = dict[str, Any]
@@ -159,7 +160,7 @@ def _result(result: Mapping[str, Any], field: str) -> Any:
 
     Chats have no other place for what says that it failed.
     """
-    content = result.get("content") or ""
+    content = data_as_text(result.get("content")) or ""
     if isinstance(content, list):
         content = [
             block if _is_medium(block) else _text(block, f"{field}.{index}")

@@ -14,6 +14,7 @@ from common.errors import InvalidRequest
 from router.api.bodies.client_tools import TEXT_ARGUMENT, function_name
 from router.api.bodies.places import Places
 from router.api.bodies.responses.tools import Tools
+from router.api.bodies.schemas import data_as_text
 from router.api.bodies.thought_codes import thought_of
 from router.api.bodies.unknown_fields import LeftOut
 
@@ -130,7 +131,7 @@ class ResponseTurns:
         if item["type"] == "shell_call_output":  # a list of what each command wrote
             content = json.dumps(output, ensure_ascii=False)
         else:
-            content = _content(output, where, _MEDIA)
+            content = _content(data_as_text(output), where, _MEDIA)
         self._turns.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
         self._note(field, content=where, tool_call_id=f"{field}.call_id")
 

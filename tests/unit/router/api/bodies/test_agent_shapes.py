@@ -459,6 +459,36 @@ async def test_a_tool_may_have_returned_nothing(path: str, nothing: dict[str, An
     assert "<tool_response></tool_response>" in prompt_of(edge)
 
 
+@pytest.mark.covers("J28")
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ({"temp": 21, "where": "Köln"}, '{"temp": 21, "where": "Köln"}'),
+        ([{"id": 1}, {"id": 2}], '[{"id": 1}, {"id": 2}]'),
+        ([1, None], "[1, null]"),
+        ({}, "{}"),
+        (0, "0"),
+        (4.5, "4.5"),
+        (False, "false"),
+        (["a", "b"], "a\nb"),
+        ([{"type": "text", "text": "a"}], "a"),
+    ],
+)
+@pytest.mark.parametrize("path", CALLED)
+async def test_what_a_tool_returned_may_be_any_json(path: str, returned: Any, shown: str) -> None:
+    *before, last = CALLED[path]
+    if path != CHATS and returned == ["a", "b"]:
+        return  # there each part says what it is
+    if path == MESSAGES:
+        last = message("user", last["content"][0] | {"content": returned})
+    else:
+        last = last | {"output" if path == RESPONSES else "content": returned}
+    edge = edge_that_says()
+    name = "input" if path == RESPONSES else "messages"
+    await post(edge, path, {**body_of(path), name: [*before, last]})
+    assert f"<tool_response>{shown}</tool_response>" in prompt_of(edge)
+
+
 # --- images that tools returned -------------------------------------------------------------------
 
 PICTURE: dict[str, Any] = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
