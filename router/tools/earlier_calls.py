@@ -83,7 +83,7 @@ def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_results_in_order(messages: Messages) -> list[Mapping[str, Any]]:
-    """Return messages with each result behind its calls, in their order.
+    """Return messages with each result after its calls, in their order.
 
     Clients that run calls at the same time write results as they come, or something in between, or
     lose one: before a result that came, `_LOST` stands for it. A result belongs to the last call

@@ -39,7 +39,7 @@ def template_messages(
 ) -> list[Mapping[str, Any]]:
     """Return role, content as text, and the other fields of a message where they are given.
 
-    Results stand behind their calls, in the order of these.
+    Results come after their calls, in the order of these.
 
     The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
     for `system`; templates know `system` alone. Several text parts become lines of one text. What

@@ -1,4 +1,4 @@
-"""Results stand behind the calls that they are of: most chat templates write no ids."""
+"""Results come after the calls that they are of: most chat templates write no ids."""
 
 from __future__ import annotations
 
