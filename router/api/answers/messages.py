@@ -120,7 +120,7 @@ class MessageFormat(ItemsFormat):
 
 
 def _signature(thought: str) -> str:
-    """Return what shows clients that a block is whole: they send no other one back."""
+    """Return the signature of a block, without which clients send it back as text or not at all."""
     return base64.b64encode(hashlib.sha256(thought.encode()).digest()).decode()
 
 

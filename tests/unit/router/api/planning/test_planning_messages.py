@@ -33,7 +33,7 @@ from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.output.usage import UsageEvents
 from router.tools.answer_parser import AnswerSyntax
-from router.tools.thinking import ThinkingFormat
+from router.tools.thinking import ThinkingFormat, ThinkingTags
 
 SAMPLING = SamplingParams(
     max_tokens=9,
@@ -79,6 +79,7 @@ PLAN = RequestPlan(
     continues_prompt=True,
     syntax=AnswerSyntax(
         thinking=ThinkingFormat.BEGUN,
+        tags=ThinkingTags("[THINK]", "[/THINK]"),
         call_format="hermes",
         call_names=("f", "g"),
         is_named=True,
