@@ -61,8 +61,8 @@ class ApiConfig(Section):
     reasoning_format: str = setting(
         "auto",
         "how the model marks its reasoning",
-        note="think: between <think> and </think>; auto: think where the chat template has "
-        "</think>, else none",
+        note="think: between <think> and </think>, or the tags of Seed-OSS or Magistral where the "
+        "chat template has these; auto: think where the template has any of them, else none",
         one_of=("auto", "think", "none"),
     )
     max_concurrent_requests: int = setting(

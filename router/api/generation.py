@@ -210,7 +210,7 @@ class OpenAiApi:
             else partial(EchoedEntries, prompt.token_ids, prompt.echo_offsets, plan.echo_logprobs),
             has_output=plan.has_output,
             scope=stop_scope(plan.syntax) if stop else None,
-            thinking=plan.syntax.thinking,
+            thinking=plan.syntax.thinking_tokens(),
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
         choice = answer.new_choice(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas)

@@ -95,12 +95,12 @@ class TextModel:
             | tokenizer_end_ids(folder, files)
         )
         added = tokenizer.get_added_tokens_decoder()
-        texts = {token.content for token in added.values()}
+        added_ids = {token.content: i for i, token in added.items()}
         name, *other_names = (
             model_names(served_model_name) if served_model_name else (folder.resolve().name,)
         )
         token_bytes = TokenBytes(tokenizer)
-        talk = Conversation.load(folder, tokenizer_config, chat, texts, files)
+        talk = Conversation.load(folder, tokenizer_config, chat, added_ids, files)
         return cls(
             name=name,
             other_names=tuple(other_names),

@@ -9,20 +9,29 @@ from itertools import groupby
 from router.tools.call_parser import CallParser
 from router.tools.formats import FORMATS
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
-from router.tools.thinking import Cut, LeadingSpace, ThinkingCut, ThinkingFormat
+from router.tools.thinking import (
+    THINK,
+    Cut,
+    LeadingSpace,
+    ThinkingCut,
+    ThinkingFormat,
+    ThinkingTags,
+    ThinkingTokens,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSyntax:
     """What the text of a request's answers may hold.
 
-    `call_format` is the name of a format; '' where the answer holds no calls. `call_names` are the
-    functions that may be called: a call of another one is text. `is_named`: the request names the
-    one function that is called. `calls_alone`: an answer is calls or text, never text and then
-    calls.
+    `tags` are those of the thinking, if there is any. `call_format` is the name of a format; ''
+    where the answer holds no calls. `call_names` are the functions that may be called: a call of
+    another one is text. `is_named`: the request names the one function that is called.
+    `calls_alone`: an answer is calls or text, never text and then calls.
     """
 
     thinking: ThinkingFormat = ThinkingFormat.NONE
+    tags: ThinkingTags = THINK
     call_format: str = ""
     call_names: tuple[str, ...] = ()
     is_named: bool = False
@@ -32,6 +41,16 @@ class AnswerSyntax:
     def is_plain(self) -> bool:
         """Whether an answer is text and nothing else."""
         return self.thinking is ThinkingFormat.NONE and not self.call_format
+
+    def thinking_cut(self) -> ThinkingCut:
+        """Return what cuts the thinking off one answer."""
+        return ThinkingCut(self.thinking, self.tags)
+
+    def thinking_tokens(self) -> ThinkingTokens | None:
+        """Return what counts the tokens of one answer's thinking; None: it does not think."""
+        if self.thinking is ThinkingFormat.NONE:
+            return None
+        return ThinkingTokens(self.thinking, self.tags)
 
 
 PLAIN = AnswerSyntax()
@@ -68,7 +87,7 @@ class AnswerParser:
 
     def __init__(self, syntax: AnswerSyntax) -> None:
         """Begin an answer."""
-        self._thinking = ThinkingCut(syntax.thinking)
+        self._thinking = syntax.thinking_cut()
         self._thought = _Trimmed()
         self._calls: CallParser | None = None
         if syntax.call_format:

@@ -1,19 +1,25 @@
-"""Which form of earlier calls a chat template takes, found by rendering a small conversation.
+"""Earlier calls and their results as chat templates take them.
 
 Some templates want the arguments of a call as an object, others join them as text. Some refuse ids
-that other servers made, or leave a call out beside a text.
+that other servers made, or leave a call out beside a text. Which form one takes is found by
+rendering a small conversation. Most write no ids: there a result belongs to the call whose place
+among the calls it has among the results.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 from common.errors import InvalidRequest
 
 Messages = Sequence[Mapping[str, Any]]
+_LOST = "[no result]"
+_Results = dict[int, Mapping[str, Any]]
+"""The results of one answer's calls, by the number of the call."""
 
 
 class Arguments(Enum):
@@ -74,3 +80,39 @@ def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     arguments = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def with_results_in_order(messages: Messages) -> list[Mapping[str, Any]]:
+    """Return messages with each result after its calls, in their order.
+
+    Clients that run calls at the same time write results as they come, or something in between, or
+    lose one: before a result that came, `_LOST` stands for it. A result belongs to the last call
+    before it that has its id and no result yet; where there is none, it stays where it is.
+    """
+    turns: list[tuple[Mapping[str, Any], _Results]] = []
+    waiting: defaultdict[Any, list[tuple[_Results, int]]] = defaultdict(list)
+    for message in messages:
+        given = message.get("tool_call_id") if message["role"] == "tool" else None
+        if waiting[given]:
+            results, at = waiting[given].pop()
+            results[at] = message
+            continue
+        results = {}
+        turns.append((message, results))
+        for at, call in reversed([*enumerate(_calls(message))]):
+            if call.get("id") is not None:
+                waiting[call["id"]].append((results, at))
+    return [one for turn, results in turns for one in (turn, *_in_order(_calls(turn), results))]
+
+
+def _calls(message: Mapping[str, Any]) -> Messages:
+    return message.get("tool_calls") or ()
+
+
+def _in_order(calls: Messages, results: _Results) -> Iterator[Mapping[str, Any]]:
+    """Yield the results of an answer's calls, and what stands for those that are lost."""
+    for at in range(max(results, default=-1) + 1):
+        if at in results:
+            yield results[at]
+        elif calls[at].get("id") is not None:
+            yield {"role": "tool", "content": _LOST, "tool_call_id": calls[at]["id"]}

@@ -5,21 +5,21 @@ after it. No trigger stands in free text without a call after it. After the last
 ends.
 
 A tag that is a token of its own in the tokenizer is a token in the grammar too, written without
-quotes; free text does not hold such tokens. Another tag is text: there a lazy lexeme ends free text
-at the first tag.
+quotes, or by its id where there are no angle brackets around it; free text does not hold such
+tokens. Another tag is text: there a lazy lexeme ends free text at the first tag.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grammars.texts import json_rule
 from router.tools.call_format import CallFormat
 from router.tools.definitions import Tool, ToolUse
-from router.tools.thinking import BEGIN, END, ThinkingFormat
+from router.tools.thinking import THINK, ThinkingFormat, ThinkingTags
 
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
 
@@ -27,10 +27,17 @@ _ANY = r"(.|\n)*"
 
 
 class GrammarWriter:
-    """Writes the grammars of one model's answers; `tag_tokens` are the tags that are tokens."""
+    """Writes the grammars of one model's answers.
 
-    def __init__(self, tag_tokens: Collection[str]) -> None:
-        self._tag_tokens = frozenset(tag_tokens)
+    `tag_tokens` are the ids of the tags that are tokens, and `tags` those of its thinking.
+    """
+
+    def __init__(self, tag_tokens: Mapping[str, int], tags: ThinkingTags = THINK) -> None:
+        self._tag_tokens = {
+            tag: tag if tag.startswith("<") and tag.endswith(">") else f"<[{token_id}]>"
+            for tag, token_id in tag_tokens.items()
+        }
+        self._tags = tags
 
     def calls(
         self, form: CallFormat, use: ToolUse, thinking: ThinkingFormat, text_rule: str = ""
@@ -51,7 +58,9 @@ class GrammarWriter:
             first = self._expression(form.trigger)
             return self._lark(f"asked | {first} {calls}", [*rules, text_rule], thinking)
         # What begins with thinking is thinking.
-        no_thought = rf" & ~/\s*{BEGIN}{_ANY}/" if thinking is ThinkingFormat.TAGGED else ""
+        no_thought = ""
+        if thinking is ThinkingFormat.TAGGED:
+            no_thought = rf" & ~/\s*{_pattern(self._tags.begin)}{_ANY}/"
         if not form.trigger:
             # The first character of a call is the answer's first one that is no white space.
             rules.append(rf"TEXT: /\s*[^{{\s]{_ANY}/{no_thought}")
@@ -69,11 +78,11 @@ class GrammarWriter:
         if thinking is ThinkingFormat.NONE:
             lines.insert(0, "start: answer")
         else:
-            lines += self._up_to("thought", END)
+            lines += self._up_to("thought", self._tags.end)
             space = r"/[ \n]{0,4}/"
             thought = f"thought {space}"
             if thinking is ThinkingFormat.TAGGED:
-                thought = f"({space} {self._expression(BEGIN)} {thought})?"
+                thought = f"({space} {self._expression(self._tags.begin)} {thought})?"
             lines.insert(0, f"start: {thought} answer")
         return "\n".join(lines) + "\n"
 
@@ -81,7 +90,10 @@ class GrammarWriter:
         """Return the rules of free text that ends with the first `tag`."""
         if tag in self._tag_tokens:
             terminal = rule.upper()
-            return [f"{rule}: {terminal} {tag}", f"{terminal}: {self._free(tag)}{but}"]
+            return [
+                f"{rule}: {terminal} {self._tag_tokens[tag]}",
+                f"{terminal}: {self._free(tag)}{but}",
+            ]
         return [f"{rule}[lazy]: /{_ANY}{_pattern(tag)}/{but}"]
 
     def _free(self, tag: str) -> str:
@@ -102,7 +114,7 @@ class GrammarWriter:
             return json.dumps(text) if text else ""
         tags = "|".join(sorted(map(re.escape, self._tag_tokens)))
         parts = [part for part in re.split(f"({tags})", text) if part]
-        return " ".join(part if part in self._tag_tokens else json.dumps(part) for part in parts)
+        return " ".join(self._tag_tokens.get(part) or json.dumps(part) for part in parts)
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:

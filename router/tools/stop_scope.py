@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import FORMATS
-from router.tools.thinking import LeadingSpace, ThinkingCut, ThinkingFormat, num_maybe_tag
+from router.tools.thinking import LeadingSpace, ThinkingCut, num_maybe_tag
 
 
 class Scoped(NamedTuple):
@@ -35,12 +35,12 @@ class _State(Enum):
 class StopScope:
     """Cuts one answer in three, and leaves nothing out. `trigger` is the first text of a call."""
 
-    def __init__(self, trigger: str, thinking: ThinkingFormat, *, is_alone: bool) -> None:
-        """Begin an answer. Without `trigger` it holds no calls.
+    def __init__(self, trigger: str, thinking: ThinkingCut, *, is_alone: bool) -> None:
+        """Begin an answer with its thinking. Without `trigger` it holds no calls.
 
         `is_alone`: a call begins where the answer does, or there is none.
         """
-        self._thinking = ThinkingCut(thinking)
+        self._thinking = thinking
         self._trigger = trigger
         self._is_alone = is_alone
         self._held = ""  # less than a trigger
@@ -92,7 +92,7 @@ def stop_scope(syntax: AnswerSyntax) -> StopScope | None:
     if syntax.is_plain:
         return None
     if not syntax.call_format:
-        return StopScope("", syntax.thinking, is_alone=False)
+        return StopScope("", syntax.thinking_cut(), is_alone=False)
     trigger = FORMATS[syntax.call_format].trigger
     is_alone = syntax.calls_alone or not trigger
-    return StopScope(trigger or "{", syntax.thinking, is_alone=is_alone)
+    return StopScope(trigger or "{", syntax.thinking_cut(), is_alone=is_alone)

@@ -6,10 +6,32 @@ the text in which stop strings are searched, and the tokens of thinking all foll
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-BEGIN, END = "<think>", "</think>"
+
+class ThinkingTags(NamedTuple):
+    """The texts that begin and end the thinking of a model."""
+
+    begin: str
+    end: str
+
+
+THINK = ThinkingTags("<think>", "</think>")
+"""The tags of most models."""
+_KNOWN_TAGS = (
+    THINK,
+    ThinkingTags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ThinkingTags("[THINK]", "[/THINK]"),  # Magistral
+)
+
+
+def tags_in(templates: Iterable[str]) -> ThinkingTags | None:
+    """Return the tags whose end a chat template has; None: it says nothing of thinking."""
+    sources = tuple(templates)
+    known = (tags for tags in _KNOWN_TAGS if any(tags.end in source for source in sources))
+    return next(known, None)
 
 
 class ThinkingFormat(Enum):
@@ -20,17 +42,25 @@ class ThinkingFormat(Enum):
     BEGUN = "begun"
 
 
-def thinking_behind(prompt: str, *, can_think: bool) -> ThinkingFormat:
-    """Return how an answer after the text of `prompt` begins, of a model that can think or not.
+def thinking_behind(prompt: str, tags: ThinkingTags | None) -> ThinkingFormat:
+    """Return how an answer after the text of `prompt` begins; without `tags` no model thinks.
 
     A template may open the thinking itself, or open and close it: then the answer follows.
     """
-    if not can_think:
+    if tags is None:
         return ThinkingFormat.NONE
     end = prompt.rstrip()
-    if end.endswith(BEGIN):
+    if end.endswith(tags.begin):
         return ThinkingFormat.BEGUN
-    return ThinkingFormat.NONE if end.endswith(END) else ThinkingFormat.TAGGED
+    return ThinkingFormat.NONE if end.endswith(tags.end) else ThinkingFormat.TAGGED
+
+
+def thinking_of_continued(begun: str, prompt: str, tags: ThinkingTags | None) -> ThinkingFormat:
+    """Return how an answer goes on whose beginning a client wrote, at the end of `prompt`."""
+    if tags is None or not begun.strip():
+        return thinking_behind(prompt, tags)
+    is_thinking = begun.lstrip().startswith(tags.begin) and tags.end not in begun
+    return ThinkingFormat.BEGUN if is_thinking else ThinkingFormat.NONE
 
 
 def num_maybe_tag(text: str, tag: str) -> int:
@@ -87,12 +117,13 @@ class ThinkingCut:
     """Cuts one answer in four and leaves nothing out, however its text comes in pieces.
 
     An answer of the form TAGGED begins with thinking if its first text, after white space, is the
-    tag `BEGIN`; one of the form BEGUN always does. Thinking ends with the first tag `END`, or with
-    the answer. Both tags are text in the answer itself.
+    first of the `tags`; one of the form BEGUN always does. Thinking ends with their last one, or
+    with the answer. Both tags are text in the answer itself.
     """
 
-    def __init__(self, form: ThinkingFormat) -> None:
+    def __init__(self, form: ThinkingFormat, tags: ThinkingTags = THINK) -> None:
         """Begin an answer."""
+        self._tags = tags
         self._held = ""  # less than a tag
         self._space = LeadingSpace()
         self.has_begun = form is ThinkingFormat.BEGUN
@@ -127,10 +158,11 @@ class ThinkingCut:
         """Return the opening, if it is whole, and the text after it."""
         held = self._held + (text if self._held else self._space.push(text))
         self._held = ""
-        if held.startswith(BEGIN):
+        begin = self._tags.begin
+        if held.startswith(begin):
             self._state, self.has_begun = _State.THINKING, True
-            return self._space.take() + BEGIN, held[len(BEGIN) :]
-        if is_last or not BEGIN.startswith(held):
+            return self._space.take() + begin, held[len(begin) :]
+        if is_last or not begin.startswith(held):
             self._state = _State.ANSWER
             return "", self._space.take() + held
         self._held = held
@@ -138,8 +170,8 @@ class ThinkingCut:
 
     def _think(self, text: str, is_last: bool) -> tuple[str, str, str]:
         """Return what is thought, the last tag if it is whole, and the text after it."""
-        thought, tag, rest = (self._held + text).partition(END)
-        num_held = 0 if tag or is_last else num_maybe_tag(thought, END)
+        thought, tag, rest = (self._held + text).partition(self._tags.end)
+        num_held = 0 if tag or is_last else num_maybe_tag(thought, self._tags.end)
         end = len(thought) - num_held
         thought, self._held = thought[:end], thought[end:]
         if tag:
@@ -153,9 +185,9 @@ class ThinkingTokens:
     Text comes one token at a time: a group of tokens may hold the end of the thinking.
     """
 
-    def __init__(self, form: ThinkingFormat) -> None:
+    def __init__(self, form: ThinkingFormat, tags: ThinkingTags = THINK) -> None:
         """Begin an answer."""
-        self._cut = ThinkingCut(form)
+        self._cut = ThinkingCut(form, tags)
         self._num = 0
 
     @property

@@ -44,6 +44,8 @@ with client.messages.stream(**ASKED, messages=thinks, thinking=thinking) as stre
     thought = stream.get_final_message()
 assert [block.type for block in thought.content] == ["thinking", "text"]
 assert (thought.content[0].thinking, thought.content[1].text) == ("hm", "Yes")
+whole = client.messages.create(**ASKED, messages=thinks, thinking=thinking)
+assert thought.content[0].signature == whole.content[0].signature != ""
 
 
 slow = [{"role": "user", "content": "Take your time: «Bonjour»"}]

@@ -51,7 +51,7 @@ GRAMMARS = (
     Grammar(GrammarKind.LARK, 'start: ("red" | "green" | "blue") (", " ("red" | "green")){8,9}'),
     None,
 )
-_WRITER = GrammarWriter(())
+_WRITER = GrammarWriter({})
 _TOOL = Tool(name="person", description=None, parameters=PERSON, is_strict=True)
 _TOOLS = ToolUse(tools=(_TOOL,), callable_names=frozenset({"person"}))
 AGENTS = (

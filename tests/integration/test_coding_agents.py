@@ -230,8 +230,11 @@ async def turn_of_claude(edge: Edge, messages: list[Any], said: str) -> dict[str
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"] | {"pieces": ""})
         if event["type"] == "content_block_delta":
-            _, piece = event["delta"].values()
-            blocks[-1]["pieces"] += piece
+            kind, piece = event["delta"].values()
+            if kind == "signature_delta":
+                blocks[-1]["signature"] = piece
+            else:
+                blocks[-1]["pieces"] += piece
     for block in blocks:
         text, kind = block.pop("pieces"), block["type"]
         block |= {"input": json.loads(text)} if kind == "tool_use" else {kind: text}

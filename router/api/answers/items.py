@@ -67,6 +67,7 @@ class ItemsFormat(ABC):
         self._parser = AnswerParser(plan.syntax)
         self._repeated = plan.shape.repeated
         self._client_tools = plan.shape.client_tools
+        self._has_thought_codes = plan.shape.has_thought_codes
         self._items: list[Item] = []
         self._has_begun = False
         self._finish: FinishReason | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -55,6 +57,9 @@ class MessageFormat(ItemsFormat):
         return _event("content_block_delta", {"index": item.number, "delta": delta})
 
     def _close(self, item: Item) -> Iterator[bytes]:
+        if item.kind is ItemKind.THINKING:
+            delta = {"type": "signature_delta", "signature": _signature(item.text)}
+            yield _event("content_block_delta", {"index": item.number, "delta": delta})
         yield _event("content_block_stop", {"index": item.number})
 
     def _end(self) -> Iterator[bytes]:
@@ -106,11 +111,17 @@ class MessageFormat(ItemsFormat):
     def _block(self, item: Item, text: str) -> dict[str, Any]:
         """Return a block; of a call, without its input."""
         if item.kind is ItemKind.THINKING:
-            return {"type": "thinking", "thinking": text, "signature": ""}
+            signature = _signature(text) if text else ""  # of an open block it is its last delta
+            return {"type": "thinking", "thinking": text, "signature": signature}
         if item.kind is ItemKind.TEXT:
             return {"type": "text", "text": text}
         called = "toolu" + call_id(self._head.id, 0, item.number).removeprefix("call")
         return {"type": "tool_use", "id": called, "name": item.name}
+
+
+def _signature(thought: str) -> str:
+    """Return the signature of a block, without which clients send it back as text or not at all."""
+    return base64.b64encode(hashlib.sha256(thought.encode()).digest()).decode()
 
 
 def _object(text: str) -> str:

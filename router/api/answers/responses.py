@@ -12,6 +12,7 @@ from typing import Any
 from common.request import FinishReason
 from router.api.answers.chat_parts import call_id
 from router.api.answers.items import Item, ItemKind, ItemsFormat
+from router.api.bodies.thought_codes import code_of
 from router.http.errors import ApiError
 from router.http.sse import named_event, to_json
 
@@ -130,7 +131,15 @@ class ResponseFormat(ItemsFormat):
             return call | {"arguments": text}
         content = [_part(item, text)] if is_over else []
         if item.kind is ItemKind.THINKING:
-            return {**base, "type": "reasoning", "summary": [], "content": content}
+            thought: dict[str, Any] = {
+                **base,
+                "type": "reasoning",
+                "summary": [],
+                "content": content,
+            }
+            if self._has_thought_codes:
+                thought["encrypted_content"] = code_of(text) if is_over else None
+            return thought
         return {**base, "type": "message", "role": "assistant", "content": content}
 
     def _item_id(self, item: Item) -> str:

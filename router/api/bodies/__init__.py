@@ -8,6 +8,7 @@ tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them
 client_tools      tools that a client knows as something else than a function
+thought_codes     what a model thought, in the form in which clients send it back
 messages/         bodies of Anthropic's `/v1/messages` as chats
 responses/        bodies of `/v1/responses` as chats
 places            where clients of these wrote the parts of a chat, for errors

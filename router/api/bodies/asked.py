@@ -147,7 +147,8 @@ class AnswerShape(NamedTuple):
     `stop`: the strings that end it; with `shows_stop` they, and stop tokens, are a part of it.
     `prompt_logprobs`: the number of alternatives that are shown per token of a prompt, beside its
     own (None: nothing is). `repeated`: the fields of the request that the answer has too.
-    `client_tools`: what the client calls functions that it knows as other tools. `ignored_fields`
+    `client_tools`: what the client calls functions that it knows as other tools. With
+    `has_thought_codes` an item of thinking has its text as a code too. `ignored_fields`
     are some of those that the server does not know, `left_out` kinds of parts that it does not
     have.
     """
@@ -162,6 +163,7 @@ class AnswerShape(NamedTuple):
     shows_special_tokens: bool = False
     repeated: Mapping[str, Any] = {}
     client_tools: Mapping[str, ClientTool] = {}
+    has_thought_codes: bool = False
     ignored_fields: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -246,6 +248,7 @@ def _as_chat(body: WholeBody, own: Collection[str]) -> tuple[dict[str, Any], Wor
     shown: dict[str, Any] = {}
     if isinstance(body, responses.ResponseBody):
         shown["repeated"] = responses.repeated_fields(body)
+        shown["has_thought_codes"] = responses.wants_codes(body)
         places = Places(
             {path: at for path, at in responses.PLACES.items() if path.split(".")[0] not in extra}
         )

@@ -11,6 +11,7 @@ from router.api.bodies.json_text import check_depth, with_whole_characters
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
 from router.api.bodies.unknown_fields import LeftOut
 from router.text.chat.chat_template import ChatOptions
+from router.tools.earlier_calls import with_results_in_order
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Parts that are text, also those that have the names of `/v1/responses`."""
@@ -21,6 +22,8 @@ _MEDIA_PARTS = {
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
 }
 """Parts that are no text, and what the model is told in their place."""
+_THINKING = ("enable_thinking", "thinking", "thinking_budget")
+"""Variables of chat templates that say whether a model thinks."""
 _THOUGHT_PARTS = ("thinking", "redacted_thinking")
 """Parts of an answer that are not its text; of the second nothing can be read."""
 
@@ -31,8 +34,12 @@ MAX_ARGUMENTS_DEPTH = 64
 """Objects and lists within each other in the arguments of a call; templates recurse into them."""
 
 
-def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[ChatMessage], left_out: LeftOut
+) -> list[Mapping[str, Any]]:
     """Return role, content as text, and the other fields of a message where they are given.
+
+    Results come after their calls, in the order of these.
 
     The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
     for `system`; templates know `system` alone. Several text parts become lines of one text. What
@@ -41,7 +48,24 @@ def template_messages(messages: Sequence[ChatMessage], left_out: LeftOut) -> lis
     """
     if not messages:
         raise InvalidRequest("messages is empty: wanted at least one message", param="messages")
-    return [_template_message(i, message, left_out) for i, message in enumerate(messages)]
+    plain = [_template_message(i, message, left_out) for i, message in enumerate(messages)]
+    return with_results_in_order(plain)
+
+
+def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
+    """Return the variables by which chat templates let a model think or not, as a body asks for.
+
+    `enable_thinking` is Qwen3's, `thinking` that of DeepSeek and Hermes 4, and `thinking_budget`
+    that of Seed-OSS, which thinks where there is none. Fields of these names are those of the
+    servers that their makers run.
+    """
+    asked = body.enable_thinking if body.enable_thinking is not None else body.thinking
+    thinks = asked.get("type") != "disabled" if isinstance(asked, dict) else asked
+    if thinks:
+        return {"enable_thinking": True, "thinking": True}
+    if thinks is False or body.reasoning_effort == "none":
+        return {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
+    return {}
 
 
 def template_options(
@@ -78,6 +102,8 @@ def template_options(
                 f"{MAX_VARIABLE_CHARS} characters",
                 param="chat_template_kwargs",
             )
+    if variables.keys().isdisjoint(_THINKING):
+        variables |= _thinking_variables(body)
     return ChatOptions(
         variables=variables,
         has_generation_prompt=body.add_generation_prompt is not False,

@@ -13,19 +13,20 @@ Types are strict: `"5"` is not a number and `true` is not an integer. Fields fal
 - unknown: ignored, and named in the plan, so that the router can log or refuse them
   (`strict_fields`). Clients add fields of other servers, and cannot leave them out.
 
-Two values have a type of their own in some languages: a whole number that is written as `64.0` is a
-number of its field, and an empty list in the place of an object, which is how PHP writes one that
-is empty, asks for nothing.
+Some values have a type of their own in some languages: a whole number that is written as `64.0` is
+a number of its field, and an empty list in the place of an object, which is how PHP writes one that
+is empty, asks for nothing. What a tool returned may be any JSON: it becomes its text.
 
 Lists stop at their first fault: each fault is an object, and a body can hold millions.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from common.errors import InvalidRequest
 from router.api.bodies.json_text import JsonText, check_utf8, with_whole_characters
@@ -53,6 +54,25 @@ def _whole(value: Any) -> Any:
 def _nothing_if_empty(value: Any) -> Any:
     """Return None for an empty list in the place of an object, and anything else as it is."""
     return None if value == [] else value
+
+
+def data_as_text(content: Any) -> Any:
+    """Return what a tool returned as JSON, where it is neither text nor a list with parts of it."""
+    is_nothing = content is None or content == []
+    if is_nothing or isinstance(content, str):
+        return content
+    if isinstance(content, list) and any(map(_may_be_part, content)):
+        return content
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _may_be_part(one: Any) -> bool:
+    return isinstance(one, str) or (isinstance(one, Mapping) and isinstance(one.get("type"), str))
+
+
+def _content_of(content: Any, message: ValidationInfo) -> Any:
+    """Return the content of a message, which of a tool may be an object or a number."""
+    return data_as_text(content) if message.data.get("role") == "tool" else content
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -229,7 +249,7 @@ class ChatMessage(Body):
     harmless: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Any] | None = None
+    content: Annotated[str | list[Any] | None, BeforeValidator(_content_of)] = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -267,6 +287,8 @@ class ChatBody(SamplingFields):
     top_logprobs: Whole | None = None
     chat_template_kwargs: Maybe[dict[str, bool | int | float | str | None]] = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: Maybe[bool | dict[str, Any]] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Read by `tool_fields`, which names what is wrong in them.

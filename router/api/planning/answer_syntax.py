@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from common.errors import InvalidRequest
@@ -15,7 +16,7 @@ from router.text.chat.conversation import Conversation
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 from router.tools.definitions import ToolUse
 from router.tools.grammars import arguments_schema
-from router.tools.thinking import ThinkingFormat, thinking_behind
+from router.tools.thinking import THINK, ThinkingFormat, thinking_behind, thinking_of_continued
 
 _TEXT = "asked"
 """The rule of the text that a request asks for."""
@@ -44,13 +45,16 @@ def answer_rules(
     told from an answer of `asked`.
     """
     options, use = asked_chat.options, asked_chat.tools
-    is_new_turn = options.has_generation_prompt and not options.continues_final_message
-    thinking = (
-        thinking_behind(prompt, can_think=chat.can_think) if is_new_turn else ThinkingFormat.NONE
-    )
+    tags = chat.thinking_tags
+    thinking = ThinkingFormat.NONE
+    if options.continues_final_message:
+        thinking = thinking_of_continued(asked_chat.messages[-1]["content"], prompt, tags)
+    elif options.has_generation_prompt:
+        thinking = thinking_behind(prompt, tags)
+    parts_of = partial(AnswerSyntax, thinking=thinking, tags=tags or THINK)
     told = None if asked is None else replace(asked, source=name(asked.source))
     if use is None:
-        syntax = AnswerSyntax(thinking=thinking)
+        syntax = parts_of()
         if told is None or thinking is ThinkingFormat.NONE:
             return AnswerRules(syntax, told)
         text = chat.grammars.behind_thinking(as_lark(told, _TEXT), thinking)
@@ -62,8 +66,7 @@ def answer_rules(
             f"calls ({form.name}) have no mark: wanted one of them, or tool_choice required",
             param=asked.source,
         )
-    syntax = AnswerSyntax(
-        thinking=thinking,
+    syntax = parts_of(
         call_format=form.name,
         call_names=tuple(tool.name for tool in use.callable_tools),
         is_named=use.is_named,

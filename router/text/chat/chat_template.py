@@ -22,6 +22,7 @@ from common.errors import CheckpointError, InvalidRequest
 from router.text.chat.system_messages import treatment_by
 from router.text.chat.turn_taking import turns_by
 from router.tools.earlier_calls import Arguments, arguments_by, in_form
+from router.tools.thinking import THINK, tags_in
 
 
 class _GenerationBlocks(Extension):
@@ -60,6 +61,7 @@ def _strftime_now(form: str) -> str:
 
 
 _END_OF_FINAL_MESSAGE = "\ue000end of the final message\ue000"
+_END_OF_THOUGHT = "\ue000end of its thought\ue000"
 """Characters for private use, which no template treats in a special way."""
 
 
@@ -109,6 +111,7 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in variables
+        self._tags = tags_in([source]) or THINK
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             return self._rendered(messages, ChatOptions(), True)
@@ -135,8 +138,28 @@ class ChatTemplate:
         messages = in_form(messages, self._arguments)
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)
+        content: str = messages[-1]["content"]
+        if self._loses_thought(messages, options):
+            return self._up_to_end(messages, "", options) + content
+        return self._up_to_end(messages, content, options)
+
+    def _loses_thought(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bool:
+        """Return whether the thinking in the last message's text is not in the prompt.
+
+        Templates leave it out of answers that are whole, and do not know that this one goes on.
+        """
+        thought, end, answer = messages[-1]["content"].partition(self._tags.end)
+        if not end:
+            return False
+        marked = f"{thought.rstrip()}{_END_OF_THOUGHT}{end}{answer}"
+        return _END_OF_THOUGHT not in self._up_to_end(messages, marked, options)
+
+    def _up_to_end(
+        self, messages: Sequence[Mapping[str, Any]], content: str, options: ChatOptions
+    ) -> str:
+        """Return the prompt up to the end of the last message, whose text is `content`."""
         *earlier, final = messages
-        marked = dict(final) | {"content": final["content"] + _END_OF_FINAL_MESSAGE}
+        marked = dict(final) | {"content": content + _END_OF_FINAL_MESSAGE}
         text, end, _ = self._rendered([*earlier, marked], options, False).rpartition(
             _END_OF_FINAL_MESSAGE
         )

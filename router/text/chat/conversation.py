@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from router.tools.fenced import FENCED
 from router.tools.formats import FORMATS, format_of
 from router.tools.grammars import GrammarWriter
 from router.tools.plain_messages import plain_messages
-from router.tools.thinking import BEGIN, END
+from router.tools.thinking import THINK, ThinkingTags, tags_in
 
 AUTO = "auto"
 """The tool template that is one of the model's own, where that writes calls in a known format, and
@@ -53,25 +53,30 @@ class Conversation:
         template: ChatTemplate | None,
         tool_template: ChatTemplate | None,
         settings: ChatSettings,
-        added_tokens: Collection[str],
+        added_tokens: Mapping[str, int],
     ) -> None:
         """Chat with `template`, and with `tool_template` where tools take part.
 
-        Without one, tools are plain messages. `added_tokens` are the texts of the tokens that the
-        tokenizer declares apart from others.
+        Without one, tools are plain messages. `added_tokens` are the ids of the tokens that the
+        tokenizer declares apart from others, by their texts.
         """
         self._template = template
         self._tool_template = tool_template
         self._settings = settings
         sources = [one.source for one in (template, tool_template) if one]
-        self.can_think = settings.reasoning_format == "think" or (
-            settings.reasoning_format == "auto" and any(END in source for source in sources)
-        )
-        tags = [BEGIN, END]
+        self.thinking_tags: ThinkingTags | None = None
+        """The tags of what the model thinks; None: it is not told apart."""
+        if settings.reasoning_format != "none":
+            self.thinking_tags = tags_in(sources)
+        if settings.reasoning_format == "think":
+            self.thinking_tags = self.thinking_tags or THINK
+        tags = [*(self.thinking_tags or THINK)]
         for form in FORMATS.values():
             tags += [form.trigger, form.end.strip()]
-        self.tag_tokens = frozenset(tag for tag in tags if tag in added_tokens and tag[:1] == "<")
-        self.grammars = GrammarWriter(self.tag_tokens)
+        self.tag_tokens = {
+            tag: added_tokens[tag] for tag in tags if tag[:1] in ("<", "[") and tag in added_tokens
+        }
+        self.grammars = GrammarWriter(self.tag_tokens, self.thinking_tags or THINK)
 
     @classmethod
     def load(
@@ -79,7 +84,7 @@ class Conversation:
         folder: Path,
         tokenizer_config: dict[str, Any],
         settings: ChatSettings,
-        added_tokens: Collection[str],
+        added_tokens: Mapping[str, int],
         files: KeptFiles,
     ) -> Conversation:
         """Read the templates of a checkpoint and of `settings`.

@@ -21,7 +21,7 @@ from router.core.generation import PromptResult, TokenChunk
 from router.text.output.stop_search import StopSearch
 from router.text.output.stop_strings import NO_TOKENS, without_marks
 from router.tools.stop_scope import StopScope
-from router.tools.thinking import ThinkingFormat, ThinkingTokens
+from router.tools.thinking import ThinkingTokens
 
 
 class TextDecoder(Protocol):
@@ -111,7 +111,7 @@ class ChoiceText:
         echoed: MakeEchoed | None = None,
         has_output: bool = True,
         scope: StopScope | None = None,
-        thinking: ThinkingFormat = ThinkingFormat.NONE,
+        thinking: ThinkingTokens | None = None,
     ) -> None:
         """Start a choice.
 
@@ -122,8 +122,8 @@ class ChoiceText:
         tokens without a text, stop strings name `named_tokens`, and are found where these are.
         `echo` (a prompt) is shown before the answer, with the entries that `echoed` makes of its
         log probabilities; stop strings are not searched in it, nor outside of `scope` where there
-        is one. Without `has_output` that is all: what a node drew is not shown or counted. How the
-        answer may begin with thinking, whose tokens are counted, is `thinking`.
+        is one. Without `has_output` that is all: what a node drew is not shown or counted. The
+        tokens that the answer thinks are counted by `thinking`; None: it does not think.
         """
         self._decoder = decoder
         self._stops = StopSearch(
@@ -136,10 +136,8 @@ class ChoiceText:
         self._marks = self._stops.mark_of
         self._num_marks = 0
         self._is_plain = not stop and not has_logprobs
-        self._thinking: ThinkingTokens | None = None
+        self._thinking = thinking
         self._is_bare = self._is_plain and has_output and not echo and echoed is None
-        if thinking is not ThinkingFormat.NONE:
-            self._thinking = ThinkingTokens(thinking)
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
         self._stop_token_ids = stop_token_ids

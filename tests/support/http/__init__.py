@@ -8,6 +8,7 @@ http_edge           the app of a router around these two
 http_server         an app on a real socket, and a raw client
 other_paths         other ways to write a path
 posted              requests to the two endpoints of texts and chats
+agents              what coding agents send, and the prompt that it becomes
 read_answer         what a generator pushes, one push after the other
 tool_models         models whose chat templates know tools and thinking
 """

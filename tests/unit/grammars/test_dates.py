@@ -132,7 +132,7 @@ def test_arguments_of_tools() -> None:
     use = ToolUse(tools=(tool,), callable_names=frozenset({"book"}), must_call=True)
     form = FORMATS["llama3_json"]
     grammar = Grammar(
-        GrammarKind.LARK, GrammarWriter(()).calls(form, use, ThinkingFormat.NONE), "tools"
+        GrammarKind.LARK, GrammarWriter({}).calls(form, use, ThinkingFormat.NONE), "tools"
     )
     call = '{"name": "book", "parameters": {"day": "%s"}}'
     assert follows(COMPILER, grammar, call % "2024-02-29")

@@ -12,10 +12,13 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from router.api.bodies.places import Places
+from router.api.bodies.schemas import data_as_text
 from router.api.bodies.unknown_fields import LeftOut
 
 Turn = dict[str, Any]
 
+_FAILED = "Error:"
+"""What begins the result of a call that failed."""
 _THOUGHTS = ("reasoning_content", "reasoning")
 """The fields of chats with the reasoning of a message, where it is no block of it."""
 _OF_SERVER = ("container_upload", "compaction")
@@ -103,7 +106,7 @@ class MessageTurns:
             if _kind(block) == "tool_result":
                 has_results = True
                 turn = self._begin("tool", where, tool_call_id=f"{where}.tool_use_id")
-                turn["content"] = _result(block.get("content") or "", f"{where}.content")
+                turn["content"] = _result(block, f"{where}.content")
                 turn["tool_call_id"] = block.get("tool_use_id")
             else:
                 texts[where] = _text(block, where)
@@ -152,14 +155,31 @@ def _is_of_server(kind: str) -> bool:
     return kind in _OF_SERVER or kind.endswith(("_tool_use", "_tool_result"))
 
 
-def _result(content: Any, field: str) -> Any:
-    """Return what a tool returned. What is no text of images and documents stays as it is."""
+def _result(result: Mapping[str, Any], field: str) -> Any:
+    """Return what a tool returned. What is no text of images and documents stays as it is.
+
+    Chats have no other place for what says that it failed.
+    """
+    content = data_as_text(result.get("content")) or ""
+    if isinstance(content, list):
+        content = [
+            block if _is_medium(block) else _text(block, f"{field}.{index}")
+            for index, block in enumerate(content)
+        ]
+    return _failed(content) if result.get("is_error") is True else content
+
+
+def _failed(content: Any) -> Any:
+    """Return what a call that failed returned, with words that say so before it."""
+    if isinstance(content, str):
+        return f"{_FAILED}\n{content}"
     if not isinstance(content, list):
         return content
-    return [
-        block if _is_medium(block) else _text(block, f"{field}.{index}")
-        for index, block in enumerate(content)
-    ]
+    first, *others = content
+    if _is_medium(first):
+        return [{"type": "text", "text": _FAILED}, *content]
+    # What is no text is found later, and named by its place.
+    return [first | {"text": _failed(first["text"])}, *others]
 
 
 def _is_medium(block: Any) -> bool:

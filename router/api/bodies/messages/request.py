@@ -80,7 +80,7 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "tools": None if body.tools is None else _tools(body.tools, places, left_out),
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
-        "chat_template_kwargs": _variables(body.thinking),
+        "thinking": body.thinking,
         "reasoning_effort": config.get("effort"),
         "response_format": _format(config.get("format")),
         "user": _user((body.model_extra or {}).get("metadata")),
@@ -161,13 +161,6 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
             param="tool_choice.type",
         )
     return _MODES.get(str(kind))
-
-
-def _variables(thinking: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the variable of chat templates that lets a model think or not."""
-    if thinking is None:
-        return None
-    return {"enable_thinking": thinking.get("type") != "disabled"}
 
 
 def _format(form: Any) -> Any:

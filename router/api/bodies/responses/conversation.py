@@ -14,6 +14,8 @@ from common.errors import InvalidRequest
 from router.api.bodies.client_tools import TEXT_ARGUMENT, function_name
 from router.api.bodies.places import Places
 from router.api.bodies.responses.tools import Tools
+from router.api.bodies.schemas import data_as_text
+from router.api.bodies.thought_codes import thought_of
 from router.api.bodies.unknown_fields import LeftOut
 
 Turn = dict[str, Any]
@@ -129,7 +131,7 @@ class ResponseTurns:
         if item["type"] == "shell_call_output":  # a list of what each command wrote
             content = json.dumps(output, ensure_ascii=False)
         else:
-            content = _content(output, where, _MEDIA)
+            content = _content(data_as_text(output), where, _MEDIA)
         self._turns.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
         self._note(field, content=where, tool_call_id=f"{field}.call_id")
 
@@ -202,6 +204,7 @@ def _content(content: Any, field: str, others: Sequence[str] = ()) -> Any:
 
 
 def _thought(item: Mapping[str, Any], field: str) -> str:
+    """Return what an item says was thought, in a text or else in a code."""
     content, texts = item.get("content"), []
     if content is not None and not isinstance(content, list):
         raise InvalidRequest(f"{field}.content is not a list of parts", param=f"{field}.content")
@@ -210,4 +213,4 @@ def _thought(item: Mapping[str, Any], field: str) -> str:
         if not isinstance(text, str):
             raise InvalidRequest(f"{field}.content has no text", param=f"{field}.content")
         texts.append(text)
-    return "".join(texts)
+    return "".join(texts) or thought_of(item.get("encrypted_content"))

@@ -14,6 +14,7 @@ from router.api.bodies.places import Places
 from router.api.bodies.responses.conversation import ResponseTurns
 from router.api.bodies.responses.tools import Tools
 from router.api.bodies.schemas import Maybe, Nothing, StreamOptions, Whole, WholeBody
+from router.api.bodies.thought_codes import INCLUDED
 from router.api.bodies.unknown_fields import LeftOut
 from router.http.sse import to_json
 
@@ -41,7 +42,7 @@ class ResponseBody(WholeBody):
 
     harmless: ClassVar[frozenset[str]] = frozenset(
         (
-            *("metadata", "store", "service_tier", "safety_identifier", "include"),
+            *("metadata", "store", "service_tier", "safety_identifier"),
             *("prompt_cache_retention", "max_tool_calls", "truncation"),
         )
     )
@@ -59,6 +60,7 @@ class ResponseBody(WholeBody):
     max_output_tokens: Whole | None = None
     text: Maybe[dict[str, Any]] = None
     reasoning: Maybe[dict[str, Any]] = None
+    include: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     stream_options: Maybe[StreamOptions] = None
@@ -114,6 +116,11 @@ def chat_of_response(
         "tool_choice": tools.choice(body.tool_choice),
     }
     return chat | fields, tools.client_tools
+
+
+def wants_codes(body: ResponseBody) -> bool:
+    """Return whether items of thinking have a code; what else a client may include is ignored."""
+    return isinstance(body.include, list) and INCLUDED in body.include
 
 
 def repeated_fields(body: ResponseBody) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def blocks_of(frames: list[Body]) -> list[Body]:
         if frame["type"] == "content_block_start":
             blocks.append({"pieces": "", **frame["content_block"]})
         if frame["type"] == "content_block_delta":
-            blocks[-1]["pieces"] += list(frame["delta"].values())[1]
+            kind, piece = frame["delta"].values()
+            blocks[-1]["signature" if kind == "signature_delta" else "pieces"] += piece
     for block in blocks:
         text = block.pop("pieces")
         if block["type"] != "tool_use":

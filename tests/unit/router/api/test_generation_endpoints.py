@@ -372,6 +372,46 @@ async def test_a_template_that_trims_leaves_the_end_of_a_continued_message(
     assert prompt.endswith(f"Yes.{begun}")
 
 
+DROPPING = """\
+{% for message in messages %}{% set said = message.content %}
+{%- if '</think>' in said %}{% set said = said.split('</think>')[-1] %}{% endif %}
+{{- message.role + ':' + said + '\n' }}{% endfor %}"""
+"""As DeepSeek-R1's."""
+KEEPING = """\
+{% for message in messages %}{% set said = message.content %}{% set thought = '' %}
+{%- if '</think>' in said %}
+{%- set thought = said.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+{%- set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}
+{{- message.role + ':<think>\n' + thought + '\n</think>\n\n' + said + '\n' }}{% endfor %}"""
+"""As Qwen3's."""
+
+
+@pytest.mark.covers("T43")
+@pytest.mark.parametrize("template", [DROPPING, KEEPING])
+@pytest.mark.parametrize(
+    ("begun", "by_qwen"),
+    [
+        ("<think>\nhm\n</think>\n\nSo", "<think>\nhm\n</think>\n\nSo"),
+        ("<think>\nhm\n</think>\n\n", "<think>\nhm\n</think>\n\n"),
+        ("<think>\nhm\n\n</think>", "<think>\nhm\n</think>\n\n"),
+        ("So", "<think>\n\n</think>\n\nSo"),
+    ],
+)
+async def test_thinking_in_a_message_that_is_continued_is_in_the_prompt(
+    template: str, begun: str, by_qwen: str
+) -> None:
+    model = model_with(template)
+    earlier = {"role": "assistant", "content": "<think>no</think>Yes"}
+    messages = [earlier, *CHAT["messages"], {"role": "assistant", "content": begun}]
+    edge = make_edge(says("on"), model=model)
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = await post(edge, CHAT_PATH, CHAT | {"messages": messages, **more})
+    assert answer["choices"][0]["message"]["content"] == "on"
+    prompt = model.decode(edge.generator.calls[0].prompt_token_ids, with_special_tokens=True)
+    assert ("no" in prompt) is (template is KEEPING)
+    assert prompt.endswith("assistant:" + (begun if template is DROPPING else by_qwen))
+
+
 async def test_a_template_is_told_what_the_request_says(tmp_path: Any) -> None:
     folder = write_model_folder(tmp_path)
     source = "{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].reasoning_content }}"
@@ -385,6 +425,46 @@ async def test_a_template_is_told_what_the_request_says(tmp_path: Any) -> None:
     }
     await post(edge, CHAT_PATH, body)
     assert edge.generator.calls[0].prompt_token_ids == encode("False low hm")
+
+
+@pytest.mark.covers("T42")
+@pytest.mark.parametrize(
+    ("path", "more", "wanted"),
+    [
+        (CHAT_PATH, {}, "- - -"),
+        (CHAT_PATH, {"reasoning_effort": "low"}, "- - -"),
+        (CHAT_PATH, {"reasoning_effort": "none"}, "False False 0"),
+        (
+            CHAT_PATH,
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "True - -",
+        ),
+        (CHAT_PATH, {"enable_thinking": False, "reasoning_effort": "high"}, "False False 0"),
+        (CHAT_PATH, {"enable_thinking": True, "thinking": {"type": "disabled"}}, "True True -"),
+        (CHAT_PATH, {"thinking": {"type": "disabled"}}, "False False 0"),
+        (CHAT_PATH, {"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "True True -"),
+        (CHAT_PATH, {"thinking": False}, "False False 0"),
+        (CHAT_PATH, {"thinking": None, "enable_thinking": None}, "- - -"),
+        (CHAT_PATH, {"thinking": []}, "- - -"),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, "False False 0"),
+        ("/v1/responses", {"reasoning": {"effort": "high"}}, "- - -"),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, "False False 0"),
+        ("/v1/messages", {"output_config": {"effort": "none"}}, "False False 0"),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}}, "True True -"),
+    ],
+)
+async def test_a_model_that_is_not_to_think_is_told_so(
+    path: str, more: dict[str, Any], wanted: str, tmp_path: Any
+) -> None:
+    """In the words of Qwen3's template, of DeepSeek's and Hermes 4's, and of Seed-OSS's."""
+    names = ("enable_thinking", "thinking", "thinking_budget")
+    source = " ".join(f"{{{{ {name} | default('-') }}}}" for name in names)
+    folder = write_model_folder(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    edge = make_edge(model=TextModel.load(folder, "tiny", 0))
+    asked = {"input": "Hi"} if path == "/v1/responses" else CHAT | {"max_tokens": 9}
+    await post(edge, path, asked | more)
+    assert edge.generator.calls[0].prompt_token_ids == encode(wanted)
 
 
 async def test_the_version_is_the_system_fingerprint() -> None:

@@ -15,7 +15,7 @@ from router.tools.definitions import Tool, ToolUse
 from router.tools.fenced import FENCED
 from router.tools.formats import FORMATS, HERMES, LLAMA_JSON
 from router.tools.grammars import GrammarWriter
-from router.tools.thinking import ThinkingFormat
+from router.tools.thinking import THINK, ThinkingFormat, ThinkingTags
 
 WEATHER = Tool(
     name="get_weather",
@@ -28,6 +28,7 @@ WEATHER = Tool(
     },
 )
 NOW = Tool(name="now", description=None, parameters=None)
+OTHER_TAGS = [ThinkingTags("<seed:think>", "</seed:think>"), ThinkingTags("[THINK]", "[/THINK]")]
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
@@ -41,6 +42,7 @@ class Judge:
     """A tokenizer, with tags as tokens of their own or without."""
 
     tags: tuple[str, ...]
+    thinking: ThinkingTags = THINK
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer(
@@ -56,7 +58,8 @@ class Judge:
         self.matching = LLTokenizer(
             self.tokenizer.to_str(), eos_token=self.tokenizer.token_to_id("<|end|>")
         )
-        self.writer = GrammarWriter(self.tags)
+        ids = {tag: self.tokenizer.token_to_id(tag) or 0 for tag in self.tags}
+        self.writer = GrammarWriter(ids, self.thinking)
 
     def accepts(self, grammar: str, *texts: str) -> bool:
         """Whether the grammar takes the texts, each tokenised alone, as a whole answer."""
@@ -166,6 +169,24 @@ def test_an_answer_behind_thinking(of: Judge) -> None:
     assert of.accepts(tagged, "<think>no?</think>\n\nno")
     assert of.accepts(tagged, "no")
     assert not of.accepts(tagged, "<think>no?</think>\n\nNo")
+
+
+@pytest.mark.covers("T41")
+@pytest.mark.parametrize("are_tokens", [False, True])
+@pytest.mark.parametrize("tags", OTHER_TAGS)
+def test_an_answer_behind_thinking_with_other_tags(tags: ThinkingTags, are_tokens: bool) -> None:
+    of = Judge(tuple(tags) if are_tokens else (), tags)
+    thought = f"\nyes or no? <think>\n{tags.end}\n\n"
+    begun = of.writer.behind_thinking('asked: "yes" | "no"', ThinkingFormat.BEGUN)
+    tagged = of.writer.behind_thinking('asked: "yes" | "no"', ThinkingFormat.TAGGED)
+    for grammar, first in ((begun, ""), (tagged, tags.begin)):
+        assert of.accepts(grammar, f"{first}{thought}no")
+        assert not of.accepts(grammar, f"{first}{thought}not")
+    assert of.accepts(tagged, "no")
+    calls = of.writer.calls(HERMES, use(), ThinkingFormat.TAGGED)
+    assert of.accepts(calls, f"{tags.begin}{thought}{weather(HERMES)}")
+    assert of.accepts(calls, "Hello")
+    assert not of.accepts(calls, f"{tags.begin} Hello")
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)

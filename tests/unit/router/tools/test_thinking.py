@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from router.tools.answer_parser import AnswerParser, AnswerSyntax, whole_answer
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import (
-    END,
+    THINK,
     Cut,
     ThinkingCut,
     ThinkingFormat,
     ThinkingTokens,
+    tags_in,
     thinking_behind,
+    thinking_of_continued,
 )
 from tests.support.examples import everyday
 
@@ -104,8 +106,24 @@ def test_all_that_follows_from_the_thinking_agrees(
     if scope := stop_scope(AnswerSyntax(thinking=form)):
         thought = whole.opening + whole.thought + whole.closing
         assert scope.push(text, is_last=True) == (thought, whole.answer, "")
-    tagged = whole.opening + whole.thought + (END if whole.closing else "")
+    tagged = whole.opening + whole.thought + (THINK.end if whole.closing else "")
     assert counted(form, *text)[0] == len(tagged)
+
+
+@pytest.mark.covers("T41")
+@pytest.mark.parametrize("tags", [("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")])
+def test_tags_are_those_of_the_template(tags: tuple[str, str]) -> None:
+    found = tags_in(["{{ x }}", f"{{{{ '{tags[1]}' }}}}"])
+    assert found == tags
+    prompt = "[user] </think>\n[assistant] "
+    assert thinking_behind(prompt, found) is TAGGED
+    assert thinking_behind(f"{prompt}{tags[0]}\n", found) is BEGUN
+    assert thinking_behind(f"{prompt}{tags[0]}\n{tags[1]}\n", found) is NONE
+
+
+def test_a_template_without_tags_says_nothing_of_thinking() -> None:
+    assert tags_in(["{{ 'think' }}", "<think>"]) is None
+    assert thinking_behind("[assistant] <think>", None) is NONE
 
 
 @pytest.mark.covers("T02")
@@ -168,4 +186,30 @@ def test_how_an_answer_begins_depends_on_the_end_of_the_prompt_alone(
 ) -> None:
     """What users write of tags is not at the end: the template begins the answer after it."""
     prompt = f"[user] {said}\n[assistant] {end}"
-    assert thinking_behind(prompt, can_think=True) is wanted
+    assert thinking_behind(prompt, THINK) is wanted
+
+
+@pytest.mark.covers("T43")
+@pytest.mark.parametrize(
+    ("begun", "wanted"),
+    [
+        ("<think>\n", BEGUN),
+        (" <think>hm", BEGUN),
+        ("<think>hm</think>", NONE),
+        ("<think></think>Four <think>", NONE),
+        ("Four", NONE),
+        ("Four <think>", NONE),
+        ("", TAGGED),
+        (" \n", TAGGED),
+    ],
+)
+def test_a_continued_answer_thinks_on_where_it_has_begun_to(
+    begun: str, wanted: ThinkingFormat
+) -> None:
+    assert thinking_of_continued(begun, f"[assistant] {begun}", THINK) is wanted
+    assert thinking_of_continued(begun, f"[assistant] {begun}", None) is NONE
+
+
+def test_an_empty_answer_is_continued_behind_what_the_template_thinks() -> None:
+    assert thinking_of_continued("", "[assistant] <think>\n\n</think>\n\n", THINK) is NONE
+    assert thinking_of_continued("\n", "[assistant] <think>\n", THINK) is BEGUN

@@ -83,8 +83,9 @@ def message_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str]
             block = event["content_block"]
             yield event["index"], block.get("name", block["type"]), ""
         case "content_block_delta":
-            _, piece = event["delta"].values()
-            yield event["index"], "", piece
+            kind, piece = event["delta"].values()
+            if kind != "signature_delta":
+                yield event["index"], "", piece
         case "message_delta":
             yield "end", event["delta"]["stop_reason"], ""
 

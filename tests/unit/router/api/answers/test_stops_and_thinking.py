@@ -102,3 +102,25 @@ async def test_one_within_the_thinking_does_not_end_it() -> None:
     answer = await post(edge, "/v1/chat/completions", QUESTION | THINK | {"stop": BOS})
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("So four.", "Four.")
+
+
+@pytest.mark.covers("T43")
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("/v1/messages", {"max_tokens": 99}),
+    ],
+)
+async def test_thinking_that_a_client_began_goes_on(path: str, more: dict[str, Any]) -> None:
+    """As clients begin it that want a model to think, which it might leave out."""
+    begun = {"role": "assistant", "content": "<think>\nFirst"}
+    body = more | {"messages": [*QUESTION["messages"], begun]}
+    stop = {"stop_sequences" if path == "/v1/messages" else "stop": ["Question:"]}
+    answer = await post(edge_that_thinks(), path, body | stop)
+    if path == "/v1/messages":
+        thought, text = (one[one["type"]] for one in answer["content"])
+    else:
+        message = answer["choices"][0]["message"]
+        thought, text = message["reasoning_content"], message["content"]
+    assert (thought, text) == (THOUGHT, "Four.\n\n")

@@ -33,7 +33,7 @@ from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.output.usage import UsageEvents
 from router.tools.answer_parser import AnswerSyntax
-from router.tools.thinking import ThinkingFormat
+from router.tools.thinking import ThinkingFormat, ThinkingTags
 
 SAMPLING = SamplingParams(
     max_tokens=9,
@@ -79,6 +79,7 @@ PLAN = RequestPlan(
     continues_prompt=True,
     syntax=AnswerSyntax(
         thinking=ThinkingFormat.BEGUN,
+        tags=ThinkingTags("[THINK]", "[/THINK]"),
         call_format="hermes",
         call_names=("f", "g"),
         is_named=True,
@@ -103,6 +104,7 @@ PLAN = RequestPlan(
         shows_special_tokens=True,
         repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None, "n": 10**400},
         client_tools={"a.b": ClientTool("b", "a"), "c": ClientTool("c", is_custom=True)},
+        has_thought_codes=True,
         ignored_fields=("foo", "messages.id"),
         left_out=("tools of the type 'mcp'",),
     ),

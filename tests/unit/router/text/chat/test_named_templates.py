@@ -66,7 +66,7 @@ def conversation(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     config = {} if template is None else {"chat_template": template}
-    return Conversation.load(folder, config, ChatSettings(**settings), (), KeptFiles())
+    return Conversation.load(folder, config, ChatSettings(**settings), {}, KeptFiles())
 
 
 def prompt(chat: Conversation, messages: Any = MESSAGES, *, has_tools: bool) -> str:
