@@ -1,7 +1,7 @@
 """What only a card can show, in one command: `python -m tests.gpu.on_card`.
 
-Stages run in order, each alone and within its own time limit: one that fails is reported and the
-rest goes on. It needs a card and what a node on one has installed (`.[node,gpu]`), no network and
+Stages run in order, each alone and within its own time limit: one that fails is reported, and the
+rest runs in another process, on a card that is opened anew. It needs a card and what a node on one has installed (`.[node,gpu]`), no network and
 no model: weights are random, of a public model's shape. The last line but one is a JSON object, the
 last one says how many passed.
 `--out FILE` also writes the JSON into a file.
@@ -22,6 +22,7 @@ from typing import Any
 from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import capability_of, load_driver
 from engine.runner.gpu.launcher import KernelSpec
+from tests.gpu.card_process import CardProcess
 from tests.gpu.measuring import Card, SpecRecorder
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
@@ -78,21 +79,30 @@ def run(names: list[str], out: Path | None) -> int:
     }
     found = Findings()
     phases = Phases(TOTAL_S, found, out, found.summary)
-    cards: list[Card] = []
-
-    def open_card() -> dict[str, Any]:
-        cards.append(Card())
-        found["card"] = cards[0].device.properties.name
-        return {"card": found["card"]}
-
     with phases.interruptible():
-        if phases.run("compile", COMPILING_S, partial(compiled, chosen)) and phases.run(
-            "open", OPENING_S, open_card
-        ):
-            for name, stage in chosen.items():
-                limit_s = LIMITS_S.get(name, STAGE_S)
-                phases.run(name, limit_s, partial(stage, cards[0], found))
+        if phases.run("compile", COMPILING_S, partial(compiled, chosen)):
+            _run_stages(chosen, phases, found)
         return phases.end()
+
+
+def _run_stages(
+    chosen: Mapping[str, Callable[[Any, Findings], None]], phases: Phases, found: Findings
+) -> None:
+    """Run stages in a process that holds the card, and in another one after each that failed."""
+    waiting = list(chosen)
+    process: CardProcess | None = None
+    while waiting:
+        if process is None:
+            process = CardProcess(Card, chosen, found)
+            if not phases.run("open", OPENING_S, process.open):
+                found["not run"] = waiting
+                break
+        name = waiting.pop(0)
+        if not phases.run(name, LIMITS_S.get(name, STAGE_S), partial(process.run, name)):
+            process.close()
+            process = None
+    if process is not None:
+        process.close()
 
 
 def compiled(chosen: Mapping[str, Callable[[Any, Findings], None]]) -> dict[str, Any]:

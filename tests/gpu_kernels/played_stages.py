@@ -1,0 +1,29 @@
+"""Stages without a card, as a program: one tells its process and waits, and one is never reached."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from tests.gpu import on_card
+from tests.gpu.stages.model import Findings
+
+
+def _open_card() -> Any:
+    return SimpleNamespace(device=SimpleNamespace(properties=SimpleNamespace(name="a card")))
+
+
+def _slow(card: Any, found: Findings) -> None:
+    found["slow"] = "begun"
+    print("pid", os.getpid(), flush=True)
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    on_card.STAGES = {"slow": _slow, "quick": _slow}
+    on_card.compiled = lambda chosen: {}
+    on_card.Card = _open_card  # type: ignore[assignment,misc]
+    sys.exit(min(on_card.main(), 1))
