@@ -1,4 +1,4 @@
-"""Stages without a card, as a program: one tells its process and waits, and one is never reached."""
+"""Stages without a card, as a program: one that waits, and one that is never reached."""
 
 from __future__ import annotations
 

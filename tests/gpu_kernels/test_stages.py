@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from types import ModuleType
+from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.blank_card import TOKEN, BlankCard, BlankDevice, BlankNodeCard  # isort: skip
@@ -18,8 +19,10 @@ import numpy as np
 import pytest
 
 from engine.runner.drawing.sampler import SampledRows, Sampler
+from engine.runner.gpu.launcher import KernelSpec
+from tests.gpu.decoding import Decoding
 from tests.gpu.stages import STAGES
-from tests.gpu.stages.model import Findings
+from tests.gpu.stages.model import Findings, Model
 
 IN_PROCESSES = {"ipc", "ipc_lane"}
 OF_NODES = {"runner_bits", "runner_bytes", "runner_steps", "runner_quantised"}
@@ -70,3 +73,65 @@ def test_a_stage_of_nodes_reaches_its_end_and_tells_what_it_found(
     monkeypatch.setattr(Sampler, "draw", draw)
     put_interpreter_in_place(monkeypatch, lambda: BlankDevice(90), BlankNodeCard)
     reach_the_end(name, capsys)
+
+
+@pytest.mark.timeout(600)
+def test_a_stage_measures_the_same_kernels_alone_and_behind_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that nodes launch: a stage that looks for faster ones changes no other stage."""
+
+    def launched_by(stage: str) -> list[KernelSpec]:
+        monkeypatch.setattr(Model, "made", None)
+        card = BlankCard()
+        STAGES[stage](card, Findings())
+        return card.specs
+
+    measuring = ("prefill", "step", "host", "launch_cost")
+    alone = {name: launched_by(name) for name in measuring}
+    for name in ("products", "attention"):
+        launched_by(name)
+    assert {name: launched_by(name) for name in measuring} == alone
+
+
+@pytest.mark.timeout(600)
+def test_figures_that_are_compared_are_of_this_card_also_in_a_stage_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stage that needs a ceiling or a step of another stage measures it where it is missing."""
+    monkeypatch.setattr(module_of("quantised"), "_MOST_ERROR", math.inf)
+    read = round((4 << 30) / 1e6)  # all take a millisecond
+    for name in ("step", "quantised"):
+        found = Findings()
+        STAGES[name](BlankCard(), found)
+        assert found["read_gb_s"] == read
+    assert found["step"]["128 Q8_0"]["times the speed of bfloat16"] == 1.0
+    steps = found["step"]
+    assert steps["1 BF16"]["share"] == pytest.approx(steps["1 BF16"]["floor_ms"], abs=1e-3)
+    found = Findings({"read_gb_s": 1000})
+    STAGES["step"](BlankCard(), found)
+    assert found["read_gb_s"] == 1000
+    found = Findings(matrix_tflops=500)
+    STAGES["prefill"](BlankCard(), found)
+    whole = found["prefill"]["512 piece 256 rows 128 s3"]
+    assert whole["share"] == pytest.approx(whole["tflops"] / 500, abs=1e-3)
+    assert found["prefill"]["4096, price of pieces"] == 0
+
+
+def test_the_share_of_a_step_that_is_the_hosts_is_of_rows_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contexts: list[int] = []
+    set_rows = Decoding.set_rows
+
+    def noted(self: Decoding, tokens: Any, positions: np.ndarray, *rest: Any) -> None:
+        contexts.append(int(positions[0]) + 1)
+        set_rows(self, tokens, positions, *rest)
+
+    monkeypatch.setattr(Decoding, "set_rows", noted)
+    found = Findings()
+    STAGES["host"](BlankCard(), found)
+    assert contexts == [1000, 970] * 3  # 60 steps that are read have 1,000 on average
+    assert found["host"]["64"]["share"] == pytest.approx(
+        found["host"]["64"]["read_ms"] - 1, abs=1e-3
+    )

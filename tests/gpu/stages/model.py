@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from engine.runner.gpu.kernels.random_numbers import fill_normal
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
-from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
-from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
+from engine.runner.gpu.tiles import Tile
+from engine.runner.gpu.weights import DecoderWeights, Form, random_weights
 from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 
 QWEN3_8B = DecoderSpec(
@@ -83,31 +83,6 @@ class Model:
             shape or AttentionShape(),
             **options,
         )
-
-
-class Chosen:
-    """The fastest tiles that `products` found; the shipped ones where it did not look."""
-
-    tiles: ClassVar[dict[tuple[str, Form, int], Tile]] = {}
-    shapes: ClassVar[dict[int, AttentionShape]] = {}
-
-    @classmethod
-    def shape(cls, count: int) -> AttentionShape:
-        return cls.shapes.get(count, AttentionShape())
-
-    @classmethod
-    def bucket(cls, num_rows: int) -> int:
-        return next((size for size in (16, 32, 64, 128) if num_rows <= size), 4096)
-
-    @classmethod
-    def product(cls, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
-        key = (f"{num_outputs}x{weights.num_inputs}", weights.form, cls.bucket(num_rows))
-        return cls.tiles.get(key) or product_tile(num_rows, num_outputs, weights)
-
-    @classmethod
-    def gate_up(cls, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
-        key = ("gate_up", weights.form, cls.bucket(num_rows))
-        return cls.tiles.get(key) or gate_up_tile(num_rows, num_outputs, weights)
 
 
 def rows_and_results(card: Any) -> tuple[Any, Any]:
