@@ -40,12 +40,19 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
     assert found["killed"]["moved"] >= 1
     assert set(found["first"]) == {
         f"{one} {n}{token}"
-        for one in ("apart", "mixed") for n in (100, 300) for token in ("", ", second token")
+        for one in ("apart", "mixed") for n in (100, 300)
+        for token in ("", ", second token", ", exposed")
+        if one == "apart" or not token.endswith("exposed")
     }  # fmt: skip
+    exposed = found["first"]["apart 300, exposed"]
+    assert exposed["handoffs"] == 5
+    assert exposed["mean"] > 0
+    assert exposed["share of first token"] > 0
     # A second token may come in one piece with the first one.
     assert all(
         one["least"] >= 0 if name.endswith("token") else one["least"] > 0
         for name, one in found["first"].items()
+        if not name.endswith("exposed")
     )
     assert set(found["tokens"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (1, 4)}
     assert len(found["up"]["first token after, s"]) == 2
