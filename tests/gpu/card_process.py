@@ -26,7 +26,7 @@ _KILLED_S = 5.0
 holds it."""
 _OPEN = "open"
 
-Work = Callable[[Any, dict[str, Any]], object]
+Work = Callable[[Any, Any], object]
 
 
 class StageFailed(Exception):

@@ -23,7 +23,6 @@ def _slow(card: Any, found: Findings) -> None:
 
 
 if __name__ == "__main__":
-    on_card.STAGES = {"slow": _slow, "quick": _slow}
-    on_card.compiled = lambda chosen: {}
-    on_card.Card = _open_card  # type: ignore[assignment,misc]
+    stages = {"slow": _slow, "quick": _slow}
+    vars(on_card).update(STAGES=stages, compiled=lambda chosen: {}, Card=_open_card)
     sys.exit(min(on_card.main(), 1))
