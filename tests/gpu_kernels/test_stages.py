@@ -6,6 +6,7 @@ launches, and prints what it found. Stages that start other processes are in `te
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from types import ModuleType
@@ -36,6 +37,11 @@ def module_of(stage: str) -> ModuleType:
     return sys.modules[STAGES[stage].__module__]
 
 
+def allow_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in ("bits", "quantised"):
+        monkeypatch.setattr(module_of(stage), "MOST_ERROR", math.inf)
+
+
 def reach_the_end(stage: str, capsys: pytest.CaptureFixture[str]) -> Findings:
     found = Findings()
     STAGES[stage](BlankCard(), found)
@@ -51,7 +57,7 @@ def test_a_stage_reaches_its_end_and_tells_what_it_found(
 ) -> None:
     for compare in ("_compare", "_compare_edited"):  # with the host's draws: not of such a card
         monkeypatch.setattr(module_of("draws"), compare, lambda *_: {})
-    monkeypatch.setattr(module_of("quantised"), "_MOST_ERROR", math.inf)
+    allow_any_error(monkeypatch)
     reach_the_end(name, capsys)
 
 
@@ -99,7 +105,7 @@ def test_figures_that_are_compared_are_of_this_card_also_in_a_stage_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stage that needs a ceiling or a step of another stage measures it where it is missing."""
-    monkeypatch.setattr(module_of("quantised"), "_MOST_ERROR", math.inf)
+    allow_any_error(monkeypatch)
     read = round((4 << 30) / 1e6)  # all take a millisecond
     for name in ("step", "quantised"):
         found = Findings()
@@ -135,3 +141,37 @@ def test_the_share_of_a_step_that_is_the_hosts_is_of_rows_as_long(
     assert found["host"]["64"]["share"] == pytest.approx(
         found["host"]["64"]["read_ms"] - 1, abs=1e-3
     )
+
+
+@pytest.mark.timeout(600)
+def test_results_that_differ_fail_the_stage_that_compares_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they do where a row's bits depend on what is computed beside it."""
+    counted = itertools.count(1)
+
+    def floats(self: BlankCard, address: int, count: int) -> np.ndarray:
+        return np.full(count, next(counted), np.float32)
+
+    monkeypatch.setattr(BlankCard, "floats", floats)
+    found = Findings()
+    with pytest.raises(AssertionError, match="qkv 16x32x128 w4 s4 rows 7"):
+        STAGES["bits"](BlankCard(), found)
+    assert found["bits_steps"] == "equal"  # the rest is compared all the same
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"),
+    [
+        ("logits_finite", False), ("bits_products", "qkv rows 7: 0.01"),
+        ("bits_steps", "cut: 0.01"), ("error_qkv", 0.01), ("error_FP8", math.nan),
+    ],
+)  # fmt: skip
+def test_whatever_is_wrong_fails_the_stage_of_bits(wrong: str, value: object) -> None:
+    right = {
+        "logits_finite": True, "bits_products": "equal", "bits_steps": "equal", "error_qkv": 1e-3,
+    }  # fmt: skip
+    require_all = vars(module_of("bits"))["_require_all"]
+    require_all(right)
+    with pytest.raises(AssertionError):
+        require_all(right | {wrong: value})

@@ -10,7 +10,7 @@ import numpy as np
 from engine.runner.gpu.launches import Bound, Launches
 from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
 from engine.runner.gpu.weights import Form, Matrix
-from tests.gpu.stages.bits import exact_rows
+from tests.gpu.stages.bits import MOST_ERROR, exact_rows
 from tests.gpu.stages.ceilings import read_gb_s
 from tests.gpu.stages.model import (
     CONTEXT,
@@ -24,8 +24,6 @@ from tests.gpu.stages.steps import started_step, time_step
 _NAMES = ("qkv", "output", "gate_up", "down")
 _FORMS = (Form.INT4, Form.FP8, Form.Q4_0, Form.Q8_0)
 _BUCKETS = (700, 128, 64, 32, 16, 8, 1)
-_MOST_ERROR = 4e-3
-"""The error of a result that is rounded to bfloat16, beside float64."""
 _SECONDS_OF_BITS = 24.0
 
 
@@ -104,7 +102,7 @@ def _check_bits(
                         )
                         error = np.linalg.norm(values[0, :64] - exact) / np.linalg.norm(exact)
                         found[f"error_{form.name}"] = float(f"{error:.3g}")
-                        assert error < _MOST_ERROR, error
+                        assert error < MOST_ERROR, error
                     again = _results(card, launch, buffers[1], rows, name, weights)
                     _report(differing, f"{form.name} {name} itself again", again, values)
                     continue
