@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 from engine.runner.drawing.sampler import SampledRows, Sampler
+from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu.decoding import Decoding
 from tests.gpu.stages import STAGES
-from tests.gpu.stages.model import Findings, Model
+from tests.gpu.stages.model import Checks, Findings, Model
 
 IN_PROCESSES = {"ipc", "ipc_lane"}
 OF_NODES = {"runner_bits", "runner_bytes", "runner_steps", "runner_quantised"}
@@ -175,3 +176,30 @@ def test_whatever_is_wrong_fails_the_stage_of_bits(wrong: str, value: object) ->
     require_all(right)
     with pytest.raises(AssertionError):
         require_all(right | {wrong: value})
+
+
+def test_a_comparison_that_fails_hides_no_other_and_fails_its_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = module_of("draws")
+    compared: list[str] = []
+
+    def wrong(*_: object) -> None:
+        compared.append("edited")
+        raise AssertionError("another token")
+
+    monkeypatch.setattr(draws, "_compare_edited", wrong)
+    monkeypatch.setattr(draws, "_compare", lambda *_: {"peaked": 50})
+    found = Findings()
+    with pytest.raises(AssertionError, match="edited draws: another token"):
+        STAGES["draws"](BlankCard(), found)
+    assert compared == ["edited"]
+    assert found["draws_compared"] == {"peaked": 50}
+    assert set(found["draws"]) == {"1", "8", "32", "128"}
+
+
+def test_an_error_of_the_driver_ends_a_comparison_at_once() -> None:
+    checks = Checks()
+    with pytest.raises(GpuError), checks.check("a step"):
+        raise GpuError("cuGraphLaunch: an illegal memory access was encountered (700)")
+    checks.end()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from engine.runner.gpu.kernels.random_numbers import fill_normal
@@ -30,6 +33,26 @@ class Findings(dict[str, Any]):
 
     def summary(self) -> dict[str, Any]:
         return {key: value for key, value in self.items() if not key.startswith("all_")}
+
+
+class Checks:
+    """Comparisons of a stage: each is made, whichever of the others fail."""
+
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+
+    @contextmanager
+    def check(self, what: str) -> Iterator[None]:
+        """Keep an `AssertionError` for the end. An error of the driver is raised at once."""
+        try:
+            yield
+        except AssertionError as error:
+            self._failed.append(f"{what}: {str(error)[:400]}")
+            print(f"{what}: WRONG\n{traceback.format_exc()}", flush=True)
+
+    def end(self) -> None:
+        """Raise `AssertionError` if one has failed."""
+        assert not self._failed, self._failed
 
 
 class Model:
