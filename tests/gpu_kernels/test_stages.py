@@ -10,7 +10,7 @@ import itertools
 import math
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.blank_card import TOKEN, BlankCard, BlankDevice, BlankNodeCard  # isort: skip
@@ -203,3 +203,19 @@ def test_an_error_of_the_driver_ends_a_comparison_at_once() -> None:
     with pytest.raises(GpuError), checks.check("a step"):
         raise GpuError("cuGraphLaunch: an illegal memory access was encountered (700)")
     checks.end()
+
+
+def test_bindings_that_do_not_load_cost_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where they are installed beside a driver that they do not know."""
+
+    class NotFound:
+        def __getattr__(self, name: str) -> NoReturn:
+            raise RuntimeError("the driver is not found")
+
+    for name in ("cuda", "cuda.bindings"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", NotFound(), raising=False)
+    found = Findings()
+    STAGES["launch_cost"](BlankCard(), found)
+    assert found["bindings_record_us"] == "RuntimeError: the driver is not found"
+    assert {"launch_us", "graph_launch_us", "ctypes_record_us"} <= found.keys()
