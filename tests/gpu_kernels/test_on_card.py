@@ -25,6 +25,7 @@ from common.errors import ConfigError
 from engine.runner.gpu.back_end import has_card
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.gpu.launcher import KernelSpec
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.gpu import card_process, on_card
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
@@ -150,7 +151,9 @@ def test_one_that_is_terminated_in_a_stage_says_what_was_found_and_leaves_nothin
     """As the program that limits its time does."""
     out = tmp_path / "found.json"
     command = [sys.executable, "-m", "tests.gpu_kernels.played_stages", "--out", str(out)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        ending_with_parent(command), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as program:
         assert program.stdout is not None
         pid = next(line for line in program.stdout if line.startswith("pid ")).split()[1]
         program.terminate()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
@@ -212,42 +213,46 @@ def test_every_call_has_as_many_arguments_as_the_header_says() -> None:
     assert len(found) > 45
 
 
+def number_in_header(name: str) -> int:
+    found = re.findall(rf"^[ ,]+{name}\s*=\s*(\w+)", HEADER.read_text(), re.MULTILINE)
+    [number] = {int(text, 0) for text in found}
+    return number
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "module", "own"),
     [
-        ("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT", cuda_driver._ATTRIBUTES["multiprocessors"]),
-        (
-            "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR",
-            cuda_driver._ATTRIBUTES["capability_major"],
-        ),
-        (
-            "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR",
-            cuda_driver._ATTRIBUTES["capability_minor"],
-        ),
-        (
-            "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
-            cuda_driver._ATTRIBUTES["shared_bytes"],
-        ),
-        ("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", cuda_driver._MAX_DYNAMIC_SHARED),
-        ("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
-         cuda_driver._PROGRAMMATIC_LAUNCH),
-        ("CU_EVENT_DISABLE_TIMING", cuda_driver._EVENT_DISABLE_TIMING),
-        ("CU_STREAM_CAPTURE_MODE_THREAD_LOCAL", cuda_driver._CAPTURE_THREAD_LOCAL),
-        ("CU_STREAM_NON_BLOCKING", cuda_driver._NON_BLOCKING_STREAM),
-        ("CUDA_ERROR_OUT_OF_MEMORY", cuda_driver._OUT_OF_MEMORY),
-        ("CUDA_ERROR_NOT_READY", cuda_driver._NOT_READY),
-        ("CU_MEM_ALLOCATION_TYPE_PINNED", shareable._PINNED),
-        ("CU_MEM_LOCATION_TYPE_DEVICE", shareable._ON_DEVICE),
-        ("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", shareable._BY_DESCRIPTOR),
-        ("CU_MEM_ACCESS_FLAGS_PROT_READWRITE", shareable._READ_WRITE),
-        ("CU_MEM_ALLOC_GRANULARITY_MINIMUM", shareable._LEAST_GRANULARITY),
+        ("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", cuda_driver, "_MAX_DYNAMIC_SHARED"),
+        ("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", cuda_driver,
+         "_PROGRAMMATIC_LAUNCH"),
+        ("CU_EVENT_DISABLE_TIMING", cuda_driver, "_EVENT_DISABLE_TIMING"),
+        ("CU_STREAM_CAPTURE_MODE_THREAD_LOCAL", cuda_driver, "_CAPTURE_THREAD_LOCAL"),
+        ("CU_STREAM_NON_BLOCKING", cuda_driver, "_NON_BLOCKING_STREAM"),
+        ("CUDA_ERROR_OUT_OF_MEMORY", cuda_driver, "_OUT_OF_MEMORY"),
+        ("CUDA_ERROR_NOT_READY", cuda_driver, "_NOT_READY"),
+        ("CU_MEM_ALLOCATION_TYPE_PINNED", shareable, "_PINNED"),
+        ("CU_MEM_LOCATION_TYPE_DEVICE", shareable, "_ON_DEVICE"),
+        ("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", shareable, "_BY_DESCRIPTOR"),
+        ("CU_MEM_ACCESS_FLAGS_PROT_READWRITE", shareable, "_READ_WRITE"),
+        ("CU_MEM_ALLOC_GRANULARITY_MINIMUM", shareable, "_LEAST_GRANULARITY"),
     ],
 )  # fmt: skip
-def test_numbers_are_those_of_the_header(name: str, value: int) -> None:
-    found = re.findall(rf"^[ ,]+{name}\s*=\s*(\w+)", HEADER.read_text(), re.MULTILINE)
-    assert {int(text, 0) for text in found} == {value}
+def test_numbers_are_those_of_the_header(name: str, module: ModuleType, own: str) -> None:
+    assert vars(module)[own] == number_in_header(name)
+
+
+def test_numbers_of_a_cards_attributes_are_those_of_the_header() -> None:
+    names = {
+        "multiprocessors": "MULTIPROCESSOR_COUNT",
+        "capability_major": "COMPUTE_CAPABILITY_MAJOR",
+        "capability_minor": "COMPUTE_CAPABILITY_MINOR",
+        "shared_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    }
+    numbers = {own: number_in_header(f"CU_DEVICE_ATTRIBUTE_{name}") for own, name in names.items()}
+    assert vars(cuda_driver)["_ATTRIBUTES"] == numbers
 
 
 def test_numbers_of_types_are_those_that_triton_gives_the_driver() -> None:
-    kinds = {kind: tensor_map._DATA_TYPES.get(kind, kind) for kind in range(16)}
+    own = vars(tensor_map)["_DATA_TYPES"]
+    kinds = {kind: own.get(kind, kind) for kind in range(16)}
     assert kinds == TMA_DTYPE_DEVICE_TO_HOST
