@@ -66,7 +66,7 @@ def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[-1] == "1 passed, 2 failed"
+    assert lines[-1] == "1 passed, 2 failed: start, start"
     assert [line.partition(" (")[0] for line in lines if line.startswith("== ")] == [
         *["== start: FAILED"] * 2,
         "== left: ok",
@@ -91,7 +91,7 @@ def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_pat
     ends = [line.replace(":", "").split()[1:3] for line in lines if line.startswith("== ")]
     assert ends == [["alone", "FAILED"], ["stop", "ok"], ["start", "FAILED"], ["left", "ok"]]
     assert json.loads(lines[-2])["backend"] == "numba"
-    assert lines[-1] == "3 passed, 2 failed"
+    assert lines[-1] == "3 passed, 2 failed: alone, start"
     assert program.returncode == 2
 
 

@@ -38,6 +38,7 @@ CARD: Any = SimpleNamespace(device=SimpleNamespace(properties=SimpleNamespace(na
 
 def quick(card: Any, found: Findings) -> None:
     found["quick"], found["all_quick"] = np.float32(0.5), [1, 2, 3]
+    found["products"] = {"qkv": 1}
 
 
 def slow(card: Any, found: Findings) -> None:
@@ -73,14 +74,14 @@ def test_stages_that_fail_or_take_too_long_do_not_hide_the_others(
     lines = capsys.readouterr().out.splitlines()
     shown = {"card": "a card", "slow": "begun", "quick": 0.5}
     assert json.loads(lines[-2]) == shown
-    assert lines[-1] == "5 passed, 2 failed"
+    assert lines[-1] == "5 passed, 2 failed: wrong, slow"
     assert ends_in(lines) == [
         "compile: ok", "open: ok", "wrong: FAILED", "open: ok", "slow: FAILED", "open: ok",
         "quick: ok",
     ]  # fmt: skip
     assert "ProcessLookupError: a launch failed" in lines
     assert json.loads(out.read_text()) == shown | {
-        "all_quick": [1, 2, 3], "failed": ["wrong", "slow"],
+        "all_quick": [1, 2, 3], "products": {"qkv": 1}, "failed": ["wrong", "slow"],
     }  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def test_one_that_is_terminated_in_a_stage_says_what_was_found_and_leaves_nothin
         program.terminate()
         lines = program.stdout.read().splitlines()
     assert json.loads(lines[-2]) == {"card": "a card", "slow": "begun", "not run": ["quick"]}
-    assert lines[-1] == "2 passed, 2 failed"
+    assert lines[-1] == "2 passed, 2 failed: slow, open"
     assert program.returncode == 1
     assert json.loads(out.read_text())["slow"] == "begun"
     assert not is_alive(int(pid))
@@ -176,7 +177,7 @@ def test_without_a_card_no_stage_is_run(
     assert on_card.main(["quick"]) == 1
     told = capsys.readouterr().out
     assert "ConfigError: no NVIDIA driver" in told
-    assert told.splitlines()[-2:] == ['{"not run": ["quick"]}', "1 passed, 1 failed"]
+    assert told.splitlines()[-2:] == ['{"not run": ["quick"]}', "1 passed, 1 failed: open"]
 
 
 def test_the_program_plans_opens_and_runs_stages_in_their_order(
@@ -234,4 +235,4 @@ def test_on_this_machine_it_says_what_is_missing() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "== compile: ok" in done.stdout
     assert "no NVIDIA driver" in done.stdout
-    assert done.stdout.splitlines()[-2:] == ['{"not run": ["ipc"]}', "1 passed, 1 failed"]
+    assert done.stdout.splitlines()[-2:] == ['{"not run": ["ipc"]}', "1 passed, 1 failed: open"]

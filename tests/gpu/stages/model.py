@@ -28,11 +28,17 @@ CONTEXT = 1000
 PIECE = AttentionShape().piece
 
 
+_TABLES = ("all_", "products", "attention")
+
+
 class Findings(dict[str, Any]):
-    """What stages found; `summary` leaves out the tables."""
+    """What stages found; `summary` leaves out the tables, which are printed as they are found.
+
+    Where a command's output is cut, its end is kept: the summary has to leave room for errors.
+    """
 
     def summary(self) -> dict[str, Any]:
-        return {key: value for key, value in self.items() if not key.startswith("all_")}
+        return {key: value for key, value in self.items() if not key.startswith(_TABLES)}
 
 
 class Checks:

@@ -161,7 +161,8 @@ def test_whatever_goes_wrong_the_end_says_what_was_found(
     assert code == len(failed)
     *_, found, last = capsys.readouterr().out.splitlines()
     assert json.loads(found)["backend"] == "none"
-    assert last.endswith(f" passed, {len(failed)} failed")
+    names = f": {', '.join(failed)}" if failed else ""
+    assert last.endswith(f" passed, {len(failed)} failed{names}")
     assert json.loads(out.read_text())["failed"] == failed
 
 
@@ -177,4 +178,4 @@ def test_a_driver_that_hangs_before_the_first_phase_hides_nothing(
     monkeypatch.setattr(cluster_on_card, "Clusters", Broken)
     monkeypatch.setattr(cluster_on_card, "redis_server", no_store)
     assert cluster_on_card.main(["alone"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed: start"
