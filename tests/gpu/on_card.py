@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import multiprocessing
+import signal
 import subprocess
 import sys
 import traceback
@@ -42,6 +43,16 @@ _ASKED = "from tests.gpu.on_card import own_capability; print(own_capability())"
 _WITHOUT_CARD = 90
 
 
+def _begin_compiling() -> None:
+    """End by the pool's SIGTERM at once.
+
+    This program's own handler raises: raised in the pool's own code, it can leave a process that
+    does not end, and the pool waits for it.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _compile(place: int) -> str:
     spec, capability = _COMPILING[place]
     try:
@@ -68,7 +79,7 @@ def capability_of_card() -> int:
 def compile_all(specs: list[KernelSpec], num_processes: int, capability: int) -> list[str]:
     """Compile kernels into Triton's cache, in processes that are forked before the driver opens."""
     _COMPILING[:] = [(spec, capability) for spec in specs]
-    with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+    with multiprocessing.get_context("fork").Pool(num_processes, _begin_compiling) as pool:
         return [line for line in pool.imap_unordered(_compile, range(len(specs))) if line]
 
 

@@ -29,6 +29,7 @@ from pdserve.local_cluster.child_process import ending_with_parent
 from tests.gpu import card_process, on_card
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
+from tests.gpu.timed import Phases
 from tests.gpu.wheels import LACKED, pinned
 from tests.support.cluster.processes import is_alive
 
@@ -211,6 +212,21 @@ def test_kernels_are_compiled_for_the_card_that_is_there(
     assert (first, second) == (89, 120)
     assert fewer
     assert more
+
+
+def test_processes_that_compile_end_by_a_signal_and_not_by_this_programs_handler() -> None:
+    """Whose exception, raised in the pool's code, left the pool waiting for its process."""
+
+    class Handlers:
+        function = quick
+
+        def compile(self, capability: int) -> NoReturn:
+            raise ValueError([signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)])
+
+    specs: Any = [Handlers()]
+    with Phases(60, {}).interruptible():
+        [told] = on_card.compile_all(specs, 1, 90)
+    assert "[<Handlers.SIG_DFL: 0>, <Handlers.SIG_IGN: 1>]" in told
 
 
 def test_every_stage_that_is_always_run_has_a_limit_within_the_whole() -> None:
