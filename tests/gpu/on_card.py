@@ -1,20 +1,23 @@
 """What only a card can show, in one command: `python -m tests.gpu.on_card`.
 
-Stages run in order, each alone and within its own time limit: one that fails is reported and the
-rest goes on. It needs a card and what a node on one has installed (`.[node,gpu]`), no network and
-no model: weights are random, of a public model's shape. The last line but one is a JSON object, the
-last one says how many passed.
+Stages run in order, each alone and within its own time limit: one that fails is reported, and the
+rest runs in another process, on a card that is opened anew. It needs a card and what a node on one
+has installed (`.[node,gpu]`), no network and no model: weights are random, of a public model's
+shape. The last line but one is a JSON object, the last one says how many passed.
 `--out FILE` also writes the JSON into a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import multiprocessing
+import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import capability_of, load_driver
 from engine.runner.gpu.launcher import KernelSpec
+from tests.gpu.card_process import CardProcess
 from tests.gpu.measuring import Card, SpecRecorder
 from tests.gpu.stages import STAGES, UNASKED
 from tests.gpu.stages.model import Findings
@@ -37,6 +41,16 @@ LIMITS_S = {"sweep": 300.0, "step_forms": 300.0, "tile_forms": 300.0, "runner_bi
 _COMPILING: list[tuple[KernelSpec, int]] = []
 _ASKED = "from tests.gpu.on_card import own_capability; print(own_capability())"
 _WITHOUT_CARD = 90
+
+
+def _begin_compiling() -> None:
+    """End by the pool's SIGTERM at once.
+
+    This program's own handler raises: raised in the pool's own code, it can leave a process that
+    does not end, and the pool waits for it.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _compile(place: int) -> str:
@@ -65,7 +79,7 @@ def capability_of_card() -> int:
 def compile_all(specs: list[KernelSpec], num_processes: int, capability: int) -> list[str]:
     """Compile kernels into Triton's cache, in processes that are forked before the driver opens."""
     _COMPILING[:] = [(spec, capability) for spec in specs]
-    with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+    with multiprocessing.get_context("fork").Pool(num_processes, _begin_compiling) as pool:
         return [line for line in pool.imap_unordered(_compile, range(len(specs))) if line]
 
 
@@ -78,21 +92,31 @@ def run(names: list[str], out: Path | None) -> int:
     }
     found = Findings()
     phases = Phases(TOTAL_S, found, out, found.summary)
-    cards: list[Card] = []
-
-    def open_card() -> dict[str, Any]:
-        cards.append(Card())
-        found["card"] = cards[0].device.properties.name
-        return {"card": found["card"]}
-
     with phases.interruptible():
-        if phases.run("compile", COMPILING_S, partial(compiled, chosen)) and phases.run(
-            "open", OPENING_S, open_card
-        ):
-            for name, stage in chosen.items():
-                limit_s = LIMITS_S.get(name, STAGE_S)
-                phases.run(name, limit_s, partial(stage, cards[0], found))
+        # Kernels that are not compiled here are compiled in their stages.
+        phases.run("compile", COMPILING_S, partial(compiled, chosen))
+        _run_stages(chosen, phases, found)
         return phases.end()
+
+
+def _run_stages(
+    chosen: Mapping[str, Callable[[Any, Findings], None]], phases: Phases, found: Findings
+) -> None:
+    """Run stages in a process that holds the card, and in another one after each that failed."""
+    waiting = list(chosen)
+    process: CardProcess | None = None
+    while waiting:
+        if process is None:
+            process = CardProcess(Card, chosen, found)
+            if not phases.run("open", OPENING_S, process.open):
+                found["not run"] = waiting
+                break
+        name = waiting.pop(0)
+        if not phases.run(name, LIMITS_S.get(name, STAGE_S), partial(process.run, name)):
+            process.close()
+            process = None
+    if process is not None:
+        process.close()
 
 
 def compiled(chosen: Mapping[str, Callable[[Any, Findings], None]]) -> dict[str, Any]:
@@ -101,7 +125,8 @@ def compiled(chosen: Mapping[str, Callable[[Any, Findings], None]]) -> dict[str,
     recorder = SpecRecorder(capability)
     for name, stage in chosen.items():
         try:
-            stage(recorder, Findings())
+            with redirect_stdout(io.StringIO()):  # nothing is found yet
+                stage(recorder, Findings())
         except Exception:
             print(f"plan of {name}:", traceback.format_exc(), flush=True)
     problems = compile_all(recorder.specs, multiprocessing.cpu_count(), capability)

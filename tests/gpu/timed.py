@@ -145,9 +145,10 @@ class Phases:
             print(f"{self._out} cannot be written: {error}", flush=True)
 
     def end(self) -> int:
-        """Print what is found, and how many phases passed; return how many failed."""
+        """Print what is found, how many phases passed, and which failed; return how many."""
         print(as_json(self._summary()))
-        print(f"{self.passed} passed, {len(self.failed)} failed", flush=True)
+        names = f": {', '.join(self.failed)}" if self.failed else ""
+        print(f"{self.passed} passed, {len(self.failed)} failed{names}", flush=True)
         return len(self.failed)
 
     def _end_stuck(self, name: str, begun_s: float) -> None:

@@ -26,9 +26,8 @@ LEAST = replace(
     num_compared=4,
     compared_tokens=8,
     first_token_lengths=(20,),
-    num_streams=(2,),
     context=40,
-    streamed_tokens=4,
+    streamed_tokens={2: 4},
 )
 
 

@@ -29,7 +29,7 @@ from engine.runner.gpu.cuda_driver import Device, Driver
 from engine.runner.gpu.launcher import KernelSpec
 from tests.gpu_kernels.blank_card import BYTE, TOKEN
 
-_HEADER = Path(triton.__file__).parent / "backends/nvidia/include/cuda.h"
+HEADER = Path(triton.__file__).parent / "backends/nvidia/include/cuda.h"
 _WIDE = {
     "CUdeviceptr", "size_t", "unsigned long long", "cuuint64_t", "CUmemGenericAllocationHandle",
 }  # fmt: skip
@@ -53,7 +53,7 @@ _NO_MEMORY = 2
 
 def declared() -> dict[str, list[str]]:
     """Return the types of the parameters of every call of the driver, by the name of its symbol."""
-    text = re.sub(r"/\*.*?\*/", "", _HEADER.read_text(), flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
     names = text[: text.index("CUDAAPI cuGetErrorString")]
     symbols = dict(re.findall(r"#\s*define (cu\w+)\s+(?:__CUDA_API_\w+\()?(cu\w+)", names))
     found: dict[str, list[str]] = {}

@@ -40,12 +40,19 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
     assert found["killed"]["moved"] >= 1
     assert set(found["first"]) == {
         f"{one} {n}{token}"
-        for one in ("apart", "mixed") for n in (100, 300) for token in ("", ", second token")
+        for one in ("apart", "mixed") for n in (100, 300)
+        for token in ("", ", second token", ", exposed")
+        if one == "apart" or not token.endswith("exposed")
     }  # fmt: skip
+    exposed = found["first"]["apart 300, exposed"]
+    assert exposed["handoffs"] == 5
+    assert exposed["mean"] > 0
+    assert exposed["share of first token"] > 0
     # A second token may come in one piece with the first one.
     assert all(
         one["least"] >= 0 if name.endswith("token") else one["least"] > 0
         for name, one in found["first"].items()
+        if not name.endswith("exposed")
     )
     assert set(found["tokens"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (1, 4)}
     assert len(found["up"]["first token after, s"]) == 2
@@ -59,7 +66,7 @@ def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[-1] == "1 passed, 2 failed"
+    assert lines[-1] == "1 passed, 2 failed: start, start"
     assert [line.partition(" (")[0] for line in lines if line.startswith("== ")] == [
         *["== start: FAILED"] * 2,
         "== left: ok",
@@ -84,7 +91,7 @@ def test_one_that_is_terminated_closes_everything_and_says_what_it_found(tmp_pat
     ends = [line.replace(":", "").split()[1:3] for line in lines if line.startswith("== ")]
     assert ends == [["alone", "FAILED"], ["stop", "ok"], ["start", "FAILED"], ["left", "ok"]]
     assert json.loads(lines[-2])["backend"] == "numba"
-    assert lines[-1] == "3 passed, 2 failed"
+    assert lines[-1] == "3 passed, 2 failed: alone, start"
     assert program.returncode == 2
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import math
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted_runner import on_card  # isort: skip
 from tests.gpu_kernels.strict_library import (  # isort: skip
+    HEADER,
     StrictLibrary,
     compiled_blank,
     declared,
@@ -22,11 +28,12 @@ from tests.gpu_kernels.strict_library import (  # isort: skip
 
 import numpy as np
 import pytest
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from common.errors import ConfigError
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.step.step_batch import batch_of
-from engine.runner.gpu import card
+from engine.runner.gpu import card, cuda_driver, shareable, tensor_map
 from engine.runner.gpu.cache.pool import GpuCache
 from engine.runner.gpu.card import open_card
 from engine.runner.gpu.launcher import KernelSpec
@@ -153,6 +160,8 @@ def test_a_stage_asks_the_driver_for_nothing_that_it_refuses(
     name: str, library: StrictLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Model, "made", None)
+    # What comes back is the same byte everywhere.
+    monkeypatch.setattr(sys.modules[STAGES["bits"].__module__], "MOST_ERROR", math.inf)
     found = Findings()
     STAGES[name](Card(), found)
     assert found
@@ -186,3 +195,68 @@ def test_the_declarations_of_calls_are_those_of_the_header() -> None:
     assert not why_wrong("size_t", ctypes.c_size_t(3))
     assert why_wrong("CUdevice *", ctypes.byref(ctypes.c_uint64()))
     assert not why_wrong("const CUlaunchConfig *", None)
+
+
+def calls_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the name of each call of the driver in a file, and how many arguments it is given."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.args[0].value
+            if isinstance(name, str) and re.fullmatch(r"cu[A-Z]\w+", name):
+                assert not node.keywords, name
+                yield name, len(node.args) - 1
+
+
+def test_every_call_has_as_many_arguments_as_the_header_says() -> None:
+    """Those that no test reaches too, such as those behind an error."""
+    header, found = declared(), set()
+    for path in sorted(Path(cuda_driver.__file__).parent.rglob("*.py")):
+        for name, count in calls_in(path):
+            found.add(name)
+            assert count == len(header[name]), f"{path.name}: {name} of {count} arguments"
+    assert len(found) > 45
+
+
+def number_in_header(name: str) -> int:
+    found = re.findall(rf"^[ ,]+{name}\s*=\s*(\w+)", HEADER.read_text(), re.MULTILINE)
+    [number] = {int(text, 0) for text in found}
+    return number
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "own"),
+    [
+        ("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", cuda_driver, "_MAX_DYNAMIC_SHARED"),
+        ("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", cuda_driver,
+         "_PROGRAMMATIC_LAUNCH"),
+        ("CU_EVENT_DISABLE_TIMING", cuda_driver, "_EVENT_DISABLE_TIMING"),
+        ("CU_STREAM_CAPTURE_MODE_THREAD_LOCAL", cuda_driver, "_CAPTURE_THREAD_LOCAL"),
+        ("CU_STREAM_NON_BLOCKING", cuda_driver, "_NON_BLOCKING_STREAM"),
+        ("CUDA_ERROR_OUT_OF_MEMORY", cuda_driver, "_OUT_OF_MEMORY"),
+        ("CUDA_ERROR_NOT_READY", cuda_driver, "_NOT_READY"),
+        ("CU_MEM_ALLOCATION_TYPE_PINNED", shareable, "_PINNED"),
+        ("CU_MEM_LOCATION_TYPE_DEVICE", shareable, "_ON_DEVICE"),
+        ("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", shareable, "_BY_DESCRIPTOR"),
+        ("CU_MEM_ACCESS_FLAGS_PROT_READWRITE", shareable, "_READ_WRITE"),
+        ("CU_MEM_ALLOC_GRANULARITY_MINIMUM", shareable, "_LEAST_GRANULARITY"),
+    ],
+)  # fmt: skip
+def test_numbers_are_those_of_the_header(name: str, module: ModuleType, own: str) -> None:
+    assert vars(module)[own] == number_in_header(name)
+
+
+def test_numbers_of_a_cards_attributes_are_those_of_the_header() -> None:
+    names = {
+        "multiprocessors": "MULTIPROCESSOR_COUNT",
+        "capability_major": "COMPUTE_CAPABILITY_MAJOR",
+        "capability_minor": "COMPUTE_CAPABILITY_MINOR",
+        "shared_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    }
+    numbers = {own: number_in_header(f"CU_DEVICE_ATTRIBUTE_{name}") for own, name in names.items()}
+    assert vars(cuda_driver)["_ATTRIBUTES"] == numbers
+
+
+def test_numbers_of_types_are_those_that_triton_gives_the_driver() -> None:
+    own = vars(tensor_map)["_DATA_TYPES"]
+    kinds = {kind: own.get(kind, kind) for kind in range(16)}
+    assert kinds == TMA_DTYPE_DEVICE_TO_HOST

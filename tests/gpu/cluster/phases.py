@@ -22,6 +22,7 @@ from tests.gpu.cluster.clusters import Clusters
 from tests.gpu.cluster.shapes import Shape, make_folder, prompt_of
 from tests.gpu.cluster.streams import Answer, Asked, ask_all
 from tests.support.cluster.cluster import Cluster
+from tests.support.observing.samples import samples
 
 _LEAST_SHOWN = 4
 """Tokens that every stream has shown on average when a node is killed."""
@@ -138,14 +139,17 @@ def compared(shape: Shape) -> list[Asked]:
 
 
 def first_tokens(clusters: Clusters) -> dict[str, Any]:
-    """Times to the first token of prompts that come alone, and from it to the second, in ms."""
+    """Times to the first token of prompts that come alone, and from it to the second, in ms.
+
+    With prefill and decode apart also the time that decoding waited for KV, on average.
+    """
     shape = clusters.shape
     found: dict[str, Any] = {}
     for cluster, name in zip(clusters.both, ("apart", "mixed"), strict=True):
         # A round before: the first steps of a size load kernels, and the first handoff a lane.
         for round_ in range(2):
             for length in shape.first_token_lengths:
-                answers = []
+                before, answers = _exposed(clusters), []
                 for n in range(_NUM_FIRST_TOKENS):
                     salt = _FRESH + round_ * _NUM_FIRST_TOKENS + n
                     asked = _greedy(shape, length, salt, 4)
@@ -153,18 +157,41 @@ def first_tokens(clusters: Clusters) -> dict[str, Any]:
                 found[f"{name} {length}"] = _milliseconds([one.first_s for one in answers])
                 seconds = [one.at_s[1] - one.at_s[0] for one in answers]
                 found[f"{name} {length}, second token"] = _milliseconds(seconds)
+                if cluster is clusters.apart:
+                    waited_s, handoffs = (
+                        now - then for now, then in zip(_exposed(clusters), before, strict=True)
+                    )
+                    first_s = statistics.median(one.first_s for one in answers)
+                    mean_s = waited_s / max(handoffs, 1)
+                    found[f"{name} {length}, exposed"] = {
+                        "handoffs": int(handoffs), "mean": round(1000 * mean_s, 3),
+                        "share of first token": round(mean_s / first_s, 4),
+                    }  # fmt: skip
     return found
+
+
+def _exposed(clusters: Clusters) -> tuple[float, float]:
+    """Return the seconds for which decoding waited for KV, of all handoffs, and their number."""
+    clusters.apart.check_settled()
+    address = clusters.apart.record("prefill-1").metrics_address
+    found = samples(httpx.get(f"http://{address}/metrics", timeout=5.0).text)
+    name = "pdserve_kv_exposed_seconds"
+    waited_s, handoffs = (
+        sum(value for key, value in found.items() if key.startswith(f"{name}_{what}{{"))
+        for what in ("sum", "count")
+    )
+    return waited_s, handoffs
 
 
 def tokens(clusters: Clusters) -> dict[str, Any]:
     """Times between tokens while all streams decode, in milliseconds."""
     found: dict[str, Any] = {}
     shape = clusters.shape
-    length = shape.context - shape.streamed_tokens // 2
     for cluster, name in zip(clusters.both, ("apart", "mixed"), strict=True):
-        for count in shape.num_streams:
+        for count, streamed in shape.streamed_tokens.items():
+            length = shape.context - streamed // 2
             # A short round first: a node may prepare a step of so many sequences at its first one.
-            for round_, max_tokens in enumerate((_WARM_TOKENS, shape.streamed_tokens)):
+            for round_, max_tokens in enumerate((_WARM_TOKENS, streamed)):
                 salt = (2 + round_) * _FRESH + count * count
                 asked = [_greedy(shape, length, salt + n, max_tokens) for n in range(count)]
                 answers = asyncio.run(ask_all(cluster.url, clusters.model, asked))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,10 @@ class Shape:
     num_compared: int = 16
     compared_tokens: int = 96
     first_token_lengths: Sequence[int] = (1000, 4000)
-    num_streams: Sequence[int] = (1, 8, 32)
+    streamed_tokens: Mapping[int, int] = field(default_factory=lambda: {1: 256, 8: 256, 32: 256})
+    """Tokens of an answer by the number of streams: with all prompts in, none has ended."""
     context: int = 1000
     """Tokens of a stream in the middle of its answer."""
-    streamed_tokens: int = 256
 
 
 TINY = Shape(
@@ -55,9 +55,8 @@ TINY = Shape(
     bits_lengths=(40, 100, 200),
     num_compared=8,
     first_token_lengths=(100, 300),
-    num_streams=(1, 4),
     context=200,
-    streamed_tokens=48,
+    streamed_tokens={1: 48, 4: 48},
 )
 SMALL = Shape(
     name="qwen3-0.6b",
@@ -80,6 +79,14 @@ LARGE = Shape(
     flags=("--kv-cache-memory", "5632MiB", "--max-num-batched-tokens", "4096",
            "--max-model-len", "8192", "--max-num-seqs", "64"),
 )  # fmt: skip
+WIDE = replace(
+    LARGE,
+    flags=("--kv-cache-memory", "26GiB", "--max-num-batched-tokens", "4096",
+           "--max-model-len", "8192", "--max-num-seqs", "128"),
+    streamed_tokens={1: 256, 8: 256, 32: 256, 128: 768},
+)  # fmt: skip
+WIDE_CARD_MIB = 135_000
+"""Memory of a card on which three nodes of `WIDE` fit."""
 
 
 def make_folder(folder: Path, shape: Shape) -> Path:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.stages.bits import bits
+from tests.gpu.stages.ceilings import ceilings
 from tests.gpu.stages.draws import draws
-from tests.gpu.stages.machine import ceilings, launch_cost
+from tests.gpu.stages.launch_cost import launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
 from tests.gpu.stages.quantised import quantised

@@ -19,6 +19,9 @@ from tests.gpu.stages.model import (
     tile_name,
 )
 
+MOST_ERROR = 4e-3
+"""The error of results that are rounded to bfloat16, beside float64."""
+
 
 def _equal_tiles() -> list[Tile]:
     return [
@@ -58,11 +61,22 @@ def bits(card: Any, found: Findings) -> None:
                     gap = np.abs(values[0] - reference).max()
                     differing.append(f"{name} {tile_name(tile)} rows {rows}: {gap:.3g}")
     differing += _stored_forms(card, found, model, (x.address, y.address))
-    found["bits_products"] = differing or "equal"
+    found["bits_products"] = "; ".join(differing) or "equal"
     print("products:", found["bits_products"], flush=True)
     x.close()
     y.close()
     _steps_agree(card, found, model)
+    if card.is_real:
+        _require_all(found)
+
+
+def _require_all(found: Findings) -> None:
+    """Raise for results that differ, or that are further from float64 than rounding is."""
+    assert found["logits_finite"]
+    differing = {name: found[name] for name in ("bits_products", "bits_steps")}
+    assert set(differing.values()) == {"equal"}, differing
+    errors = {name: error for name, error in found.items() if name.startswith("error_")}
+    assert all(error < MOST_ERROR for error in errors.values()), errors
 
 
 def _check_product(
@@ -198,5 +212,5 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
         for label, values in logits.items()
         if not np.array_equal(values, whole)
     ]
-    found["bits_steps"] = differing or "equal"
+    found["bits_steps"] = "; ".join(differing) or "equal"
     print("steps:", found["bits_steps"], found["logits_std"], flush=True)

@@ -16,7 +16,7 @@ from engine.runner.gpu.drawing.filter_launches import LEFT_TO_HOST
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from tests.gpu.drawn_rows import WAY, DrawnRows, plain_draw
 from tests.gpu.edited_rows import Pair, logits_for, mixed, rows_behind
-from tests.gpu.stages.model import QWEN3_8B, Findings
+from tests.gpu.stages.model import QWEN3_8B, Checks, Findings
 
 _VOCABULARY = QWEN3_8B.vocab_size
 _COUNTS = (1, 8, 32, 128)
@@ -41,13 +41,16 @@ def draws(card: Any, found: Findings) -> None:
     if not card.is_real:
         return
     rng = np.random.default_rng(4)
-    found["edited_draws_compared"] = _compare_edited(pair, rng)
-    print("edited draws:", found["edited_draws_compared"], flush=True)
-    outcomes = _compare(rows, rng)
-    found["draws_compared"] = outcomes
-    print("draws:", outcomes, flush=True)
+    checks = Checks()
+    with checks.check("edited draws"):
+        found["edited_draws_compared"] = _compare_edited(pair, rng)
+        print("edited draws:", found["edited_draws_compared"], flush=True)
+    with checks.check("draws"):
+        found["draws_compared"] = _compare(rows, rng)
+        print("draws:", found["draws_compared"], flush=True)
     _time(card, rows, rng, found.setdefault("draws", {}))
     rows.close()
+    checks.end()
 
 
 def _logits(rng: np.random.Generator, count: int, kind: str) -> np.ndarray:

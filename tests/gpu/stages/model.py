@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from engine.runner.gpu.kernels.random_numbers import fill_normal
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
-from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
-from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
+from engine.runner.gpu.tiles import Tile
+from engine.runner.gpu.weights import DecoderWeights, Form, random_weights
 from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 
 QWEN3_8B = DecoderSpec(
@@ -25,11 +28,37 @@ CONTEXT = 1000
 PIECE = AttentionShape().piece
 
 
+_TABLES = ("all_", "products", "attention")
+
+
 class Findings(dict[str, Any]):
-    """What stages found; `summary` leaves out the tables."""
+    """What stages found; `summary` leaves out the tables, which are printed as they are found.
+
+    Where a command's output is cut, its end is kept: the summary has to leave room for errors.
+    """
 
     def summary(self) -> dict[str, Any]:
-        return {key: value for key, value in self.items() if not key.startswith("all_")}
+        return {key: value for key, value in self.items() if not key.startswith(_TABLES)}
+
+
+class Checks:
+    """Comparisons of a stage: each is made, whichever of the others fail."""
+
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+
+    @contextmanager
+    def check(self, what: str) -> Iterator[None]:
+        """Keep an `AssertionError` for the end. An error of the driver is raised at once."""
+        try:
+            yield
+        except AssertionError as error:
+            self._failed.append(f"{what}: {str(error)[:400]}")
+            print(f"{what}: WRONG\n{traceback.format_exc()}", flush=True)
+
+    def end(self) -> None:
+        """Raise `AssertionError` if one has failed."""
+        assert not self._failed, self._failed
 
 
 class Model:
@@ -83,31 +112,6 @@ class Model:
             shape or AttentionShape(),
             **options,
         )
-
-
-class Chosen:
-    """The fastest tiles that `products` found; the shipped ones where it did not look."""
-
-    tiles: ClassVar[dict[tuple[str, Form, int], Tile]] = {}
-    shapes: ClassVar[dict[int, AttentionShape]] = {}
-
-    @classmethod
-    def shape(cls, count: int) -> AttentionShape:
-        return cls.shapes.get(count, AttentionShape())
-
-    @classmethod
-    def bucket(cls, num_rows: int) -> int:
-        return next((size for size in (16, 32, 64, 128) if num_rows <= size), 4096)
-
-    @classmethod
-    def product(cls, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
-        key = (f"{num_outputs}x{weights.num_inputs}", weights.form, cls.bucket(num_rows))
-        return cls.tiles.get(key) or product_tile(num_rows, num_outputs, weights)
-
-    @classmethod
-    def gate_up(cls, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
-        key = ("gate_up", weights.form, cls.bucket(num_rows))
-        return cls.tiles.get(key) or gate_up_tile(num_rows, num_outputs, weights)
 
 
 def rows_and_results(card: Any) -> tuple[Any, Any]:

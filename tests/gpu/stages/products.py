@@ -11,7 +11,6 @@ from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
 from engine.runner.gpu.weights import Matrix
 from tests.gpu.kernels import split_product
 from tests.gpu.stages.model import (
-    Chosen,
     Findings,
     Model,
     rows_and_results,
@@ -108,7 +107,7 @@ def products(card: Any, found: Findings) -> None:
 
 
 def sweep(card: Any, found: Findings) -> None:
-    """The fastest tile of every product; later stages use it. Not run unless it is named."""
+    """The fastest tile of every product. Not run unless it is named."""
     model = Model.of(card)
     x, y = rows_and_results(card)
     make = model.launches(card)
@@ -141,12 +140,8 @@ def sweep(card: Any, found: Findings) -> None:
 def _keep(
     found: Findings, name: str, rows: int, weights: Matrix, timed: list[tuple[float, Tile]]
 ) -> None:
-    """Remember the fastest tile, and print the first four."""
+    """Keep all times, and print those of the first four."""
     spent, tile = timed[0]
-    shape = f"{weights.num_outputs}x{weights.num_inputs}"
-    Chosen.tiles[("gate_up" if name == "gate_up" else shape, weights.form, Chosen.bucket(rows))] = (
-        tile
-    )
     flops = 2 * rows * weights.num_outputs * weights.num_inputs
     label = f"{name} {rows} {weights.form.name}"
     found.setdefault("products", {})[label] = {

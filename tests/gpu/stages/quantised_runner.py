@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.gpu.stages.model import CONTEXT, Findings
+from tests.gpu.stages.model import CONTEXT, Checks, Findings
 from tests.gpu.stages.runner import BLOCK_SIZE, LARGE, SMALL, loaded, median_ms
 
 if TYPE_CHECKING:
@@ -20,9 +20,11 @@ def runner_quantised(card: Any, found: Findings) -> None:
     """Weights in Q4_0 and Q8_0, quantised while they are loaded, on a small and on an 8B model."""
     if not card.is_real:
         return
+    checks = Checks()
     for name in _QUANTISATIONS:
-        _check_bits(loaded(SMALL, 2048, name), name)
-        print(f"{name}: equal bits however rows are computed", flush=True)
+        with checks.check(name):
+            _check_bits(loaded(SMALL, 2048, name), name)
+            print(f"{name}: equal bits however rows are computed", flush=True)
     for name in _QUANTISATIONS:
         begun = time.monotonic()
         runner = loaded(LARGE, 4096, name)
@@ -30,6 +32,7 @@ def runner_quantised(card: Any, found: Findings) -> None:
         found[f"runner_{name}"] = result
         _time_steps(runner, result)
         print(name, result, flush=True)
+    checks.end()
 
 
 def _check_bits(runner: ModelRunner, quantization: str) -> None:

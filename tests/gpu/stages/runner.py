@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Findings
+from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Checks, Findings
 
 if TYPE_CHECKING:
     from engine.core.runner_contract import ScheduledSequence
@@ -71,33 +71,41 @@ def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> Non
             start = end
         return last
 
-    whole = computed([])
-    assert np.isfinite(whole).all()
+    checks, whole = Checks(), computed([])
+    with checks.check("finite logits"):
+        assert np.isfinite(whole).all()
     for cuts in ([1], [64, 364], list(range(690, 700)), [256, 257, 699]):
-        assert np.array_equal(computed(cuts), whole), f"cut at {cuts}"
+        with checks.check(f"cut at {cuts}"):
+            assert np.array_equal(computed(cuts), whole)
     mine = scheduled(prompt[699:], 699, table)
     others = [scheduled(prompt[:count], 0, [place]) for place, count in enumerate((1, 7, 60, 1, 1))]
     for place in range(len(others) + 1):
         batch = [*others[:place], mine, *others[place:]]
-        assert np.array_equal(logits_of(runner, *batch)[place], whole), f"among others, {place}"
-    check_drafts(runner, prompt, table)
+        with checks.check(f"among others, {place}"):
+            assert np.array_equal(logits_of(runner, *batch)[place], whole)
+    with checks.check("drafts"):
+        check_drafts(runner, prompt, table)
     told: list[int] = []
     runner.execute(batch_of([scheduled(prompt[:699], 0, table, is_sampled=False)]), told.append)
-    assert told == list(range(4)), told
     moved = list(range(11))
     move_blocks(runner.card_pool, other.card_pool, runner.layout, table, moved)
     [there] = logits_of(other, scheduled(prompt[699:], 699, moved))
-    assert np.array_equal(there, whole), "another cache"
+    with checks.check("another cache"):
+        assert told == list(range(4)), told
+        assert np.array_equal(there, whole)
     steps = [_drawing(prompt, table, seed) for seed in range(16)]
     on_card = [runner.execute(batch_of([step])) for step in steps]
     runner._row_draw = host_draw(runner)
     on_host = [runner.execute(batch_of([step])) for step in steps]
-    assert on_card == on_host, (on_card, on_host)
-    check_going_on(other, [100 + 37 * place for place in range(12)], 150)
+    with checks.check("draws"):
+        assert on_card == on_host, (on_card, on_host)
+    with checks.check("steps that are begun ahead"):
+        check_going_on(other, [100 + 37 * place for place in range(12)], 150)
     begun = time.monotonic()
     other.warm_up()
     found["runner_step_costs"] = [other.step_costs.rows, other.step_costs.step_s]
     print(f"warm-up {time.monotonic() - begun:.1f} s: {found['runner_step_costs']}", flush=True)
+    checks.end()
 
 
 def check_drafts(runner: ModelRunner, prompt: Sequence[int], table: Sequence[int]) -> None:

@@ -54,15 +54,19 @@ def _copied_from_another(card: Any, cache: GpuCache, kernels: list[Any], found: 
         own = card.device.allocate(size)
         source, target = opened.memory.address, cache.pool.address
         device, stream = card.device, card.stream
+        rates: dict[str, float] = {}
         for name, origin in (("own", own.address), ("opened", source)):
             spent = card.milliseconds(lambda: device.copy(target, origin, size, stream))  # noqa: B023
-            found[f"ipc_copy_{name}_gb_s"] = round(2 * size / spent / 1e6)
+            rates[name] = 2 * size / spent / 1e6
+            found[f"ipc_copy_{name}_gb_s"] = round(rates[name])
         for count in (ipc_sender.PROMPT_BLOCKS, blocks):
             for name, kernel in zip(("summed", "copied"), kernels, strict=False):
                 launches = _layers(card, kernel, cache, source, count)
                 spent = card.graph_milliseconds(launches)
                 moved = 2 * count * layout.block_bytes
-                found[f"ipc_kernel_{name}_{count}_gb_s"] = round(moved / spent / 1e6)
+                rate = moved / spent / 1e6
+                found[f"ipc_kernel_{name}_{count}_gb_s"] = round(rate)
+                found[f"ipc_kernel_{name}_{count}_share_of_a_copy"] = round(rate / rates["own"], 3)
         own.close()
         print({key: found[key] for key in found if key.startswith("ipc_")}, flush=True)
         free_before = device.memory()[0]

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.launches import AttentionShape, Launches
+from engine.runner.gpu.launches import FEW_SEQUENCES, AttentionShape, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.weights import DecoderWeights
 from tests.gpu.decoding import Decoding
+from tests.gpu.stages.ceilings import matrix_tflops, read_gb_s
 from tests.gpu.stages.model import (
     BLOCK,
     CONTEXT,
     NUM_BLOCKS,
     PIECE,
     QWEN3_8B,
-    Chosen,
     Findings,
     Model,
 )
@@ -26,20 +26,13 @@ from tests.gpu.stages.model import (
 def decode_step(
     card: Any, model: Model, count: int, context: int, shape: AttentionShape, **options: Any
 ) -> Decoding:
-    chosen = {"choose_product": Chosen.product, "choose_gate_up": Chosen.gate_up}
-    return started_step(card, model.launches(card, shape, **chosen | options), count, context)
+    return started_step(card, model.launches(card, shape, **options), count, context)
 
 
 def started_step(card: Any, make: Launches, count: int, context: int) -> Decoding:
     """Return a step of `count` rows with some context each."""
     step = Decoding(card.device, make, card.stream, count, context + 200)
-    blocks = -(-(context + 200) // BLOCK)
-    tables = np.arange(count * blocks).reshape(count, blocks) % NUM_BLOCKS
-    rng = np.random.default_rng(1)
-    step.set_rows(
-        rng.integers(0, 1000, count), np.full(count, context - 1), tables, np.full(count, 1.0),
-        np.arange(count),
-    )  # fmt: skip
+    _set_context(step, context)
     if card.is_real:
         step.drawn()
     else:
@@ -47,15 +40,28 @@ def started_step(card: Any, make: Launches, count: int, context: int) -> Decodin
     return step
 
 
+def _set_context(step: Decoding, context: int) -> None:
+    """Let the next step be the one after which every row has so many tokens."""
+    count, blocks = step.count, step.table_width
+    tables = np.arange(count * blocks).reshape(count, blocks) % NUM_BLOCKS
+    rng = np.random.default_rng(1)
+    step.set_rows(
+        rng.integers(0, 1000, count), np.full(count, context - 1), tables, np.full(count, 1.0),
+        np.arange(count),
+    )  # fmt: skip
+
+
+_READ_STEPS = 60
 _KINDS = ("qkv", "rotate", "pieces", "merge", "output", "norm", "gate_up", "down", "next norm")
 
 
 def step(card: Any, found: Findings) -> None:
     """A whole decoding step as a graph, and what each of its kernels costs."""
     model = Model.of(card)
+    read_gb_s(card, found)
     results = found.setdefault("step", {})
     for count in (1, 8, 32, 128):
-        fixed = decode_step(card, model, count, CONTEXT, Chosen.shape(count))
+        fixed = decode_step(card, model, count, CONTEXT, AttentionShape())
         if card.is_real:
             time_step(card, found, fixed, model.weights, f"{count}")
             layers = fixed.launches[2:-3]
@@ -68,7 +74,7 @@ def step(card: Any, found: Findings) -> None:
             results[f"{count} us"] = kinds
             print(kinds, flush=True)
         fixed.close()
-    plain = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), is_programmatic=False)
+    plain = decode_step(card, model, 1, CONTEXT, AttentionShape(), is_programmatic=False)
     if card.is_real:
         time_step(card, found, plain, model.weights, "1, plain launches")
     plain.close()
@@ -80,7 +86,7 @@ def time_step(
     """Capture the step, time it, and keep it beside its floor."""
     count = fixed.count
     bytes_read = weights.step_bytes + count * CONTEXT * 36 * 2 * 8 * 128 * 2
-    floor = bytes_read / found.get("read_gb_s", 3000) / 1e6
+    floor = bytes_read / read_gb_s(card, found) / 1e6
     fixed.capture()
     spent = card.milliseconds(fixed.run, 20, 5)
     found.setdefault("step", {})[label] = {
@@ -123,24 +129,26 @@ def attention(card: Any, found: Findings) -> None:
         size = count * context * 2 * 8 * 128 * 2
         if timed:
             best = min(one for one in timed if one[1] == PIECE)
-            Chosen.shapes[count] = AttentionShape(
-                piece=PIECE,
-                programs=best[2],
-                few_programs=best[2],
-                stages=best[3],
-                few_stages=best[3],
-                num_warps=best[4],
-            )
             results[f"{count} x {context}"] = {
                 "us": best[0], "gb_s": round(size / best[0] / 1e3), "best": timed[:5],
+                "shipped_us": next(one[0] for one in timed if one[1:] == _shipped(count)),
                 "piece": {p: min(t for t in timed if t[1] == p) for p in (128, 256, 512)},
             }  # fmt: skip
             print(f"attention {count} x {context}: {results[f'{count} x {context}']}", flush=True)
 
 
+def _shipped(count: int) -> tuple[int, int, int, int]:
+    """Return the piece, programs, stages and warps of the attention of so many sequences."""
+    shape = AttentionShape()
+    if count <= FEW_SEQUENCES:
+        return shape.piece, shape.few_programs, shape.few_stages, shape.num_warps
+    return shape.piece, shape.programs, shape.stages, shape.num_warps
+
+
 def prefill(card: Any, found: Findings) -> None:
     """A prompt's chunk: 512 and 4,096 tokens."""
     model = Model.of(card)
+    peak = matrix_tflops(card, found)
     results = found.setdefault("prefill", {})
     spec = QWEN3_8B
     matrix = 2 * 36 * (6144 * 4096 + 4096 * 4096 + 3 * 4096 * 12288)
@@ -151,9 +159,7 @@ def prefill(card: Any, found: Findings) -> None:
             shape = AttentionShape(
                 piece=piece, chunk_rows=rows, chunk_warps=warps, chunk_stages=stages
             )
-            make = model.launches(
-                card, shape, choose_product=Chosen.product, choose_gate_up=Chosen.gate_up
-            )
+            make = model.launches(card, shape)
             chunks = ChunkStep(card.device, make, card.stream, length, 1, length)
             prompt = [token % 1000 for token in range(length)]
             chunk = ChunkRow(prompt, 0, range(-(-length // BLOCK)))
@@ -170,28 +176,38 @@ def prefill(card: Any, found: Findings) -> None:
                         ("qkv", "rotate", "attention", "output", "norm", "gate_up", "down", "next")
                     )
                 }
-                peak = found.get("matrix_tflops") or 800
                 results[f"{length} piece {piece} rows {rows} s{stages}"] = {
                     "ms": round(spent, 2), "tflops": round(flops / spent / 1e9, 1),
-                    "share": round(flops / spent / 1e9 / peak, 3), "us": kinds,
+                    "share": peak and round(flops / spent / 1e9 / peak, 3), "us": kinds,
                 }  # fmt: skip
                 print(length, piece, rows, stages, list(results.values())[-1], flush=True)
             chunks.close()
+        if card.is_real:
+            merged, running = (
+                results[f"{length} piece {piece} rows 128 s4"]["ms"] for piece in (PIECE, 1 << 20)
+            )
+            results[f"{length}, price of pieces"] = round(merged / running - 1, 4)
 
 
 def host(card: Any, found: Findings) -> None:
-    """Steps whose tokens the host reads one step later, beside steps that nobody reads."""
+    """Steps whose tokens the host reads one step later, beside steps that nobody reads.
+
+    `share` is the host's part: what a step takes longer, of the step.
+    """
     model = Model.of(card)
     results = found.setdefault("host", {})
     for count in (1, 8, 64):
-        fixed = decode_step(card, model, count, CONTEXT, Chosen.shape(count))
+        fixed = decode_step(card, model, count, CONTEXT, AttentionShape())
         if card.is_real:
             fixed.capture()
             alone = card.milliseconds(fixed.run, 20, 3)
+            # In the middle of the steps that are read, rows have as many tokens as in this one.
+            _set_context(fixed, CONTEXT - _READ_STEPS // 2)
+            read = _read_steps(fixed, _READ_STEPS)
             results[f"{count}"] = {
-                "alone_ms": round(alone, 3),
-                "read_ms": round(_read_steps(fixed, 60), 3),
-            }
+                "alone_ms": round(alone, 3), "read_ms": round(read, 3),
+                "share": round(read / alone - 1, 4),
+            }  # fmt: skip
             print(f"host, {count}: {results[f'{count}']}", flush=True)
         fixed.close()
 

@@ -42,7 +42,7 @@ def test_a_phase_that_takes_too_long_ends_and_the_others_go_on(
     assert phases.end() == 2
     told = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"== closing: ok \([0-9.]+ s\) {'found': 1}", told[-3])
-    assert told[-2:] == ['{"before": 1}', "1 passed, 2 failed"]
+    assert told[-2:] == ['{"before": 1}', "1 passed, 2 failed: slow, late"]
     with pytest.raises(OutOfTime, match="not within 0 s"), limited(0.01):
         time.sleep(60)
 
@@ -80,7 +80,7 @@ def test_after_an_interruption_only_what_closes_is_run(
         assert phases.end() == 2
     assert lines_of(capsys) == [
         "== one: FAILED", "== two: FAILED: interrupted before it began", "== closing: ok",
-        '{"before": 1}', "1 passed, 2 failed",
+        '{"before": 1}', "1 passed, 2 failed: one, two",
     ]  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_an_interruption_between_two_phases_is_one_of_the_next(
         os.kill(os.getpid(), signal.SIGTERM)
         assert not phases.run("two", 60, lambda: pytest.fail("it is run"))
         assert phases.end() == 1
-    assert lines_of(capsys)[-1] == "1 passed, 1 failed"
+    assert lines_of(capsys)[-1] == "1 passed, 1 failed: two"
 
 
 def test_a_phase_may_even_end_the_program(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_a_phase_may_even_end_the_program(capsys: pytest.CaptureFixture[str]) ->
     assert not phases.run("one", 60, lambda: sys.exit(3))
     assert phases.run("two", 60, lambda: None)
     assert phases.end() == 1
-    assert lines_of(capsys)[-1] == "1 passed, 1 failed"
+    assert lines_of(capsys)[-1] == "1 passed, 1 failed: one"
 
 
 def test_what_cannot_be_written_into_a_file_is_shown_all_the_same(
@@ -148,6 +148,6 @@ def test_where_no_signal_reaches_a_phase_the_program_ends_with_its_last_lines() 
     )
     assert done.returncode == 100, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[-2:] == ['{"before": 1}', "1 passed, 1 failed"]
+    assert lines[-2:] == ['{"before": 1}', "1 passed, 1 failed: two"]
     assert "in stuck" in done.stdout
     assert "it goes on" not in lines
