@@ -202,15 +202,15 @@ class NodeFlow:
     @property
     def is_empty(self) -> bool:
         """Whether there is no attempt, no block in quarantine, no copy and no prefix on its way."""
-        scheduler = self.scheduler
-        is_held = scheduler.quarantined or scheduler.prefix_transfers or self._copies or self.sends
-        return not (len(self.attempts) or is_held)
+        held = self.scheduler.quarantined or self.scheduler.prefix_transfers
+        return not (len(self.attempts) or held or self._copies or self.sends)
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
         pulled = self.pulls.begin_waiting(now_s) if self.pulls.wait_for_room else []
-        step = self.scheduler.plan()
-        self._shedding.on_step(now_s, self.scheduler.waiting, runs=bool(step.batch))
+        scheduler, step = self.scheduler, self.scheduler.plan()
+        are_taken = scheduler.num_free_seats <= 0
+        self._shedding.on_step(now_s, scheduler.waiting, runs=bool(step.batch), are_taken=are_taken)
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
         if step.swap_copies:

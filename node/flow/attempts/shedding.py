@@ -1,10 +1,11 @@
 """Estimates when a request that is queued now would end, and refuses it if that is too late. Pure.
 
 While requests wait, what leaves the queue in a second is the node's throughput, whatever limits it.
-Where seats do, a request takes its time whatever its length; where computing or blocks do, its
-tokens take it. What has left does not tell which, so the queue is expected to last as long as the
-lesser of the two: a request that can be served is not refused, and some wait in vain. For the same
-reason one more counts as having left, as the next one may leave at once; and few say nothing.
+Where computing or blocks do, a request takes as long as its tokens; where seats do, its length
+does not matter. If seats were free most of the time, tokens count. If not, both may limit, so the
+queue is expected to last as long as the lesser of the two: a request that can be served is not
+refused, and some wait in vain. For the same reason one more counts as having left, as the next one
+may leave at once; and few say nothing.
 
 The latest seconds count, and on a slow node the latest departures, so that the estimate follows the
 load. What is known before an idle time is known after it, and the next departures correct it. Time
@@ -38,6 +39,7 @@ class Shedding:
         self._num_left = 0.0
         self._left_tokens = 0.0
         self._measured_s = 0.0
+        self._seatless_s = 0.0
         self._seen_at_s: float | None = None
         self._seen_num = 0
         self._seen_tokens = 0
@@ -46,14 +48,16 @@ class Shedding:
         self._output_s = 0.0
         self._standstills = standstills
 
-    def on_step(self, now_s: float, waiting: WaitingQueue, *, runs: bool) -> None:
+    def on_step(self, now_s: float, waiting: WaitingQueue, *, runs: bool, are_taken: bool) -> None:
         """Record how many have left the queue since the start, and whether any remain.
 
-        `runs`: a step begins now.
+        `runs`: a step begins now. `are_taken`: all seats are.
         """
         self._standstills.look(now_s, is_busy=runs or bool(waiting))
         if self._seen_at_s is not None and now_s > self._seen_at_s:
-            self._measured_s += self._standstills.span_s(self._seen_at_s, now_s)
+            span_s = self._standstills.span_s(self._seen_at_s, now_s)
+            self._measured_s += span_s
+            self._seatless_s += span_s * are_taken
             self._num_left += waiting.num_taken - self._seen_num
             self._left_tokens += waiting.num_taken_tokens - self._seen_tokens
             self._fade()
@@ -68,6 +72,7 @@ class Shedding:
         if self._measured_s > _LATEST_S and self._num_left > _LATEST_LEFT:
             kept = max(_LATEST_S / self._measured_s, _LATEST_LEFT / self._num_left)
             self._measured_s *= kept
+            self._seatless_s *= kept
             self._num_left *= kept
             self._left_tokens *= kept
 
@@ -86,8 +91,10 @@ class Shedding:
         is unknown."""
         if self._measured_s < _LEAST_MEASURED_S or self._num_left < _LEAST:
             return 0.0
-        # In requests as they were on average, by number or by tokens.
-        num_usual = min(num, num_tokens * self._num_left / self._left_tokens)
+        # In requests as they were on average.
+        num_usual = num_tokens * self._num_left / self._left_tokens
+        if self._seatless_s > self._measured_s / 2:
+            num_usual = min(num_usual, num)
         return num_usual * self._measured_s / (self._num_left + 1)
 
     def _output_expected_s(self, max_tokens: int) -> float:

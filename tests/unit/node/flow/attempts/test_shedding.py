@@ -34,14 +34,16 @@ def take(queue: WaitingQueue, num: int, num_tokens: int) -> None:
     queue.num_taken_tokens += num * num_tokens
 
 
-def measured(queue: WaitingQueue, *, num: int = 4, num_tokens: int = 100) -> Shedding:
+def measured(
+    queue: WaitingQueue, *, num: int = 4, num_tokens: int = 100, are_taken: bool = True
+) -> Shedding:
     """A node from whose queue so many requests have left, of so many tokens each.
 
     One left each second, and the next one is about to leave.
     """
     shedding = Shedding(Standstills())
     for second in range(num + 2):
-        shedding.on_step(END_S - num - 1 + second, queue, runs=True)
+        shedding.on_step(END_S - num - 1 + second, queue, runs=True, are_taken=are_taken)
         take(queue, int(second < num), num_tokens)
     return shedding
 
@@ -104,13 +106,26 @@ def test_long_prompts_that_have_left_the_queue_do_not_make_many_small_ones_late(
     assert expected_s(measured(queue, num_tokens=1000), queue, length=10) == pytest.approx(0.1)
 
 
+def test_where_seats_are_free_the_tokens_of_the_queue_take_its_time() -> None:
+    queue = queue_of(18)
+    shedding = measured(queue, num_tokens=1, are_taken=False)
+    assert expected_s(shedding, queue, length=30) == pytest.approx(48.0)
+    for second in range(5):
+        shedding.on_step(END_S + second, queue, runs=True, are_taken=True)
+        take(queue, 1, 1)
+    shedding.on_step(END_S + 5.0, queue, runs=True, are_taken=True)
+    assert expected_s(shedding, queue, length=30) == pytest.approx(48.0), "half of the time"
+    shedding.on_step(END_S + 5.5, queue, runs=True, are_taken=True)
+    assert expected_s(shedding, queue, length=30) < 3.0, "more than half of it"
+
+
 @pytest.mark.parametrize("each_s", [1.0, 7.0, 40.0])
 def test_a_queue_that_moves_evenly_is_never_judged_slower_than_it_is(each_s: float) -> None:
     queue, shedding = queue_of(*NINE), Shedding(Standstills())
     num_steps = int(each_s / 0.5)
     for step in range(60 * num_steps):
         take(queue, int(step > 0 and step % num_steps == 0), 100)
-        shedding.on_step(100.0 + step / 2, queue, runs=True)
+        shedding.on_step(100.0 + step / 2, queue, runs=True, are_taken=True)
         assert expected_s(shedding, queue) <= 10 * each_s + 0.1
         if step > 40 * num_steps:
             assert expected_s(shedding, queue) >= 10 * each_s * 0.8
@@ -120,14 +135,14 @@ def test_a_slow_queue_is_judged_by_the_latest_ten_that_have_left_it() -> None:
     """One that left after 20 s, among others that did after 60 s, is not half of what is known."""
     queue, shedding = queue_of(*NINE), Shedding(Standstills())
     now_s = 100.0
-    shedding.on_step(now_s, queue, runs=True)
+    shedding.on_step(now_s, queue, runs=True, are_taken=True)
     for span_s in [60.0] * 30 + [20.0]:
         for _ in range(60):
             now_s += span_s / 60
-            shedding.on_step(now_s, queue, runs=True)
+            shedding.on_step(now_s, queue, runs=True, are_taken=True)
         take(queue, 1, 100)
         now_s += 0.001
-        shedding.on_step(now_s, queue, runs=True)
+        shedding.on_step(now_s, queue, runs=True, are_taken=True)
     assert 440.0 <= expected_s(shedding, queue) <= 600.0
 
 
@@ -159,7 +174,7 @@ def test_nobody_is_refused_without_a_queue_or_before_it_has_moved() -> None:
     assert refusal(measured(queue, num=0), queue, 0.1) is None
     still = Shedding(Standstills())
     for second in range(100):
-        still.on_step(100.0 + second, queue, runs=True)
+        still.on_step(100.0 + second, queue, runs=True, are_taken=True)
     assert refusal(still, queue, 0.1) is None
     shedding = measured(queue)
     assert refusal(shedding, queue, 0.1) is not None
@@ -169,16 +184,16 @@ def test_nobody_is_refused_without_a_queue_or_before_it_has_moved() -> None:
 @pytest.mark.parametrize(("span_s", "is_known"), [(0.9, False), (1.0, True)])
 def test_less_than_a_second_says_nothing(span_s: float, is_known: bool) -> None:
     queue, shedding = queue_of(*NINE), Shedding(Standstills())
-    shedding.on_step(100.0, queue, runs=True)
+    shedding.on_step(100.0, queue, runs=True, are_taken=True)
     take(queue, 4, 100)
-    shedding.on_step(100.0 + span_s, queue, runs=True)
+    shedding.on_step(100.0 + span_s, queue, runs=True, are_taken=True)
     assert (refusal(shedding, queue, 0.1) is not None) is is_known
 
 
 def test_what_leaves_within_one_moment_counts_with_the_next_step() -> None:
     queue, shedding = queue_of(*NINE), Shedding(Standstills())
     for now_s in (100.0, 100.0, 101.0):
-        shedding.on_step(now_s, queue, runs=True)
+        shedding.on_step(now_s, queue, runs=True, are_taken=True)
         take(queue, 2, 100)
     assert expected_s(shedding, queue) == pytest.approx(10 / 5)
 
@@ -197,13 +212,13 @@ def test_what_leaves_while_nobody_waits_measures_nothing() -> None:
     shedding = measured(queue)
     empty = queue_of()
     empty.num_taken, empty.num_taken_tokens = queue.num_taken, queue.num_taken_tokens
-    shedding.on_step(END_S, empty, runs=False)
+    shedding.on_step(END_S, empty, runs=False, are_taken=True)
     take(empty, 1000, 1000)
-    shedding.on_step(END_S + 1.0, empty, runs=False)
+    shedding.on_step(END_S + 1.0, empty, runs=False, are_taken=True)
     assert expected_s(shedding, queue) == pytest.approx(10.0)
     # What was known before an idle time is known after it.
     take(queue, 1000, 1000)
-    shedding.on_step(END_S + 3600.0, queue, runs=True)
+    shedding.on_step(END_S + 3600.0, queue, runs=True, are_taken=True)
     assert expected_s(shedding, queue) == pytest.approx(10.0)
 
 
@@ -212,7 +227,7 @@ def test_the_estimate_follows_the_load() -> None:
     shedding = measured(queue, num=60)
     for second in range(1, 41):
         take(queue, 10, 100)
-        shedding.on_step(END_S + second, queue, runs=True)
+        shedding.on_step(END_S + second, queue, runs=True, are_taken=True)
     assert 1.0 <= expected_s(shedding, queue) <= 1.2
 
 
@@ -256,9 +271,9 @@ def test_a_prompt_that_is_sent_on_has_no_output_here() -> None:
 def test_a_time_in_which_the_node_stood_still_does_not_make_the_queue_slow(*, runs: bool) -> None:
     queue, shedding = queue_of(*NINE), Shedding(Standstills())
     for tenth in range(40):
-        shedding.on_step(100.0 + tenth / 10, queue, runs=runs)
+        shedding.on_step(100.0 + tenth / 10, queue, runs=runs, are_taken=True)
         take(queue, int(tenth % 10 == 9), 100)
-    shedding.on_step(124.0, queue, runs=runs)
+    shedding.on_step(124.0, queue, runs=runs, are_taken=True)
     # The longest turn that may be usual counts: a second.
     assert expected_s(shedding, queue) == pytest.approx(10 * 4.9 / 5)
 
@@ -271,5 +286,5 @@ def test_an_output_is_not_long_because_the_node_stood_still() -> None:
         attempt = NodeAttempt(AttemptId("r", number), Incarnation("router", 1), output, 1e9, 0.0)
         attempt.first_token_at_s = END_S
         shedding.on_end(attempt, END_S + 60.0)
-    shedding.on_step(END_S + 60.0, queue, runs=True)
+    shedding.on_step(END_S + 60.0, queue, runs=True, are_taken=True)
     assert expected_s(shedding, queue, max_tokens=1000) < 40.0
