@@ -293,8 +293,8 @@ NODE = [
     Bug(
         "a node that drains leaves while its blocks may still be written",
         "node.flow.node_flow",
-        "        is_held = scheduler.quarantined or scheduler.prefix_transfers or",
-        "        is_held = scheduler.prefix_transfers or",
+        "        held = self.scheduler.quarantined or self.scheduler.prefix_transfers",
+        "        held = self.scheduler.prefix_transfers",
         (FaultKind.DRAIN, FaultKind.PARTITION, FaultKind.CRASH),
     ),
     Bug(
