@@ -68,6 +68,28 @@ def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
     return {}
 
 
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    if len(variables) > MAX_VARIABLES:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {len(variables)} fields: wanted at most {MAX_VARIABLES}",
+            param="chat_template_kwargs",
+        )
+    for name, value in variables.items():
+        if len(name) > MAX_VARIABLE_CHARS or len(str(value)) > MAX_VARIABLE_CHARS:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name[:40]} is too long: wanted at most "
+                f"{MAX_VARIABLE_CHARS} characters",
+                param="chat_template_kwargs",
+            )
+        # To a template any text is true.
+        if name in _THINKING and isinstance(value, str) and value.lower() in ("true", "false"):
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name} is the text {value!r}: wanted true or false, "
+                "without quotes",
+                param=f"chat_template_kwargs.{name}",
+            )
+
+
 def template_options(
     body: ChatBody, tools: Sequence[Mapping[str, Any]], *, keeps_system: bool
 ) -> ChatOptions:
@@ -90,18 +112,7 @@ def template_options(
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    if len(variables) > MAX_VARIABLES:
-        raise InvalidRequest(
-            f"chat_template_kwargs has {len(variables)} fields: wanted at most {MAX_VARIABLES}",
-            param="chat_template_kwargs",
-        )
-    for name, value in variables.items():
-        if len(name) > MAX_VARIABLE_CHARS or len(str(value)) > MAX_VARIABLE_CHARS:
-            raise InvalidRequest(
-                f"chat_template_kwargs.{name[:40]} is too long: wanted at most "
-                f"{MAX_VARIABLE_CHARS} characters",
-                param="chat_template_kwargs",
-            )
+    _check_variables(variables)
     if variables.keys().isdisjoint(_THINKING):
         variables |= _thinking_variables(body)
     return ChatOptions(

@@ -184,6 +184,11 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
     ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a", "text, a number"),
     ({"chat_template_kwargs": {"a": "x" * 257}}, "chat_template_kwargs", "at most 256"),
+    (
+        {"chat_template_kwargs": {"enable_thinking": "False"}},
+        "chat_template_kwargs.enable_thinking",
+        "is the text 'False': wanted true or false, without quotes",
+    ),
     ({"chat_template_kwargs": {"x" * 257: 1}}, "chat_template_kwargs", "at most 256"),
     ({"reasoning_effort": "x" * 257}, "chat_template_kwargs", "at most 256"),
     (
