@@ -75,9 +75,14 @@ def _begin_texts(tokenizer: Tokenizer, bos: str, is_wanted: bool) -> None:
         return
     before = [bos, *whole[:start]] if is_wanted else whole[1:start]
     after = whole[start + len(text) :]
-    ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(before + after)]
+    # A template has names for tokens: in their texts a colon or a dollar sign would mean something.
+    names = {token: f"t{at}" for at, token in enumerate(dict.fromkeys(before + after))}
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], special_tokens=ids
+        single=[*(names[one] for one in before), "$A", *(names[one] for one in after)],
+        special_tokens=[
+            {"id": name, "ids": [tokenizer.token_to_id(token)], "tokens": [token]}
+            for token, name in names.items()
+        ],
     )
 
 

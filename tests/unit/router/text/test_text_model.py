@@ -82,6 +82,23 @@ def test_texts_begin_as_the_configuration_of_the_tokenizer_says(folder: Path, ar
 
 
 @pytest.mark.covers("K17")
+@pytest.mark.parametrize("bos", ["<seed:bos>", "<s:1>", "$A", "$0", "<a:b:c>"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_token_that_begins_texts_may_have_any_name(
+    folder: Path, bos: str, wanted: bool
+) -> None:
+    """The library has a language of its own for what is put around texts."""
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace(json.dumps(BOS), json.dumps(bos)))
+    if wanted:
+        rewrite(path, post_processor=None)
+    rewrite(folder / "tokenizer_config.json", add_bos_token=wanted, bos_token=bos)
+    model = TextModel.load(folder, "", 0)
+    ids = model.encode("Hello", add_special_tokens=True, param="prompt")
+    assert [model.tokenizer.id_to_token(one) for one in ids] == [bos] * wanted + ["Hello"]
+
+
+@pytest.mark.covers("K17")
 @pytest.mark.parametrize("bos", [None, "<unheard of>"])
 def test_a_begin_that_the_tokenizer_lacks_is_none(folder: Path, bos: str | None) -> None:
     rewrite(folder / "tokenizer_config.json", add_bos_token=True, bos_token=bos)
