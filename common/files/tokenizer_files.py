@@ -210,13 +210,12 @@ def _declared(folder: Path, files: KeptFiles) -> dict[str, _Declared]:
         if len(text) > 1 and not text.isalnum() and not text.isspace()
     }
     by_text = _read_if_there(folder / "added_tokens.json", files)
-    listed = [
-        *((at, text) for text, at in by_text.items()),
-        *_items(config, "added_tokens_decoder"),
-    ]
-    for at, one in listed:
+    # By number: of two texts that have one, that of the newer file counts.
+    listed: dict[str, Any] = {str(at): text for text, at in by_text.items()}
+    listed |= {str(at): one for at, one in _items(config, "added_tokens_decoder")}
+    for at, one in listed.items():
         text = _text(one)
-        if text and str(at).isdecimal():
+        if text and at.isdecimal():
             says = one if isinstance(one, dict) else {}
             looks = {name: says.get(name) is True for name in _PLAIN}
             is_special = text in special or says.get("special") is True

@@ -285,6 +285,24 @@ def test_declared_tokens_leave_the_ids_of_others_alone(folder: Path) -> None:
 
 
 @pytest.mark.covers("K15")
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_an_id_is_that_of_one_token_where_files_disagree(folder: Path, is_listed: bool) -> None:
+    """added_tokens.json is the older file, and stays as it was when a fine-tune renames a token."""
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    rewrite(folder / "config.json", vocab_size=size + 2)
+    rewrite(folder / "added_tokens.json", **{"<older>": size, "<kept>": size + 1})
+    rewrite(
+        folder / "tokenizer_config.json",
+        added_tokens_decoder={str(size): {"content": TURN, "special": True}},
+        additional_special_tokens=["<older>", TURN] if is_listed else [],
+    )
+    assert encode(folder, f"{TURN}<kept>") == [size, size + 1]
+    assert size not in encode(folder, "<older>")
+    tokenizer = Tokenizer.from_str(model_tokenizer(folder, size + 2, KeptFiles()))
+    assert sorted(tokenizer.get_vocab().values()) == list(range(size + 2))
+
+
+@pytest.mark.covers("K15")
 @pytest.mark.parametrize("at", [5, 9999])
 def test_an_id_that_another_token_has_or_the_model_lacks_is_not_taken(
     folder: Path, at: int
