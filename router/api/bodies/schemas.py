@@ -67,12 +67,14 @@ def data_as_text(content: Any) -> Any:
 
 
 def _may_be_part(one: Any) -> bool:
-    return isinstance(one, str) or (isinstance(one, Mapping) and isinstance(one.get("type"), str))
+    return isinstance(one, Mapping) and isinstance(one.get("type"), str)
 
 
 def _content_of(content: Any, message: ValidationInfo) -> Any:
-    """Return the content of a message, which of a tool may be an object or a number."""
-    return data_as_text(content) if message.data.get("role") == "tool" else content
+    """Return the content of a message; of a tool it may be data. A list of texts has parts."""
+    are_texts = isinstance(content, list) and all(isinstance(one, str) for one in content)
+    is_data = message.data.get("role") == "tool" and not are_texts
+    return data_as_text(content) if is_data else content
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]

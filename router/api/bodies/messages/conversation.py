@@ -169,17 +169,16 @@ def _result(result: Mapping[str, Any], field: str) -> Any:
     return _failed(content) if result.get("is_error") is True else content
 
 
-def _failed(content: Any) -> Any:
+def _failed(content: str | list[Any]) -> str | list[Any]:
     """Return what a call that failed returned, with words that say so before it."""
     if isinstance(content, str):
         return f"{_FAILED}\n{content}"
-    if not isinstance(content, list):
-        return content
     first, *others = content
     if _is_medium(first):
         return [{"type": "text", "text": _FAILED}, *content]
-    # What is no text is found later, and named by its place.
-    return [first | {"text": _failed(first["text"])}, *others]
+    if isinstance(first["text"], str):  # what is no text is found later, and named by its place
+        first = first | {"text": _failed(first["text"])}
+    return [first, *others]
 
 
 def _is_medium(block: Any) -> bool:

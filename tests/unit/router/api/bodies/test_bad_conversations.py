@@ -111,7 +111,7 @@ NO_TEXT: dict[str, Any] = {"type": "text", "text": 5}
             {"type": "custom_tool_call_output", "call_id": "1", "output": [TEXT, 5]},
             "output.1",
         ),
-        (RESULT | {"output": ["a", 5]}, "output.0"),
+        (RESULT | {"output": ["a", TEXT]}, "output.0"),
         (RESULT | {"output": [TEXT, NO_TEXT]}, "output.1.text"),
         (RESULT | {"call_id": 5}, "call_id"),
     ],

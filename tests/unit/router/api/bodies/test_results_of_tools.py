@@ -69,15 +69,27 @@ async def test_a_tool_may_have_returned_nothing(path: str, nothing: dict[str, An
         (0, "0"),
         (4.5, "4.5"),
         (False, "false"),
-        (["a", "b"], "a\nb"),
+        (["a", 1, None], '["a", 1, null]'),
+        ([{"id": 1}, "a"], '[{"id": 1}, "a"]'),
         ([{"type": "text", "text": "a"}], "a"),
     ],
 )
 @pytest.mark.parametrize("path", CALLED)
 async def test_what_a_tool_returned_may_be_any_json(path: str, returned: Any, shown: str) -> None:
+    assert f"<tool_response>{shown}</tool_response>" in await prompt_after(path, returned)
+
+
+@pytest.mark.covers("J28")
+@pytest.mark.parametrize(
+    ("path", "shown"), [(CHATS, "a\nb"), (RESPONSES, '["a", "b"]'), (MESSAGES, '["a", "b"]')]
+)
+async def test_a_list_of_texts_is_data_where_texts_are_no_parts(path: str, shown: str) -> None:
+    assert f"<tool_response>{shown}</tool_response>" in await prompt_after(path, ["a", "b"])
+
+
+async def prompt_after(path: str, returned: Any) -> str:
+    """Return the prompt of a conversation whose tool returned this."""
     *before, last = CALLED[path]
-    if path != CHATS and returned == ["a", "b"]:
-        return  # there each part says what it is
     if path == MESSAGES:
         last = message("user", last["content"][0] | {"content": returned})
     else:
@@ -85,7 +97,7 @@ async def test_what_a_tool_returned_may_be_any_json(path: str, returned: Any, sh
     edge = edge_that_says()
     name = "input" if path == RESPONSES else "messages"
     await post(edge, path, {**body_of(path), name: [*before, last]})
-    assert f"<tool_response>{shown}</tool_response>" in prompt_of(edge)
+    return prompt_of(edge)
 
 
 # --- images that tools returned -------------------------------------------------------------------
@@ -194,8 +206,17 @@ async def test_an_image_of_a_call_that_failed_says_so() -> None:
     edge = edge_that_says()
     await post(edge, MESSAGES, body_of(MESSAGES, messages=said, tools=[OWN[MESSAGES]]))
     assert "<tool_response>Error:\n[image left out" in prompt_of(edge)
-    result["content"] = [TEXT | {"text": 5}]
-    error = await post(edge, MESSAGES, body_of(MESSAGES, messages=said), status=400)
+
+
+@pytest.mark.covers("J27")
+@pytest.mark.parametrize("text", [5, None, [], ["a"], [TEXT], {}])
+async def test_a_part_without_text_of_a_call_that_failed_is_named(text: Any) -> None:
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    content = [TEXT | {"text": text}]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content, "is_error": True}
+    said = [USER, message("assistant", use), message("user", result)]
+    body = body_of(MESSAGES, messages=said)
+    error = await post(edge_that_says(), MESSAGES, body, status=400)
     assert "messages.2.content.0.content.0.text" in error["error"]["message"]
 
 
