@@ -25,6 +25,8 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 """What is read here of a folder; all but the first may be missing."""
+TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+"""Files of chat templates: of any chat, and of one with tools."""
 _TURN_ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -248,12 +250,14 @@ def _items(source: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
 def _template_text(folder: Path, files: KeptFiles) -> str:
     """Return the chat templates of a folder as they are written, one after the other."""
     named = _read_if_there(folder / "tokenizer_config.json", files).get("chat_template")
-    path = folder / "chat_template.jinja"
-    try:
-        alone = files.read(path) or b""
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return alone.decode(errors="replace") + json.dumps(named, ensure_ascii=False)
+    texts = [json.dumps(named, ensure_ascii=False)]
+    for name in TEMPLATE_FILES:
+        path = folder / name
+        try:
+            texts.append((files.read(path) or b"").decode(errors="replace"))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return "".join(texts)
 
 
 def _vocabulary(layout: Mapping[str, Any]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, processors
 
 from common.errors import CheckpointError
 from common.files.kept_files import KeptFiles
-from common.files.tokenizer_files import model_tokenizer, special_tokens
+from common.files.tokenizer_files import TEMPLATE_FILES, model_tokenizer, special_tokens
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -107,13 +107,9 @@ def read_chat_templates(
                 f"chat_template in {folder / 'tokenizer_config.json'} is a "
                 f"{type(template).__name__} ({name}): wanted text"
             )
-    more = folder / "additional_chat_templates"
-    for name, path in (
-        (DEFAULT, folder / "chat_template.jinja"),
-        (TOOL_USE, more / f"{TOOL_USE}.jinja"),
-    ):
-        if files.has(path):
-            templates[name] = _read_text(path, files)
+    for name, file in zip((DEFAULT, TOOL_USE), TEMPLATE_FILES, strict=True):
+        if files.has(folder / file):
+            templates[name] = _read_text(folder / file, files)
     if templates and DEFAULT not in templates:
         templates[DEFAULT] = templates[TOOL_USE]
     return templates

@@ -71,6 +71,7 @@ TEMPLATES: list[tuple[str, Any]] = [
     ("tokenizer_config.json", IN_TEMPLATES),
     ("tokenizer_config.json", [{"name": "default", "template": IN_TEMPLATES}]),
     ("chat_template.jinja", IN_TEMPLATES),
+    ("additional_chat_templates/tool_use.jinja", IN_TEMPLATES),
 ]
 
 
@@ -83,7 +84,8 @@ def test_the_end_of_a_turn_in_the_template_is_an_end(
     size = larger(folder, special=is_special, text="<|eot_id|>")
     rewrite(folder / "config.json", vocab_size=size + 1)
     assert read_eos_token_ids(folder) == {END}, "no template has it"
-    if name == "chat_template.jinja":
+    if name.endswith(".jinja"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(template)
     else:
         rewrite(folder / name, chat_template=template)
