@@ -42,6 +42,10 @@ _ENDS_BEHIND_PARTS = frozenset({"<|return|>", "<|flush|>"})
 behind each part there."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
+_MOST_DIGITS = 9
+"""Of the number of a token; one that is longer is none."""
+_BROKEN = (AttributeError, LookupError, TypeError, ValueError)
+"""What reading raises where a value has another type than it should."""
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -91,10 +95,14 @@ def model_tokenizer(folder: Path, vocab_size: int, files: KeptFiles) -> str:
     model lacks: what such a token spelled is spelled with other ones. It is the same text where
     nothing differs. Raises `CheckpointError` for a file that is broken.
     """
+    path = folder / "tokenizer.json"
     layout, is_completed = _completed(folder, files)
-    if _cut(layout, vocab_size) or is_completed:
-        return json.dumps(layout, ensure_ascii=False)
-    return (files.read(folder / "tokenizer.json") or b"").decode()
+    try:
+        if _cut(layout, vocab_size) or is_completed:
+            return json.dumps(layout, ensure_ascii=False)
+        return (files.read(path) or b"").decode()
+    except _BROKEN as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
 
 
 def plain_tokens_digest(folder: Path, files: KeptFiles | None = None) -> str:
@@ -161,7 +169,7 @@ def _completed(folder: Path, files: KeptFiles) -> tuple[dict[str, Any], bool]:
     try:
         layout["added_tokens"] = layout.get("added_tokens") or []
         return layout, _add(declared, layout)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except _BROKEN as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}") from error
 
 
@@ -217,7 +225,7 @@ def _declared(folder: Path, files: KeptFiles) -> dict[str, _Declared]:
     listed |= {str(at): one for at, one in _items(config, "added_tokens_decoder")}
     for at, one in listed.items():
         text = _text(one)
-        if text and at.isdecimal():
+        if text and at.isdecimal() and len(at) <= _MOST_DIGITS:
             says = one if isinstance(one, dict) else {}
             looks = {name: says.get(name) is True for name in _PLAIN}
             is_special = text in special or says.get("special") is True

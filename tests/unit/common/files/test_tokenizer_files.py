@@ -377,6 +377,7 @@ def test_a_template_has_the_tokens_of_the_map(folder: Path) -> None:
     [
         ("tokenizer_config.json", {"added_tokens_decoder": ["<a>", None, {"content": 5}]}),
         ("tokenizer_config.json", {"added_tokens_decoder": "<a>", "extra_special_tokens": 7}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<a>"}}}),
         ("added_tokens.json", {"": 3, "<a>": None, "<b>": -1, "<c>": 1.5, "<d>": "x"}),
     ],
 )
@@ -395,3 +396,23 @@ def test_a_tokenizer_with_broken_tokens_is_named(folder: Path, added: Any) -> No
         tokenizer_end_ids(folder)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         TextModel.load(folder, "", 0)
+
+
+VOCAB = {"a": 0, "b": 1, "ab": 2}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        None,
+        7,
+        {"vocab": {"a": "x"}},
+        {"vocab": VOCAB, "merges": [5]},
+        {"vocab": VOCAB, "merges": [["a"]]},
+        {"vocab": [["a", 0.0], ["b", 0.0]], "merges": ["a b"]},
+    ],
+)
+def test_a_tokenizer_with_a_broken_model_is_named(folder: Path, model: Any) -> None:
+    rewrite(folder / "tokenizer.json", model=model)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        model_tokenizer(folder, 1, KeptFiles())
