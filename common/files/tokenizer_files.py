@@ -43,7 +43,7 @@ behind each part there."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
 _MOST_DIGITS = 9
-"""Of the number of a token; one that is longer is none."""
+"""The digits of a token's number; a longer one is of no token."""
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError)
 """What reading raises where a value has another type than it should."""
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
