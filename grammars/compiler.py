@@ -20,9 +20,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from common.errors import CheckpointError, InternalError, InvalidRequest
+from common.errors import InternalError, InvalidRequest
 from common.files.kept_files import KeptFiles
-from common.files.tokenizer_files import model_tokenizer
+from common.files.tokenizer_files import model_tokenizer, naming
 from common.grammar import Grammar, GrammarKind
 from common.observing.histogram import Histogram, HistogramView
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
@@ -126,13 +126,11 @@ class GrammarCompiler:
         path, ends = folder / "tokenizer.json", sorted(eos_token_ids)
         if not files.has(path) or not ends:
             return None
-        try:
+        with naming(path):
             text = model_tokenizer(folder, vocab_size, files)
             added = json.loads(text).get("added_tokens") or []
             texts = [str(one["content"]) for one in added]
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
-        except Exception as error:  # the library raises bare `ValueError` and its like
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
         return cls(tokenizer, texts, weigh)
 
     @cached_property

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ _MOST_DIGITS = 9
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError)
 """What reading raises where a value has another type than it should."""
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise what a library raises that reads a tokenizer as a `CheckpointError` about `path`.
+
+    The libraries are written in Rust, whose panics are no `Exception`.
+    """
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def special_tokens(folder: Path, files: KeptFiles) -> dict[str, str]:

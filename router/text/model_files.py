@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, processors
 
 from common.errors import CheckpointError
 from common.files.kept_files import KeptFiles
-from common.files.tokenizer_files import TEMPLATE_FILES, model_tokenizer, special_tokens
+from common.files.tokenizer_files import TEMPLATE_FILES, model_tokenizer, naming, special_tokens
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -52,16 +52,12 @@ def read_tokenizer(folder: Path, vocab_size: int, files: KeptFiles) -> Tokenizer
         raise CheckpointError(f"{path} is missing")
     says = read_json_if_there(folder / "tokenizer_config.json", files).get("add_bos_token")
     bos = special_tokens(folder, files).get("bos_token")
-    try:
+    with naming(path):
         tokenizer = Tokenizer.from_str(model_tokenizer(folder, vocab_size, files))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if isinstance(says, bool) and bos is not None and tokenizer.token_to_id(bos) is not None:
             _begin_texts(tokenizer, bos, says)
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library raises bare `Exception`
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     return tokenizer
 
 

@@ -222,3 +222,9 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     assert GrammarCompiler.load(tmp_path, 10, set()) is None
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         GrammarCompiler.load(tmp_path, 10, {1})
+    # The library panics, which is no `Exception`: a prefix is longer than a token.
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    layout = {"added_tokens": [], "model": {**model, "continuing_subword_prefix": "####"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: .* out of range"):
+        GrammarCompiler.load(tmp_path, 10, {1})

@@ -107,6 +107,14 @@ def test_a_begin_that_the_tokenizer_lacks_is_none(folder: Path, bos: str | None)
 
 
 Break = Callable[[Path], object]
+
+
+def panic(tokenizer: Path) -> None:
+    """Have the tokenizers library panic, which is no `Exception`: a prefix longer than a token."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    rewrite(tokenizer, model={**model, "continuing_subword_prefix": "####"})
+
+
 BROKEN: list[tuple[str, Break]] = [
     ("config.json is missing", lambda f: (f / "config.json").unlink()),
     ("config.json cannot be read", lambda f: (f / "config.json").write_text("{")),
@@ -119,6 +127,7 @@ BROKEN: list[tuple[str, Break]] = [
     ("vocab_size in .*config.json is missing", lambda f: (f / "config.json").write_text("{}")),
     ("tokenizer.json is missing", lambda f: (f / "tokenizer.json").unlink()),
     ("tokenizer.json cannot be read", lambda f: (f / "tokenizer.json").write_text("{}")),
+    ("tokenizer.json cannot be read: .* out of range", lambda f: panic(f / "tokenizer.json")),
     (
         "chat template does not compile",
         lambda f: (f / "chat_template.jinja").write_text("{% if %}"),
