@@ -226,5 +226,5 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
     layout = {"added_tokens": [], "model": {**model, "continuing_subword_prefix": "####"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: .* out of range"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: .* is out of "):
         GrammarCompiler.load(tmp_path, 10, {1})
