@@ -201,8 +201,8 @@ def _add(declared: Mapping[str, _Declared], layout: dict[str, Any]) -> bool:
     is_more = False
     for text, one in declared.items():
         if text in by_text:
-            is_more |= one.looks["special"] and not by_text[text].get("special")
-            by_text[text]["special"] |= one.looks["special"]
+            if one.looks["special"] and not by_text[text].get("special"):
+                by_text[text]["special"] = is_more = True
         elif text in vocab or (one.token_id is not None and one.token_id not in taken):
             new.append({"id": vocab.get(text, one.token_id), "content": text, **one.looks})
     table = (layout.get("model") or {}).get("vocab")

@@ -151,10 +151,10 @@ class NodeCalls:
         self.is_closing = True
         self._unsent.wake()
 
-    def fail_all(self, error: NodeLost) -> None:
+    def fail_all(self, kind: type[NodeLost], reason: str) -> None:
         """Fail every call, and drop what is queued."""
         self._unsent.clear()
-        self._waiting.fail_all(error)
+        self._waiting.fail_all(kind, reason)
 
     async def send(self, stream: Any) -> None:
         """Send what is queued, in order, for as long as the stream lasts."""

@@ -123,7 +123,7 @@ class NodeClient:
             await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S if self.calls.is_heard else 0)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.calls.fail_all(NodeAway(f"{self._node} has left"))
+        self.calls.fail_all(NodeAway, f"{self._node} has left")
         if self._pings is not None:
             await self._pings.close()
         await self._channel.close(None)
@@ -176,7 +176,7 @@ class NodeClient:
                 calls.is_heard = False
                 num_failures, has_ended = 0, reason == ENDED_BY_NODE
                 self._listener.on_lost(self._node, reason)
-                calls.fail_all(NodeLost(f"{self._node} was lost: {reason}"))
+                calls.fail_all(NodeLost, f"{self._node} was lost: {reason}")
             else:
                 # A node that ended its stream in order causes no warning.
                 is_news = num_failures == UNHEARD_BEFORE_WARNING and not has_ended

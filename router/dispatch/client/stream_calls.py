@@ -262,12 +262,12 @@ class WaitingCalls:
         else:
             waiting.caller.on_reply(outcome)
 
-    def fail_all(self, error: NodeLost) -> None:
-        """Fail every call: the node is lost, or has left."""
+    def fail_all(self, kind: type[NodeLost], reason: str) -> None:
+        """Fail every call with an error of its own: the node is lost, or has left."""
         calls, self._calls = self._calls, {}
         for waiting in calls.values():
             waiting.timer.cancel()
-            self._loop.call_soon(waiting.caller.on_failed, error)
+            self._loop.call_soon(waiting.caller.on_failed, kind(reason))
 
     def _on_deadline(self, call_id: int) -> None:
         late = f"{self._node} did not answer before the request's deadline"

@@ -35,7 +35,7 @@ async def test_the_calls_of_a_lost_node_fail_once_and_their_deadlines_are_over()
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     waiting, outcomes = WaitingCalls(Incarnation("d0", 1)), Outcomes()
     waiting.add(outcomes.caller, read_acceptance, 0.0)
-    waiting.fail_all(NodeLost("lost"))
+    waiting.fail_all(NodeLost, "lost")
     assert outcomes.seen == [], "not before the call returned"
     await turns()
     assert (outcomes.seen, faults, len(waiting)) == ([NodeLost], [], 0)
@@ -56,6 +56,6 @@ async def test_a_call_ends_at_its_deadline() -> None:
     call_id = waiting.add(outcomes.caller, read_acceptance, 0.0)
     await turns()
     waiting.on_reply(pb.Reply(call_id=call_id))
-    waiting.fail_all(NodeLost("lost"))
+    waiting.fail_all(NodeLost, "lost")
     await turns()
     assert outcomes.seen == [DeadlineExceeded]
