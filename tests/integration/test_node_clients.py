@@ -21,6 +21,7 @@ from common.request import GenerationRequest, RequestOutput, SamplingParams
 from common.version import PROTOCOL_VERSION, UNNAMED_PROTOCOL
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
+from router.core.candidates import NodeAway
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
 from router.dispatch.client import node_calls, node_clients, node_messages, stream_calls
@@ -395,9 +396,9 @@ async def test_a_bug_in_what_is_said_loses_the_node_and_the_stream_is_tried_agai
 async def test_another_life_of_the_node_refuses_everything() -> None:
     async with connected(epoch=2) as (node, client, log):
         await wait_until(lambda: node.num_refused > 0)
-        with pytest.raises(NodeLost, match="d0#2 is not heard"):
+        with pytest.raises(NodeAway, match="d0#2 is not heard"):
             await reserve(client)
-        with pytest.raises(NodeLost, match="d0#2 is not heard"):
+        with pytest.raises(NodeAway, match="d0#2 is not heard"):
             await prefill(client)
         client.calls.abort_nowait(REQUEST.id)
         await client.calls.wait_sent()
@@ -415,7 +416,7 @@ async def test_a_node_that_is_gone_is_a_typed_error_for_what_was_asked_and_what_
         with pytest.raises(NodeLost, match="d0#1 was lost"):
             await call
         assert len(log.lost) == 1
-        with pytest.raises(NodeLost, match="d0#1 is not heard"):
+        with pytest.raises(NodeAway, match="d0#1 is not heard"):
             await reserve(client)
         client.calls.abort_nowait(REQUEST.id)
         await client.calls.wait_sent()
@@ -453,9 +454,9 @@ async def test_a_call_under_way_ends_typed_when_the_client_is_closed() -> None:
         call = asyncio.create_task(reserve(client))
         await wait_until(lambda: len(node.asked) == 1)
         await client.close()
-        with pytest.raises(NodeLost, match="has left"):
+        with pytest.raises(NodeAway, match="has left"):
             await call
-        with pytest.raises(NodeLost, match="has left"):
+        with pytest.raises(NodeAway, match="has left"):
             await reserve(client)
 
 
