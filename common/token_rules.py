@@ -1,7 +1,9 @@
-"""Rules of one request about single tokens: biases, words that are not written, an allowed set."""
+"""Rules of one request about single tokens: biases, words that are not written, an allowed set,
+and where thinking ends."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest
@@ -14,13 +16,56 @@ MAX_BAD_WORD_TOKENS = 32
 MAX_ALLOWED_TOKENS = 16_384
 
 
+MAX_THINKING_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """The most tokens of an output's thinking, between its tags, which are tokens.
+
+    Behind `num_tokens` of them comes `end_token_id`, the last tag. An output without
+    `begin_token_id` begins within the thinking. Else it thinks if its first token is that one, or
+    its second one, behind white space. Only which tokens an output has decides where it is spent,
+    so it is the same on every node. Raises `InvalidRequest` for a number out of range.
+    """
+
+    num_tokens: int
+    end_token_id: int
+    begin_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_tokens <= MAX_THINKING_TOKENS:
+            raise InvalidRequest(
+                f"the thinking budget is {self.num_tokens}: wanted 0 to {MAX_THINKING_TOKENS}"
+            )
+
+    @property
+    def places(self) -> range:
+        """The indices of the output's tokens that may be the forced one."""
+        first = self.num_tokens
+        if self.begin_token_id is not None:
+            return range(first + 1, first + 3)
+        return range(first, first + 1)
+
+    def is_spent(self, output_token_ids: Sequence[int]) -> bool:
+        """Return whether the token behind this output is the last tag, whatever is likelier."""
+        count = len(output_token_ids)
+        if count not in self.places:
+            return False
+        start = count - self.num_tokens
+        if start and output_token_ids[start - 1] != self.begin_token_id:
+            return False
+        return self.end_token_id not in output_token_ids[start:]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
     """What changes the logits of single tokens before one is drawn.
 
     `biases` are pairs of a token id and what is added to its logit. The last token of a sequence in
     `bad_words` is not drawn where the output ends with the ones before it. Unless
-    `allowed_token_ids` is empty, no other token is drawn, the end-of-sequence token neither.
+    `allowed_token_ids` is empty, no other token is drawn, the end-of-sequence token neither. Where
+    the budget of `thinking` is spent its last tag is drawn, whatever else is said here.
 
     Raises `InvalidRequest` for too many of them, for a bias out of range, and where every allowed
     token is a bad word.
@@ -29,6 +74,7 @@ class TokenRules:
     biases: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         for name, value, most in (
@@ -61,10 +107,18 @@ class TokenRules:
                 )
 
     @property
+    def are_everywhere(self) -> bool:
+        """Whether there are rules for every token, and not for the end of thinking alone."""
+        return bool(self.biases or self.bad_words or self.allowed_token_ids)
+
+    @property
     def highest_token_id(self) -> int:
         """The largest token id in any rule; -1 without rules."""
         biased = [token_id for token_id, _ in self.biases]
-        return max([-1, *biased, *map(max, self.bad_words), *self.allowed_token_ids])
+        tags = []
+        if self.thinking is not None:
+            tags = [self.thinking.end_token_id, self.thinking.begin_token_id or 0]
+        return max([-1, *biased, *map(max, self.bad_words), *self.allowed_token_ids, *tags])
 
 
 NO_RULES = TokenRules()

@@ -17,7 +17,7 @@ from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.observing.tracing import is_traceparent
 from common.request import GenerationRequest, SamplingParams
-from common.token_rules import NO_RULES, TokenRules
+from common.token_rules import NO_RULES, ThinkingBudget, TokenRules
 from common.version import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 
@@ -106,6 +106,11 @@ def _write_rules(rules: TokenRules, message: pb.TokenRules) -> None:
         message.allowed_token_ids.extend(rules.allowed_token_ids)
         for word in rules.bad_words:
             message.bad_words.add(ids=word)
+        if rules.thinking is not None:
+            message.thinking.num_tokens = rules.thinking.num_tokens
+            message.thinking.end_token_id = rules.thinking.end_token_id
+            if rules.thinking.begin_token_id is not None:
+                message.thinking.begin_token_id = rules.thinking.begin_token_id
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"rules about tokens do not fit the wire: {wrong}") from wrong
 
@@ -121,6 +126,16 @@ def _rules_from_proto(message: pb.TokenRules) -> TokenRules:
         biases=tuple(zip(message.biased_token_ids, message.biases, strict=True)),
         bad_words=tuple(tuple(word.ids) for word in message.bad_words),
         allowed_token_ids=tuple(message.allowed_token_ids),
+        thinking=_budget_from_proto(message.thinking) if message.HasField("thinking") else None,
+    )
+
+
+def _budget_from_proto(message: pb.ThinkingBudget) -> ThinkingBudget:
+    has_begin = message.HasField("begin_token_id")
+    return ThinkingBudget(
+        num_tokens=message.num_tokens,
+        end_token_id=message.end_token_id,
+        begin_token_id=message.begin_token_id if has_begin else None,
     )
 
 

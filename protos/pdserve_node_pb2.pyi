@@ -34,17 +34,29 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ThinkingBudget(_message.Message):
+    __slots__ = ("num_tokens", "end_token_id", "begin_token_id")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    end_token_id: int
+    begin_token_id: int
+    def __init__(self, num_tokens: _Optional[int] = ..., end_token_id: _Optional[int] = ..., begin_token_id: _Optional[int] = ...) -> None: ...
+
 class TokenRules(_message.Message):
-    __slots__ = ("biased_token_ids", "biases", "bad_words", "allowed_token_ids")
+    __slots__ = ("biased_token_ids", "biases", "bad_words", "allowed_token_ids", "thinking")
     BIASED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BIASES_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     biased_token_ids: _containers.RepeatedScalarFieldContainer[int]
     biases: _containers.RepeatedScalarFieldContainer[float]
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, biased_token_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    thinking: ThinkingBudget
+    def __init__(self, biased_token_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logprobs", "stop_token_ids", "ignore_eos", "min_tokens", "grammar", "rules", "prompt_logprobs")

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from common.request import SamplingParams
-from common.token_rules import NO_RULES
 from engine.core.policies.growth import GrowthColumns, Lacking
 
 Ints = npt.NDArray[np.int64]
@@ -65,6 +64,8 @@ class Seats:
         self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
         self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
         self.has_rules: Bools = np.zeros(num_seats, np.bool_)
+        self.may_end_thinking: Ints = np.zeros((num_seats, 2), np.int64)
+        """From which index of the output, and before which one, its thinking may be ended."""
         self.num_prompt_logprobs: Ints = np.full(num_seats, NOT_ASKED, np.int64)
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
@@ -94,9 +95,20 @@ class Seats:
         values, index = _of_params(params), _LOGPROBS_INDEX
         self.sampling[seat] = (*values[:index], num_logprobs, *values[index:])
         self.has_grammar[seat] = params.grammar is not None
-        self.has_rules[seat] = params.rules != NO_RULES
+        self.has_rules[seat] = params.rules.are_everywhere
+        budget = params.rules.thinking
+        places = range(0) if budget is None else budget.places
+        self.may_end_thinking[seat] = places.start, places.stop
         asked = params.prompt_logprobs
         self.num_prompt_logprobs[seat] = NOT_ASKED if asked is None else asked
+
+    def have_rules_at(self, seats: Ints, output_indices: Ints) -> Bools:
+        """Return which draws, by their seats and their indices in the output, are under rules about
+        single tokens."""
+        places = self.may_end_thinking[seats]
+        may_end = (places[:, 0] <= output_indices) & (output_indices < places[:, 1])
+        found: Bools = self.has_rules[seats] | may_end
+        return found
 
     def leave(self, seat: int) -> None:
         """Empty a seat."""
@@ -108,6 +120,7 @@ class Seats:
             column[seat] = 0
         self.params[seat] = None
         self.has_grammar[seat] = self.has_rules[seat] = False
+        self.may_end_thinking[seat] = 0
         self.num_prompt_logprobs[seat] = NOT_ASKED
         self._free.append(seat)
 

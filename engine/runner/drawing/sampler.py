@@ -3,7 +3,7 @@
 In this order, with the source of each rule:
 
 0. Tokens that a grammar or the request's `allowed_token_ids` do not allow are taken out of the row
-   (vLLM does so here too).
+   (vLLM does so here too). Where a budget of thinking is spent its last tag alone is left.
 1. Log probabilities: log-softmax of these logits, before anything below. Then biases are added to
    the logits of single tokens (the OpenAI API's definition), and the last token of a bad word is
    withheld behind the others (vLLM).
@@ -125,19 +125,41 @@ def sampled_rows(
         None,
         unmasked,
     )
-    has_rules = seats.has_rules.take(histories)
+    has_rules = seats.have_rules_at(histories, output_indices)
     is_ruled = (output_indices < ways["min_tokens"]) | has_rules
     if is_ruled.any():
         rules = [_rules(seats, row) for row in histories.tolist()] if has_rules.any() else []
+        tags = _tags_behind_thinking(rows, rules)
+        is_ruled[list(tags)] = False
         withheld = _withheld(rows, seats, is_ruled.nonzero()[0], rules, vocab_size, eos_token_ids)
+        only = [
+            (tags[row],) if row in tags else one.allowed_token_ids for row, one in enumerate(rules)
+        ]
         rows = replace(
             rows,
             withheld_starts=np.cumsum([0, *map(len, withheld)]),
             withheld_ids=np.array([one for ids in withheld for one in ids], np.int64),
-            allowed=(masks or AllowedMasks(vocab_size)).add_to(allowed, rules),
+            allowed=(masks or AllowedMasks(vocab_size)).add_to(allowed, only),
             biases=biases_of(rules, vocab_size),
         )
     return rows
+
+
+def _tags_behind_thinking(rows: SampledRows, rules: Sequence[TokenRules]) -> dict[int, int]:
+    """Return the token that ends the thinking, by row, where the budget for it is spent."""
+    tags = {}
+    for row, budget in ((row, one.thinking) for row, one in enumerate(rules)):
+        if budget is None or rows.output_indices[row] not in budget.places:
+            continue
+        if budget.is_spent(_output(rows, row).tolist()):
+            tags[row] = budget.end_token_id
+    return tags
+
+
+def _output(rows: SampledRows, row: int) -> np.ndarray:
+    """Return the tokens of the output before the one that is drawn in a row."""
+    end = rows.num_tokens[row]
+    return rows.token_ids[rows.histories[row], end - rows.output_indices[row] : end]
 
 
 def _withheld(
@@ -156,8 +178,7 @@ def _withheld(
         assert params is not None
         ids = [*withheld_token_ids(params, output_index, eos_token_ids)]
         if rules:
-            end = rows.num_tokens[row]
-            ids += banned_token_ids(rules[row], seats.token_ids[history, end - output_index : end])
+            ids += banned_token_ids(rules[row], _output(rows, row))
         # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
         withheld[row] = [one for one in ids if 0 <= one < vocab_size]
     return withheld

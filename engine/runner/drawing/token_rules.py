@@ -86,17 +86,18 @@ class AllowedMasks:
         self._masks: OrderedDict[tuple[int, ...], np.ndarray] = OrderedDict()
 
     def add_to(
-        self, allowed: AllowedTokens | None, rules: Sequence[TokenRules]
+        self, allowed: AllowedTokens | None, only: Sequence[tuple[int, ...]]
     ) -> AllowedTokens | None:
-        """Return what rows with these rules may draw, also under `allowed` of their grammars."""
-        if not any(one.allowed_token_ids for one in rules):
+        """Return what rows may draw of which each has `only` these tokens (none: all of them), also
+        under `allowed` of their grammars."""
+        if not any(only):
             return allowed
-        mask_rows = np.full(len(rules), -1, np.int64) if allowed is None else allowed.mask_rows
+        mask_rows = np.full(len(only), -1, np.int64) if allowed is None else allowed.mask_rows
         masks = [] if allowed is None else list(allowed.masks)
         mask_rows = mask_rows.copy()
-        for row, one in enumerate(rules):
-            if one.allowed_token_ids:
-                mask = self._mask(one.allowed_token_ids)
+        for row, token_ids in enumerate(only):
+            if token_ids:
+                mask = self._mask(token_ids)
                 if mask_rows[row] >= 0:
                     mask = mask & masks[mask_rows[row]]
                 mask_rows[row] = len(masks)

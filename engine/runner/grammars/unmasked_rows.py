@@ -14,7 +14,6 @@ import numpy as np
 
 from common.errors import PdserveError
 from common.request import GREEDY_BELOW, SamplingParams
-from common.token_rules import NO_RULES
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 
 
@@ -35,13 +34,14 @@ def needs_no_mask(job: GrammarJob) -> bool:
     Then it depends on the largest value alone. Filters and log probabilities depend on what all
     allowed tokens are.
     """
-    params = job.params
+    params, budget = job.params, job.params.rules.thinking
     return not (
         job.drafts
         or len(job.output) < params.min_tokens
         or params.logprobs is not None
         or params.has_penalties
-        or (params.rules is not NO_RULES and params.rules != NO_RULES)
+        or params.rules.are_everywhere
+        or (budget is not None and len(job.output) in budget.places)
         or (
             params.temperature >= GREEDY_BELOW
             and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)

@@ -10,7 +10,6 @@ from common.kv.blocks import BlockKey, block_keys, root_hash
 from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeRecord
 from common.request import SamplingParams
-from common.token_rules import NO_RULES
 from router.core.known.block_index import BlockIndex
 from router.core.known.node_view import NodeView
 from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
@@ -36,8 +35,9 @@ class Query:
     """The request to place. The keys of its blocks are computed once per layout, when asked for.
 
     With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
-    those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
-    with log probabilities of the prompt. `last` are the nodes of the request before it in its
+    those that know rules about tokens and salts, with `needs_prompt_logprobs` those that answer
+    with log probabilities of the prompt, and with `needs_thinking_budgets` those that end thinking
+    where the request says so. `last` are the nodes of the request before it in its
     `session`. `layout` is the fingerprint of the nodes that drew the answer so far; empty: it has
     no token yet.
     """
@@ -47,6 +47,7 @@ class Query:
     needs_grammars: bool = False
     needs_token_rules: bool = False
     needs_prompt_logprobs: bool = False
+    needs_thinking_budgets: bool = False
     cache_salt: str = ""
     session: SessionId = b""
     last: SessionNodes = NO_NODES
@@ -71,6 +72,7 @@ class Query:
             (record.has_grammars or not self.needs_grammars)
             and (record.has_token_rules or not self.needs_token_rules)
             and (record.has_prompt_logprobs or not self.needs_prompt_logprobs)
+            and (record.has_thinking_budgets or not self.needs_thinking_budgets)
         )
 
     def goes_on_at(self, record: NodeRecord) -> bool:
@@ -106,8 +108,9 @@ def query_of(
         prompt.token_ids,
         sampling.max_tokens,
         needs_grammars=sampling.grammar is not None,
-        needs_token_rules=(needs_salt and bool(cache_salt)) or sampling.rules != NO_RULES,
+        needs_token_rules=(needs_salt and bool(cache_salt)) or sampling.rules.are_everywhere,
         needs_prompt_logprobs=sampling.prompt_logprobs is not None,
+        needs_thinking_budgets=sampling.rules.thinking is not None,
         cache_salt=cache_salt,
         session=session,
         blocks=prompt,

@@ -9,7 +9,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.request import MAX_SALT_CHARS, SamplingParams
-from common.token_rules import NO_RULES, TokenRules
+from common.token_rules import NO_RULES, ThinkingBudget, TokenRules
 from tests.support.engine.build import make_request
 
 
@@ -36,6 +36,64 @@ def test_the_highest_token_of_any_rule() -> None:
     assert TokenRules(biases=((7, 1.0),)).highest_token_id == 7
     assert TokenRules(bad_words=((9, 1), (2, 3))).highest_token_id == 9
     assert TokenRules(allowed_token_ids=(4, 8)).highest_token_id == 8
+    assert TokenRules(thinking=ThinkingBudget(num_tokens=9, end_token_id=3)).highest_token_id == 3
+    tags = ThinkingBudget(num_tokens=9, end_token_id=3, begin_token_id=5)
+    assert TokenRules(thinking=tags).highest_token_id == 5
+
+
+BEGIN, END = 90, 91
+
+
+def forced(output: list[int], num_tokens: int, begin: int | None) -> list[int]:
+    """The indices of the tokens of `output` that a budget forces."""
+    budget = ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_id=begin)
+    found = [count for count in range(len(output)) if budget.is_spent(output[:count])]
+    assert set(found) <= set(budget.places)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("output", "num_tokens", "places"),
+    [
+        ([1, 2, 3, 4, 5], 3, [3]),
+        ([1, 2, 3, END, 5, 6, 7, 8], 3, [3]),  # which is the last tag already
+        ([1, 2, END, 4, 5, 6, 7, 8], 3, []),
+        ([END, 1, 2, 3, 4], 3, []),
+        ([1, 2, 3], 0, [0]),
+        ([1, 2, 3], 3, []),
+        ([BEGIN, 1, 2, 3], 2, [2]),  # a first tag within the thinking is a token like any other
+    ],
+)
+def test_where_a_thinking_that_the_prompt_begins_is_ended(
+    output: list[int], num_tokens: int, places: list[int]
+) -> None:
+    assert forced(output, num_tokens, None) == places
+
+
+@pytest.mark.parametrize(
+    ("output", "num_tokens", "places"),
+    [
+        ([BEGIN, 1, 2, 3, 4, 5], 3, [4]),
+        ([9, BEGIN, 1, 2, 3, 4, 5], 3, [5]),
+        ([9, 9, BEGIN, 1, 2, 3, 4, 5], 3, []),  # it is in the answer
+        ([1, 2, 3, 4, 5, 6, 7], 3, []),
+        ([BEGIN, 1, 2, END, 3, 4, 5], 3, []),
+        ([BEGIN, BEGIN, 1, 2, END, 4, 5, 6], 3, [4]),
+        ([BEGIN, 1, 2, 3], 0, [1]),
+        ([9, BEGIN, 1, 2, 3], 0, [2]),
+        ([BEGIN, END, 1, 2, 3], 0, [1]),
+    ],
+)
+def test_where_a_thinking_that_the_output_begins_is_ended(
+    output: list[int], num_tokens: int, places: list[int]
+) -> None:
+    assert forced(output, num_tokens, BEGIN) == places
+
+
+@pytest.mark.parametrize("num_tokens", [-1, 2**31])
+def test_a_budget_out_of_range_is_refused(num_tokens: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"the thinking budget is {num_tokens}: wanted 0 to"):
+        ThinkingBudget(num_tokens=num_tokens, end_token_id=1)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from common.request import (
     GenerationRequest,
     SamplingParams,
 )
-from common.token_rules import TokenRules
+from common.token_rules import ThinkingBudget, TokenRules
 from common.version import PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import (
@@ -82,6 +82,13 @@ sampling_params = st.builds(
             tuple
         ),
         allowed_token_ids=st.lists(token_ids, max_size=5).map(tuple),
+        thinking=st.none()
+        | st.builds(
+            ThinkingBudget,
+            num_tokens=st.integers(0, 2**31 - 1),
+            end_token_id=token_ids,
+            begin_token_id=st.none() | token_ids,
+        ),
     ),
 )
 

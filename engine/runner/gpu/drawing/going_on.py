@@ -167,7 +167,7 @@ def has_rules(
         (ways["has_penalties"] != 0)
         | (ways["num_logprobs"] >= 0)
         | (output_indices < ways["min_tokens"])
-        | seats.has_rules[histories]
+        | seats.have_rules_at(histories, output_indices)
         | seats.has_grammar[histories]
     )
     return found

@@ -11,7 +11,7 @@ from common.ids import Incarnation
 from common.kv.prompt_blocks import PromptBlocks
 from common.nodes import NodeLoad, Role
 from common.request import SamplingParams
-from common.token_rules import NO_RULES, TokenRules
+from common.token_rules import NO_RULES, ThinkingBudget, TokenRules
 from placement.store import LiveNode
 from router.core.effects import Choose
 from router.core.known.node_view import NodeView
@@ -221,6 +221,19 @@ def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
     assert names(choose([*old, *new], one_token)) == (None, "p1")
     # No new prefill node: a decode node computes the prompt itself.
     assert names(choose([*old, new[0]], one_token)) == ("d1", None)
+
+
+def test_a_budget_of_thinking_is_asked_of_nodes_that_end_it() -> None:
+    rules = TokenRules(thinking=ThinkingBudget(num_tokens=3, end_token_id=7))
+    asked = query_of(PromptBlocks((1, 2, 3)), SamplingParams(max_tokens=8, rules=rules), "")
+    old = [node("d0", has_token_rules=True), prefill("p0", has_token_rules=True)]
+    new = [
+        node("d1", has_token_rules=True, has_thinking_budgets=True),
+        prefill("p1", has_token_rules=True, has_thinking_budgets=True),
+    ]
+    assert names(choose([*old, *new], asked)) == ("d1", "p1")
+    with pytest.raises(Overloaded, match="no decode or mixed node ends thinking at a budget"):
+        choose(old, asked)
 
 
 @pytest.mark.covers("V04")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from common.token_rules import TokenRules
+from common.token_rules import ThinkingBudget, TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.drawing.sampler import Sampler, sampled_rows
@@ -117,10 +117,94 @@ def test_rules_of_one_sequence_are_not_anothers() -> None:
 def test_a_set_is_allowed_only_as_far_as_the_grammar_goes() -> None:
     masks = AllowedMasks(64)
     of_grammar = AllowedTokens(np.array([0, -1]), np.array([[0b0110, 0]], np.int32))
-    rules = [TokenRules(allowed_token_ids=(2, 3)), TokenRules(allowed_token_ids=(40,))]
-    allowed = masks.add_to(of_grammar, rules)
+    allowed = masks.add_to(of_grammar, [(2, 3), (40,)])
     assert allowed is not None
     of_rows = [allowed.masks[row].tolist() for row in allowed.mask_rows]
     assert of_rows == [[0b0100, 0], [0, 1 << 8]]
-    assert masks.add_to(of_grammar, [TokenRules(), TokenRules()]) is of_grammar
+    assert masks.add_to(of_grammar, [(), ()]) is of_grammar
     assert of_grammar.masks.tolist() == [[0b0110, 0]]
+
+
+END = 90
+
+
+def budget(num_tokens: int, begin_token_id: int | None = None) -> ThinkingBudget:
+    return ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_id=begin_token_id)
+
+
+@pytest.mark.covers("T44")
+@pytest.mark.parametrize(
+    ("thinking", "output", "token_id"),
+    [
+        (budget(2), [1], 5),
+        (budget(2), [1, 2], END),
+        (budget(2), [1, END], 5),
+        (budget(2), [1, 2, END], 5),
+        (budget(0), [], END),
+        (budget(1, 8), [8, 1], END),
+        (budget(1, 8), [1, 1], 5),
+        (budget(1, 8), [1, 8, 1], END),
+    ],
+)
+def test_the_last_tag_is_drawn_where_the_budget_of_thinking_is_spent(
+    thinking: ThinkingBudget, output: list[int], token_id: int
+) -> None:
+    assert drawn(TokenRules(thinking=thinking), output) == (token_id,)
+
+
+@pytest.mark.covers("T44")
+@pytest.mark.parametrize(
+    ("output", "drafts", "tokens"),
+    [
+        ([1], (5, 5, 5), (5, END)),
+        ([1], (5, END, 5), (5, END, 5, 5)),
+        ([1, 5], (END, 5), (END, 5, 5)),
+        ([END], (5, 5, 5), (5, 5, 5, 5)),
+    ],
+)
+def test_a_budget_is_spent_at_the_same_token_behind_drafts(
+    output: list[int], drafts: tuple[int, ...], tokens: tuple[int, ...]
+) -> None:
+    assert drawn(TokenRules(thinking=budget(2)), output, drafts) == tokens
+
+
+def test_nothing_keeps_the_last_tag_from_being_drawn() -> None:
+    """Other rules hold before it and behind it."""
+    rules = TokenRules(
+        biases=((END, -100.0),),
+        bad_words=((END,), (5,)),
+        allowed_token_ids=(6, 7),
+        thinking=budget(1),
+    )
+    early = params(rules, min_tokens=9, stop_token_ids=(END,), logprobs=0)
+    tokens: list[int] = []
+    for _ in range(3):
+        one = drawn_from(logits_with(), SampleInput(early, len(tokens), [1, 2], tokens), ())
+        assert one is not None
+        tokens += one.token_ids
+    assert tokens == [6, END, 6]
+
+
+def test_a_budget_is_a_rule_at_its_place_alone() -> None:
+    """Rows of other places, and of other requests, are drawn as if there were none."""
+    of_rows = [
+        (output, rules)
+        for output in ([], [1], [1, 2], [1, 2, 3])
+        for rules in (TokenRules(thinking=budget(2)), TokenRules())
+    ]
+    entries = [
+        ScheduledSequence(
+            row,
+            [9, *output][-1:],
+            len(output),
+            [row],
+            SampleInput(params(rules), len(output), [9], output),
+        )
+        for row, (output, rules) in enumerate(of_rows)
+    ]
+    batch = batch_of(entries)
+    rows = sampled_rows(batch, VOCAB, frozenset())
+    is_spent = [len(output) == 2 and rules.thinking is not None for output, rules in of_rows]
+    assert batch.seats.have_rules_at(rows.histories, rows.output_indices).tolist() == is_spent
+    assert rows.allowed is not None
+    assert (rows.allowed.mask_rows >= 0).tolist() == is_spent
