@@ -17,7 +17,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.request import MAX_LOGPROBS, SamplingParams, check_cache_salt, check_priority
 from grammars.gbnf import Gbnf
-from router.api.bodies.chat_messages import template_messages, template_options
+from router.api.bodies.chat_messages import template_messages, template_options, thinking_budget
 from router.api.bodies.client_tools import ClientTool
 from router.api.bodies.json_text import JsonText, checked_text
 from router.api.bodies.messages import request as messages
@@ -80,7 +80,7 @@ _BODIES: Mapping[RequestKind, type[WholeBody]] = {
 
 EVERYWHERE = (
     *("cache_salt", "priority", "min_tokens", "ignore_eos", "stop_token_ids"),
-    *("truncate_prompt_tokens", "prompt_cache_key", "user"),
+    *("truncate_prompt_tokens", "thinking_token_budget", "prompt_cache_key", "user"),
 )
 """Fields of chats about isolation, limits and sessions, which mean the same on every endpoint."""
 _CHATS = frozenset({*ChatBody.model_fields, *ChatBody.not_supported} - {*LIMITS})
@@ -103,7 +103,10 @@ class AskedTexts(NamedTuple):
 
 
 class AskedSampling(NamedTuple):
-    """What to sample. `drawn` are parameters by name, as far as they are given."""
+    """What to sample. `drawn` are parameters by name, as far as they are given.
+
+    `thinking_budget`: the most tokens of thinking; None: it is not limited.
+    """
 
     drawn: Mapping[str, float]
     seed: int | None
@@ -112,6 +115,7 @@ class AskedSampling(NamedTuple):
     allowed_token_ids: Sequence[int]
     bad_words: Sequence[str]
     logit_bias: Mapping[str, float]
+    thinking_budget: int | None
     grammar: Grammar | Gbnf | None
 
 
@@ -311,6 +315,7 @@ def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
             allowed_token_ids=body.allowed_token_ids or (),
             bad_words=body.bad_words or (),
             logit_bias=body.logit_bias or {},
+            thinking_budget=thinking_budget(body) if isinstance(body, ChatBody) else None,
             grammar=grammar_of(body),
         ),
         output=output,

@@ -24,6 +24,9 @@ _MEDIA_PARTS = {
 """Parts that are no text, and what the model is told in their place."""
 _THINKING = ("enable_thinking", "thinking", "thinking_budget")
 """Variables of chat templates that say whether a model thinks."""
+_BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens")
+"""The names that vLLM, Alibaba Cloud and llama.cpp have for the most tokens of thinking."""
+_NO_BUDGET = -1
 _THOUGHT_PARTS = ("thinking", "redacted_thinking")
 """Parts of an answer that are not its text; of the second nothing can be read."""
 
@@ -52,6 +55,29 @@ def template_messages(
     return with_results_in_order(plain)
 
 
+def thinking_budget(body: ChatBody) -> int | None:
+    """Return the most tokens that a body lets the model think; None: it does not say.
+
+    Raises `InvalidRequest` for what is no number of tokens.
+    """
+    of_thinking = body.thinking.get("budget_tokens") if isinstance(body.thinking, dict) else None
+    for name, most in (
+        *((name, getattr(body, name)) for name in _BUDGETS),
+        ("thinking.budget_tokens", of_thinking),
+    ):
+        if most is None or most == _NO_BUDGET:
+            continue
+        if isinstance(most, float) and most.is_integer():
+            most = int(most)
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            shown = str(most)[:20]
+            raise InvalidRequest(
+                f"{name} is {shown}: wanted a number of tokens, or -1 for no limit", param=name
+            )
+        return most
+    return None
+
+
 def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
     """Return the variables by which chat templates let a model think or not, as a body asks for.
 
@@ -61,11 +87,15 @@ def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
     """
     asked = body.enable_thinking if body.enable_thinking is not None else body.thinking
     thinks = asked.get("type") != "disabled" if isinstance(asked, dict) else asked
-    if thinks:
-        return {"enable_thinking": True, "thinking": True}
-    if thinks is False or body.reasoning_effort == "none":
+    budget = thinking_budget(body)
+    if thinks is False or (thinks is None and (budget == 0 or body.reasoning_effort == "none")):
         return {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
-    return {}
+    variables: dict[str, bool | int] = {}
+    if thinks:
+        variables = {"enable_thinking": True, "thinking": True}
+    if budget is not None:
+        variables["thinking_budget"] = budget
+    return variables
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:

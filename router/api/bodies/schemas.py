@@ -291,6 +291,9 @@ class ChatBody(SamplingFields):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     thinking: Maybe[bool | dict[str, Any]] = None
+    thinking_token_budget: Whole | None = None
+    thinking_budget: Whole | None = None
+    thinking_budget_tokens: Whole | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Read by `tool_fields`, which names what is wrong in them.

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from common.errors import InvalidRequest
-from common.grammar import Grammar
 from common.prompt_logprobs import check_num_entries
 from common.request import SamplingParams
-from common.token_rules import MAX_BAD_WORDS, TokenRules
+from common.token_rules import MAX_BAD_WORDS, ThinkingBudget, TokenRules
 from router.api.bodies.asked import Asked, AskedOutput, AskedSampling, MaxTokens
+from router.api.planning.answer_syntax import AnswerRules
 from router.text.context_limits import output_limit
 from router.text.text_model import TextModel, filters_of_nodes
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.thinking import ThinkingFormat
 
 MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
@@ -181,7 +183,7 @@ def _within_logprobs(
 def planned_sampling(
     asked: AskedSampling,
     output: PlannedOutput,
-    grammar: Grammar | None,
+    answer: AnswerRules,
     seed: int,
     model: TextModel,
 ) -> SamplingParams:
@@ -194,6 +196,7 @@ def planned_sampling(
         biases=_biases(asked.logit_bias, model.vocab_size),
         bad_words=_bad_words(asked.bad_words, model),
         allowed_token_ids=tuple(asked.allowed_token_ids),
+        thinking=_budget(asked.thinking_budget, max(output.max_tokens), answer.syntax, model),
     )
     model.check_ids(asked.stop_token_ids, "stop_token_ids")
     model.check_ids(asked.allowed_token_ids, "allowed_token_ids")
@@ -208,7 +211,7 @@ def planned_sampling(
         prompt_logprobs=output.prompt_logprobs,
         stop_token_ids=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
-        grammar=grammar,
+        grammar=answer.grammar,
         rules=rules,
     )
 
@@ -225,6 +228,29 @@ def _biases(by_name: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, f
             )
         biases[int(name)] = bias
     return tuple(sorted(biases.items()))
+
+
+def _budget(
+    num_tokens: int | None, most: int, syntax: AnswerSyntax, model: TextModel
+) -> ThinkingBudget | None:
+    """Return where thinking of more than `num_tokens` ends; None: nowhere among the first `most`.
+
+    Without a token for the last tag nodes could not tell an answer that thinks from one that has
+    thought.
+    """
+    if num_tokens is None or num_tokens >= most or syntax.thinking is ThinkingFormat.NONE:
+        return None
+    begin, end = (
+        token_id if token_id is not None and token_id < model.vocab_size else None
+        for token_id in map(model.chat.tag_tokens.get, syntax.tags)
+    )
+    if syntax.thinking is ThinkingFormat.BEGUN:
+        begin = None
+    elif begin is None:
+        return None
+    if end is None:
+        return None
+    return ThinkingBudget(num_tokens=num_tokens, end_token_id=end, begin_token_id=begin)
 
 
 def _bad_words(words: Sequence[str], model: TextModel) -> tuple[tuple[int, ...], ...]:

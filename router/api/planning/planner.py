@@ -159,9 +159,7 @@ class Planner:
             for prompt, max_tokens in zip(prompts, output.max_tokens, strict=True)
         ]
         shape, ends = asked.shape, self._model.eos_token_ids
-        sampling = planned_sampling(
-            asked.sampling, output, answer.grammar, planned[0].seed, self._model
-        )
+        sampling = planned_sampling(asked.sampling, output, answer, planned[0].seed, self._model)
         if not shape.stop:  # which could end an answer before
             # Shorter choices can have what begins the answer of the longest one.
             check_drawable(sampling, max(output.max_tokens), ends)

@@ -1,0 +1,146 @@
+"""Budgets of thinking end it at the same token with every method, preempted, handed off, in chunks.
+
+Any token of the demo model is a tag here: of a prompt that begins the thinking, of an output that
+does, and of one under a grammar behind it. The pool holds about half of what is asked for, so
+sequences are preempted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from common.grammar import Grammar, GrammarKind
+from common.ids import AttemptId
+from common.request import GenerationRequest, SamplingParams
+from common.token_rules import ThinkingBudget, TokenRules
+from engine.runner.model_runner import ModelRunner
+from grammars.texts import as_lark
+from pdserve.checkpoints.demo_model import demo_model_folder
+from router.tools.grammars import GrammarWriter
+from router.tools.thinking import ThinkingFormat, ThinkingTags
+from tests.equality.combinations import answers_alone, pressed_node
+from tests.support.engine.choices import METHODS, MODES
+from tests.support.models.pressure import answer_together, answer_with_handoff, demo_runners
+
+END_ID = 5
+"""A token of the tokenizer that no text of it has."""
+NUM_OUTPUT = 36
+BUDGETS = (0, 1, 7, 16, 30)
+PROMPTS = (
+    "one two three four one two three four one two three four one two three",
+    "The river was cold and the boat was old. The river was cold and the",
+)
+_BEHIND = GrammarWriter({"[/THINK]": END_ID}, ThinkingTags("[THINK]", "[/THINK]")).behind_thinking(
+    as_lark(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": ["yes", "no"]})), "asked"),
+    ThinkingFormat.BEGUN,
+)
+"""Free text up to the last tag, and then one of two words."""
+
+
+def ways() -> list[tuple[int, SamplingParams]]:
+    """Budgets of thinking that the prompt begins: greedy, drawn with penalties, under a grammar."""
+    found = []
+    for number, num_tokens in enumerate(BUDGETS):
+        rules = TokenRules(thinking=ThinkingBudget(num_tokens=num_tokens, end_token_id=END_ID))
+        more: dict[str, Any] = {"temperature": 0.0}
+        if number % 2:
+            more = {"temperature": 0.8, "frequency_penalty": 0.1}
+        found += [
+            (num_tokens, SamplingParams(
+                max_tokens=NUM_OUTPUT, seed=number, ignore_eos=True, rules=rules, **more,
+            )),
+            (num_tokens, SamplingParams(
+                max_tokens=NUM_OUTPUT, seed=number, temperature=0.0, rules=rules,
+                grammar=Grammar(GrammarKind.LARK, _BEHIND),
+            )),
+        ]  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def runners() -> tuple[ModelRunner, ModelRunner]:
+    for runner in demo_runners():
+        compiled = runner.prepare_grammar(Grammar(GrammarKind.LARK, _BEHIND))
+        if compiled is not None:
+            compiled.result(60)
+    return demo_runners()
+
+
+@pytest.fixture(scope="module")
+def requests(runners: tuple[ModelRunner, ModelRunner]) -> list[GenerationRequest]:
+    """The last one has a thinking that its output begins, with whatever token that begins with."""
+    greedy = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True)
+    made = [request(number, sampling) for number, (_, sampling) in enumerate(ways())]
+    plain = request(len(made), greedy)
+    [[first, *_]] = answers_alone(runners[0], [plain])
+    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_id=first)
+    return [*made, replace(plain, sampling=replace(greedy, rules=TokenRules(thinking=budget)))]
+
+
+def request(number: int, sampling: SamplingParams) -> GenerationRequest:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    return GenerationRequest(
+        id=AttemptId(f"r{number}", 1),
+        prompt_token_ids=tuple(tokenizer.encode(PROMPTS[number % 2]).ids),
+        sampling=sampling,
+        deadline_s=60.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
+) -> list[list[int]]:
+    return answers_alone(runners[0], requests)
+
+
+@pytest.mark.covers("T44")
+def test_thinking_ends_with_its_budget_and_the_answer_follows(
+    undisturbed: list[list[int]],
+) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    assert undisturbed[-1].index(END_ID) == 1 + 9
+    for (num_tokens, sampling), tokens in zip(ways(), undisturbed[:-1], strict=True):
+        assert tokens.index(END_ID) == num_tokens
+        assert tokens.count(END_ID) == 1
+        if sampling.grammar is not None:
+            assert tokenizer.decode(tokens[num_tokens + 1 :]).strip() in ('"yes"', '"no"')
+
+
+@pytest.mark.covers("T44")
+@pytest.mark.parametrize("way", [*product(METHODS, MODES, ("sync", "async"))], ids="-".join)
+def test_one_node_that_preempts(
+    way: tuple[str, str, str],
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    method, mode, steps = way
+    combination = ("none", "last_in_first_out", mode, method, steps)
+    node = pressed_node(runners[0], combination, num_blocks=9, budget=20)
+    assert answer_together(node, requests) == undisturbed
+    counters = node.scheduler.statistics().counters
+    assert counters.num_preemptions > 0
+    assert (counters.num_drafted > 0) == (method != "none")
+
+
+@pytest.mark.covers("T44")
+@pytest.mark.parametrize("handoff", [*product(METHODS, MODES)], ids="-".join)
+def test_a_handoff(
+    handoff: tuple[str, str],
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    method, mode = handoff
+    combination = ("none", "last_in_first_out", mode, method, "sync")
+    prefill = pressed_node(runners[0], combination, num_blocks=12)
+    decode = pressed_node(runners[1], combination, num_blocks=9)
+    assert answer_with_handoff(prefill, decode, requests) == undisturbed
+    assert decode.scheduler.statistics().counters.num_preemptions > 0
