@@ -115,7 +115,7 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(
 
 @pytest.mark.covers("T44")
 @pytest.mark.parametrize("way", [*product(METHODS, MODES, ("sync", "async"))], ids="-".join)
-def test_one_node_that_preempts(
+def test_budgets_on_a_node_that_preempts(
     way: tuple[str, str, str],
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],
@@ -132,7 +132,7 @@ def test_one_node_that_preempts(
 
 @pytest.mark.covers("T44")
 @pytest.mark.parametrize("handoff", [*product(METHODS, MODES)], ids="-".join)
-def test_a_handoff(
+def test_budgets_over_a_handoff(
     handoff: tuple[str, str],
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
+from common.token_rules import ThinkingBudget, TokenRules
 from engine.core import step_after
 from engine.core.runner_contract import DeviceLost, SequencesFailed
 from engine.runner.gpu.cuda_driver import GpuError
@@ -169,6 +170,23 @@ def test_a_row_of_any_kind_holds_nobody_back(folder: Path, monkeypatch: pytest.M
         assert step.batch.has_gone_on
         assert len(step.batch) == 3
         assert calls == ["to the card", *more, *TOKENS_AND_STEP_BEHIND], sampling
+
+
+@pytest.mark.timeout(600)
+def test_thinking_ends_in_a_step_that_was_begun_early(folder: Path) -> None:
+    """The row is edited in that step alone: its graph drew what the model would have had."""
+    rules = TokenRules(thinking=ThinkingBudget(num_tokens=4, end_token_id=77))
+    outputs = []
+    for goes_on in (False, True):
+        node = Node(on_card(folder), goes_on=goes_on)
+        node.add(5, 9, 1, **DRAWN, rules=rules)
+        node.add(6, 9, 2, **GREEDY)
+        while node.scheduler.running or node.scheduler.waiting:
+            node.step()
+        outputs.append(node.outputs)
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1].index(77) == 4
+    assert node.num_begun >= 6
 
 
 @pytest.mark.timeout(600)
