@@ -38,9 +38,8 @@ class NodeRecord:
     what enters the fingerprint. `version` is that of the package, `protocol` that of the messages
     to and from routers. `has_grammars`: answers under a grammar can be asked of it.
     `has_token_rules`: it knows `common.token_rules` and salts. `has_prompt_logprobs`: it answers
-    with the log probabilities of a prompt where they are asked for. `has_thinking_budgets`: it ends
-    thinking where a request says so. `sends_blocks`: it sends cached blocks to a node that asks for
-    them by their hashes.
+    with the log probabilities of a prompt where they are asked for. `sends_blocks`: it sends cached
+    blocks to a node that asks for them by their hashes.
     `kv_cache_bytes` is the memory of its KV blocks as they are stored; 0: unknown. `device` names
     the accelerator that it computes on; empty: it computes on a CPU, or does not tell.
     `roles` are those that it can be given while it runs; empty: it keeps its own.
@@ -71,7 +70,6 @@ class NodeRecord:
     has_grammars: Flag = False
     has_token_rules: Flag = False
     has_prompt_logprobs: Flag = False
-    has_thinking_budgets: Flag = False
     sends_blocks: Flag = False
     kv_cache_bytes: Count = 0
     device: Text = ""

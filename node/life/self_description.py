@@ -88,7 +88,6 @@ def _record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
-        has_thinking_budgets=True,
         sends_blocks=True,
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,

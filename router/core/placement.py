@@ -439,8 +439,6 @@ def _wanted(query: Query) -> str:
         wanted.append("knows biases, bad words and salts")
     if query.needs_prompt_logprobs:
         wanted.append("answers with prompt_logprobs")
-    if query.needs_thinking_budgets:
-        wanted.append("ends thinking at a budget")
     return " and ".join(wanted)
 
 

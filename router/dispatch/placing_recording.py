@@ -59,7 +59,6 @@ class RecordedQuery:
     needs_grammars: bool = False
     needs_token_rules: bool = False
     needs_prompt_logprobs: bool = False
-    needs_thinking_budgets: bool = False
     session: bytes = b""
     keys: tuple[tuple[str, int, tuple[BlockKey, ...]], ...] = ()
 
@@ -71,7 +70,6 @@ class RecordedQuery:
             needs_grammars=self.needs_grammars,
             needs_token_rules=self.needs_token_rules,
             needs_prompt_logprobs=self.needs_prompt_logprobs,
-            needs_thinking_budgets=self.needs_thinking_budgets,
             session=self.session,
             known_keys={(name, size): found for name, size, found in self.keys},
         )
@@ -137,7 +135,6 @@ def _shown_query(
         needs_grammars=query.needs_grammars,
         needs_token_rules=query.needs_token_rules,
         needs_prompt_logprobs=query.needs_prompt_logprobs,
-        needs_thinking_budgets=query.needs_thinking_budgets,
         session=of_session(query.session),
         keys=tuple(
             (name, size, tuple(map(of_key, found)))

@@ -29,7 +29,6 @@ class _KindKey(NamedTuple):
     has_grammars: bool
     has_token_rules: bool
     has_prompt_logprobs: bool
-    has_thinking_budgets: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -218,7 +217,6 @@ def _kind_key(record: NodeRecord) -> _KindKey:
         has_grammars=record.has_grammars,
         has_token_rules=record.has_token_rules,
         has_prompt_logprobs=record.has_prompt_logprobs,
-        has_thinking_budgets=record.has_thinking_budgets,
     )
 
 

@@ -35,9 +35,8 @@ class Query:
     """The request to place. The keys of its blocks are computed once per layout, when asked for.
 
     With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
-    those that know rules about tokens and salts, with `needs_prompt_logprobs` those that answer
-    with log probabilities of the prompt, and with `needs_thinking_budgets` those that end thinking
-    where the request says so. `last` are the nodes of the request before it in its
+    those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
+    with log probabilities of the prompt. `last` are the nodes of the request before it in its
     `session`. `layout` is the fingerprint of the nodes that drew the answer so far; empty: it has
     no token yet.
     """
@@ -47,7 +46,6 @@ class Query:
     needs_grammars: bool = False
     needs_token_rules: bool = False
     needs_prompt_logprobs: bool = False
-    needs_thinking_budgets: bool = False
     cache_salt: str = ""
     session: SessionId = b""
     last: SessionNodes = NO_NODES
@@ -72,7 +70,6 @@ class Query:
             (record.has_grammars or not self.needs_grammars)
             and (record.has_token_rules or not self.needs_token_rules)
             and (record.has_prompt_logprobs or not self.needs_prompt_logprobs)
-            and (record.has_thinking_budgets or not self.needs_thinking_budgets)
         )
 
     def goes_on_at(self, record: NodeRecord) -> bool:
@@ -102,7 +99,8 @@ def query_of(
 ) -> Query:
     """Return what a request asks of the nodes that can take it.
 
-    Without `needs_salt` they need not know salts.
+    Without `needs_salt` they need not know salts. Nor need they know budgets of thinking: a node of
+    the release before ignores them, as all of that release did.
     """
     return Query(
         prompt.token_ids,
@@ -110,7 +108,6 @@ def query_of(
         needs_grammars=sampling.grammar is not None,
         needs_token_rules=(needs_salt and bool(cache_salt)) or sampling.rules.are_everywhere,
         needs_prompt_logprobs=sampling.prompt_logprobs is not None,
-        needs_thinking_budgets=sampling.rules.thinking is not None,
         cache_salt=cache_salt,
         session=session,
         blocks=prompt,

@@ -399,7 +399,6 @@ class Nature:
             has_token_rules=True,
             has_grammars=True,
             has_prompt_logprobs=True,
-            has_thinking_budgets=True,
             num_host_blocks=facts.num_host_blocks,
             roles=tuple(one for one in NODE_ROLES if one not in self.refused),
         )

@@ -42,7 +42,6 @@ RECORD: dict[str, Any] = {
     "has_grammars": False,
     "has_token_rules": False,
     "has_prompt_logprobs": False,
-    "has_thinking_budgets": False,
     "sends_blocks": False,
     "kv_cache_bytes": 1 << 33,
     "device": "NVIDIA H100 80GB HBM3, GPU 0",

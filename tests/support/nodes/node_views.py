@@ -25,7 +25,6 @@ def node(
     has_grammars: bool = False,
     has_token_rules: bool = False,
     has_prompt_logprobs: bool = False,
-    has_thinking_budgets: bool = False,
     sends_blocks: bool = True,
     num_cached_blocks: int = 0,
     kv_unreachable: tuple[Incarnation, ...] = (),
@@ -39,7 +38,6 @@ def node(
         has_grammars=has_grammars,
         has_token_rules=has_token_rules,
         has_prompt_logprobs=has_prompt_logprobs,
-        has_thinking_budgets=has_thinking_budgets,
         sends_blocks=sends_blocks,
     )
     load = NodeLoad(
