@@ -38,6 +38,10 @@ class JsonAnswer(JSONResponse):
     media_type = JSON_TYPE
 
 
+_OF_CODEX = " (of Codex: features.enable_request_compression = false)"
+"""Codex compresses bodies wherever it is logged in to its maker's service."""
+
+
 class Exchange(Response):
     """A request handled whole: the framework, which has no limit, does not read its body."""
 
@@ -63,7 +67,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
                 raise BodyTooLarge(max_bytes)
         if name == b"content-encoding" and value.lower() != b"identity":
             encoding = value[:40].decode("latin-1")
-            raise InvalidRequest(f"the body's Content-Encoding is {encoding!r}: wanted plain JSON")
+            raise InvalidRequest(
+                f"the body's Content-Encoding is {encoding!r}: wanted plain JSON{_OF_CODEX}"
+            )
     parts: list[bytes] = []
     size = 0
     while True:

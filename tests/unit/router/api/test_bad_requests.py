@@ -458,12 +458,16 @@ async def test_outcomes_are_counted_by_code() -> None:
     assert edge.metric("pdserve_requests_total", **outcome) == 1
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd, gzip"])
+@pytest.mark.covers("J29")
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "zstd, gzip"])
 async def test_a_compressed_body_is_named(encoding: str) -> None:
     headers = {"content-encoding": encoding}
     status, error, _ = await refused(make_edge(), TEXT_PATH, b"\x1f\x8b", **headers)
     assert status == 400
-    assert error["message"] == f"the body's Content-Encoding is {encoding!r}: wanted plain JSON"
+    assert error["message"] == (
+        f"the body's Content-Encoding is {encoding!r}: wanted plain JSON (of Codex: "
+        "features.enable_request_compression = false)"
+    )
 
 
 async def test_a_body_that_says_that_it_is_not_compressed() -> None:
