@@ -3,7 +3,7 @@
 ids               incarnations, attempts, request ids
 request           what a client asks for, and what a node answers
 grammar           a grammar that an answer must follow, as text
-token_rules       biases, bad words and allowed tokens of a request
+token_rules       biases, bad words, allowed tokens and the thinking budget of a request
 prompt_logprobs   log probabilities of the tokens of a prompt
 nodes             what the cluster knows of a node: its record and its load
 measured_profile  the file of `pdserve profile`: what a machine does with a model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, InvalidRequest
+from router.text.chat.efforts import efforts_by
 from router.text.chat.system_messages import treatment_by
 from router.text.chat.turn_taking import turns_by
 from router.tools.earlier_calls import Arguments, arguments_by, in_form
@@ -60,6 +61,7 @@ def _strftime_now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)
 
 
+_ASKED = {"role": "user", "content": "Hi"}
 _END_OF_FINAL_MESSAGE = "\ue000end of the final message\ue000"
 _END_OF_THOUGHT = "\ue000end of its thought\ue000"
 """Characters for private use, which no template treats in a special way."""
@@ -116,6 +118,10 @@ class ChatTemplate:
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             return self._rendered(messages, ChatOptions(), True)
 
+        def told(variables: Mapping[str, Any]) -> str:
+            return self._rendered([_ASKED], ChatOptions(variables=variables), True)
+
+        self._efforts = efforts_by(told)
         self._system = treatment_by(render)
         self._turns = turns_by(render)
         self._arguments = arguments_by(render)
@@ -133,6 +139,7 @@ class ChatTemplate:
         Raises `TemplateRefused` when the template refuses the messages.
         """
         options = options or ChatOptions()
+        options = replace(options, variables=self._efforts.fitted(options.variables))
         messages = self._system.fitted(messages, keeps_all=options.keeps_system)
         messages = self._turns.fitted(messages)
         messages = in_form(messages, self._arguments)

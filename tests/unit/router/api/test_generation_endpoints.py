@@ -467,6 +467,40 @@ async def test_a_model_that_is_not_to_think_is_told_so(
     assert edge.generator.calls[0].prompt_token_ids == encode(wanted)
 
 
+@pytest.mark.covers("J30")
+@pytest.mark.parametrize(
+    ("path", "more", "wanted"),
+    [
+        (CHAT_PATH, {"reasoning_effort": "high"}, "xhigh -"),
+        (CHAT_PATH, {"reasoning_effort": "low"}, "low -"),
+        (CHAT_PATH, {"reasoning_effort": "none"}, "- False"),
+        ("/v1/responses", {"reasoning": {"effort": "minimal"}}, "low -"),
+        ("/v1/messages", {"output_config": {"effort": "high"}}, "xhigh -"),
+        (
+            "/v1/messages",
+            {"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}},
+            "xhigh True",
+        ),
+    ],
+)
+async def test_an_effort_that_agents_always_ask_for_is_no_error(
+    path: str, more: dict[str, Any], wanted: str, tmp_path: Any
+) -> None:
+    """By a template that knows other ones, as that of Qwen3.8."""
+    source = (
+        "{%- if enable_thinking is not defined or enable_thinking %}"
+        "{%- if reasoning_effort | default('low') not in ('xhigh', 'medium', 'low') %}"
+        "{{- raise_exception('Unexpected reasoning effort') }}{%- endif %}{%- endif %}"
+        "{{ reasoning_effort | default('-') }} {{ enable_thinking | default('-') }}"
+    )
+    folder = write_model_folder(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    edge = make_edge(model=TextModel.load(folder, "tiny", 0))
+    asked = {"input": "Hi"} if path == "/v1/responses" else CHAT | {"max_tokens": 9}
+    await post(edge, path, asked | more)
+    assert edge.generator.calls[0].prompt_token_ids == encode(wanted)
+
+
 async def test_the_version_is_the_system_fingerprint() -> None:
     for path, body in ((CHAT_PATH, CHAT), (TEXT_PATH, TEXT)):
         answer = await post(make_edge(), path, body)
