@@ -1,7 +1,7 @@
 """Messages for templates in which the user and the assistant take turns, and the user begins.
 
-Such templates refuse two messages of one role in a row. Which one a template refuses is found by
-rendering small conversations when it is read.
+Such templates refuse two messages of one role in a row; others, a conversation without a user. What
+a template refuses is found by rendering small conversations when it is read.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ Messages = Sequence[Mapping[str, Any]]
 _USER = {"role": "user", "content": "Hi"}
 _ASSISTANT = {"role": "assistant", "content": "Hello"}
 _SILENT = {"role": "user", "content": ""}
+_SYSTEM = {"role": "system", "content": "Be brief."}
 _JOINED = ("content", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnTaking:
-    """What a template refuses: two messages in a row of the roles `joined`, and an assistant that
-    begins."""
+    """What a template refuses: two messages in a row of the roles `joined`, an assistant that
+    begins, and messages of which none is the user's."""
 
     joined: frozenset[str] = frozenset()
     user_begins: bool = False
+    needs_user: bool = False
 
     def fitted(self, messages: Messages) -> Messages:
         """Return messages that the template takes, with the same text.
 
-        What it refuses in a row is one message. Before an assistant that begins, a message of the
-        user says nothing. Calls and their results stay as they are.
+        What it refuses in a row is one message. Where the user is missing, before an assistant that
+        begins or behind the system, a message of the user says nothing. Calls and their results
+        stay as they are.
         """
         fitted: list[Mapping[str, Any]] = []
         for message in messages:
@@ -40,8 +43,11 @@ class TurnTaking:
                 fitted[-1] = _in_one(fitted[-1], message)
             else:
                 fitted.append(message)
-        first = next((at for at, one in enumerate(fitted) if one["role"] != "system"), 0)
-        if self.user_begins and fitted[first]["role"] == "assistant":
+        roles = [one["role"] for one in fitted]
+        first = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
+        if (self.needs_user and "user" not in roles) or (
+            self.user_begins and "assistant" in roles[first : first + 1]
+        ):
             fitted.insert(first, _SILENT)
         return fitted
 
@@ -68,7 +74,8 @@ def turns_by(render: Callable[[Messages], str]) -> TurnTaking:
     if not takes(_USER, _ASSISTANT, _ASSISTANT, _USER):
         joined.add("assistant")
     user_begins = not takes(_ASSISTANT, _USER) and takes(_SILENT, _ASSISTANT, _USER)
-    return TurnTaking(frozenset(joined), user_begins)
+    needs_user = not takes(_SYSTEM) and takes(_SYSTEM, _SILENT)
+    return TurnTaking(frozenset(joined), user_begins, needs_user)
 
 
 def _in_one(message: Mapping[str, Any], following: Mapping[str, Any]) -> Mapping[str, Any]:

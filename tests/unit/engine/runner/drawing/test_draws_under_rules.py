@@ -176,7 +176,9 @@ def test_nothing_keeps_the_last_tag_from_being_drawn() -> None:
         allowed_token_ids=(6, 7),
         thinking=budget(1),
     )
-    early = params(rules, min_tokens=9, stop_token_ids=(END,), logprobs=0)
+    early = SamplingParams(
+        max_tokens=99, temperature=0.0, rules=rules, min_tokens=9, stop_token_ids=(END,)
+    )
     tokens: list[int] = []
     for _ in range(3):
         one = drawn_from(logits_with(), SampleInput(early, len(tokens), [1, 2], tokens), ())

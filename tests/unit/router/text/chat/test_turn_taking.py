@@ -36,6 +36,12 @@ ONE_USER = (
     + ROW
     + "{% endfor %}"
 )
+ASKED = (
+    "{% set asked = namespace(found=false) %}{% for m in messages if m['role'] == 'user' %}"
+    "{% set asked.found = true %}{% endfor %}"
+    "{% if not asked.found %}{{ raise_exception('No user query found') }}{% endif %}" + EVERY
+)
+"""As Qwen3.5's and later ones."""
 STRICT = [ALTERNATING, NO_SYSTEM]
 
 Turns = list[tuple[str, str]]
@@ -117,6 +123,36 @@ def test_thoughts_are_joined_too_and_calls_are_not() -> None:
     calling = more | {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     with pytest.raises(InvalidRequest, match="alternate"):
         ChatTemplate(thinking, {}).render([user, said, calling, user], ChatOptions())
+
+
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+}
+
+
+@pytest.mark.covers("J31")
+def test_without_a_user_one_says_nothing_where_a_template_wants_one() -> None:
+    """As behind a history that a client has shortened, or where the system alone asks."""
+    assert rendered(ASKED, [("system", "s")]) == shown([("system", "s"), ("user", "")])
+    rest: Turns = [("assistant", "a"), ("tool", "t")]
+    assert rendered(ASKED, rest) == shown([("user", ""), *rest])
+    assert rendered(ASKED, [("system", "s"), *rest]) == shown(
+        [("system", "s"), ("user", ""), *rest]
+    )
+    text = ChatTemplate(ASKED, {}).render([CALL, {"role": "tool", "content": "t"}], ChatOptions())
+    assert text == shown([("user", ""), ("assistant", ""), ("tool", "t")])
+    continued = rendered(ASKED, [("assistant", "a")], continues_final_message=True)
+    assert continued == shown([("user", ""), ("assistant", "a")]).removesuffix("\n")
+
+
+@pytest.mark.parametrize("source", [ASKED, EVERY, ALTERNATING, ONE_USER])
+def test_nobody_is_added_where_a_template_takes_what_there_is(source: str) -> None:
+    told: Turns = [("system", "s"), ("user", "a")]
+    assert rendered(source, told) == shown(told)
+    if source != ASKED:
+        assert rendered(source, told[:1]) == shown(told[:1])
 
 
 def prompt_of(edge: Edge) -> str:
