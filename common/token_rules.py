@@ -40,7 +40,7 @@ class ThinkingBudget:
             )
 
     @property
-    def places(self) -> range:
+    def indices(self) -> range:
         """The indices of the output's tokens that may be the forced one."""
         first = self.num_tokens
         if self.begin_token_id is not None:
@@ -50,7 +50,7 @@ class ThinkingBudget:
     def is_spent(self, output_token_ids: Sequence[int]) -> bool:
         """Return whether the token behind this output is the last tag, whatever is likelier."""
         count = len(output_token_ids)
-        if count not in self.places:
+        if count not in self.indices:
             return False
         start = count - self.num_tokens
         if start and output_token_ids[start - 1] != self.begin_token_id:

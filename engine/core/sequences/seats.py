@@ -65,7 +65,8 @@ class Seats:
         self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
         self.has_rules: Bools = np.zeros(num_seats, np.bool_)
         self.may_end_thinking: Ints = np.zeros((num_seats, 2), np.int64)
-        """From which index of the output, and before which one, its thinking may be ended."""
+        """The indices of an output at which its thinking may be ended: the first, and the one behind
+        the last."""
         self.num_prompt_logprobs: Ints = np.full(num_seats, NOT_ASKED, np.int64)
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
@@ -97,16 +98,16 @@ class Seats:
         self.has_grammar[seat] = params.grammar is not None
         self.has_rules[seat] = params.rules.are_everywhere
         budget = params.rules.thinking
-        places = range(0) if budget is None else budget.places
-        self.may_end_thinking[seat] = places.start, places.stop
+        indices = range(0) if budget is None else budget.indices
+        self.may_end_thinking[seat] = indices.start, indices.stop
         asked = params.prompt_logprobs
         self.num_prompt_logprobs[seat] = NOT_ASKED if asked is None else asked
 
     def have_rules_at(self, seats: Ints, output_indices: Ints) -> Bools:
         """Return which draws, by their seats and their indices in the output, are under rules about
         single tokens."""
-        places = self.may_end_thinking[seats]
-        may_end = (places[:, 0] <= output_indices) & (output_indices < places[:, 1])
+        bounds = self.may_end_thinking[seats]
+        may_end = (bounds[:, 0] <= output_indices) & (output_indices < bounds[:, 1])
         found: Bools = self.has_rules[seats] | may_end
         return found
 

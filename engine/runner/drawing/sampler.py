@@ -149,7 +149,7 @@ def _tags_behind_thinking(rows: SampledRows, rules: Sequence[TokenRules]) -> dic
     """Return the token that ends the thinking, by row, where the budget for it is spent."""
     tags = {}
     for row, budget in ((row, one.thinking) for row, one in enumerate(rules)):
-        if budget is None or rows.output_indices[row] not in budget.places:
+        if budget is None or rows.output_indices[row] not in budget.indices:
             continue
         if budget.is_spent(_output(rows, row).tolist()):
             tags[row] = budget.end_token_id

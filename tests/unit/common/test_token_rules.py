@@ -48,7 +48,7 @@ def forced(output: list[int], num_tokens: int, begin: int | None) -> list[int]:
     """The indices of the tokens of `output` that a budget forces."""
     budget = ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_id=begin)
     found = [count for count in range(len(output)) if budget.is_spent(output[:count])]
-    assert set(found) <= set(budget.places)
+    assert set(found) <= set(budget.indices)
     return found
 
 
