@@ -65,8 +65,8 @@ class Seats:
         self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
         self.has_rules: Bools = np.zeros(num_seats, np.bool_)
         self.may_end_thinking: Ints = np.zeros((num_seats, 2), np.int64)
-        """The indices of an output at which its thinking may be ended: the first, and the one behind
-        the last."""
+        """The first index of an output at which its thinking may be ended, and the one after the
+        last; equal ones where it is not."""
         self.num_prompt_logprobs: Ints = np.full(num_seats, NOT_ASKED, np.int64)
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
