@@ -127,6 +127,8 @@ def _chat(rng: random.Random) -> Fields:
         fields["chat_template_kwargs"] = {rng.choice(("enable_thinking", "messages", "a")): True}
     if rng.random() < 0.1:
         fields["reasoning_effort"] = rng.choice(("low", "none", ""))
+    if rng.random() < 0.1:
+        fields["thinking_token_budget"] = rng.choice((0, 3, -1, -2))
     if rng.random() < 0.45:
         fields["tools"] = [_tool(rng, number) for number in range(rng.choice((1, 1, 2, 5)))]
         named = {"type": "function", "function": {"name": "f0"}}
