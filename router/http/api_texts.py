@@ -153,7 +153,7 @@ FIELDS: Mapping[str, str] = {
     "content": "What is said: a text, or parts of text.",
     "name": "A name: of who says it, or of a function.",
     "reasoning_content": "What the assistant thought before it answered.",
-    "reasoning": "What the assistant thought, vLLM's name; of responses, `effort`.",
+    "reasoning": "How much to think, `effort`; of a message what was thought, vLLM's name.",
     "include": "`reasoning.encrypted_content`: thoughts also in a form to send back.",
     "tool_calls": "Calls that the assistant made.",
     "tool_call_id": "The call of which this is the result.",

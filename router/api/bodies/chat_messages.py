@@ -60,10 +60,10 @@ def thinking_budget(body: ChatBody) -> int | None:
 
     Raises `InvalidRequest` for what is no number of tokens.
     """
-    of_thinking = body.thinking.get("budget_tokens") if isinstance(body.thinking, dict) else None
     for name, most in (
         *((name, getattr(body, name)) for name in _BUDGETS),
-        ("thinking.budget_tokens", of_thinking),
+        ("thinking.budget_tokens", _part(body.thinking, "budget_tokens")),
+        ("reasoning.max_tokens", _part(body.reasoning, "max_tokens")),
     ):
         if most is None or most == _NO_BUDGET:
             continue
@@ -78,17 +78,52 @@ def thinking_budget(body: ChatBody) -> int | None:
     return None
 
 
+def _part(field: Any, name: str) -> Any:
+    return field.get(name) if isinstance(field, dict) else None
+
+
+def _effort(body: ChatBody) -> str | None:
+    """Return how much to think. Raises `InvalidRequest` for what is no text."""
+    effort = _part(body.reasoning, "effort")
+    if effort is not None and not isinstance(effort, str):
+        raise InvalidRequest(
+            f"reasoning.effort is {str(effort)[:20]}: wanted text", param="reasoning.effort"
+        )
+    return effort if body.reasoning_effort is None else body.reasoning_effort
+
+
+def _thinks(body: ChatBody) -> bool | None:
+    """Return whether the model is to think; None: a body does not say.
+
+    Raises `InvalidRequest` for what is no such value, and for thinking that is not to be shown.
+    """
+    enabled = _part(body.reasoning, "enabled")
+    if enabled is not None and not isinstance(enabled, bool):
+        raise InvalidRequest(
+            f"reasoning.enabled is {str(enabled)[:20]}: wanted true or false",
+            param="reasoning.enabled",
+        )
+    if _part(body.reasoning, "exclude"):
+        raise InvalidRequest(
+            "reasoning.exclude is not supported by this server", param="reasoning.exclude"
+        )
+    thinking = body.thinking
+    if isinstance(thinking, dict):
+        thinking = thinking.get("type") != "disabled"
+    of_reasoning = body.reasoning if isinstance(body.reasoning, bool) else enabled
+    asked = (body.enable_thinking, thinking, of_reasoning)
+    return next((one for one in asked if one is not None), None)
+
+
 def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
     """Return the variables by which chat templates let a model think or not, as a body asks for.
 
     `enable_thinking` is Qwen3's, `thinking` that of DeepSeek and Hermes 4, and `thinking_budget`
     that of Seed-OSS, which thinks where there is none. Fields of these names are those of the
-    servers that their makers run.
+    servers that their makers run, and `reasoning` is OpenRouter's.
     """
-    asked = body.enable_thinking if body.enable_thinking is not None else body.thinking
-    thinks = asked.get("type") != "disabled" if isinstance(asked, dict) else asked
-    budget = thinking_budget(body)
-    if thinks is False or (thinks is None and (budget == 0 or body.reasoning_effort == "none")):
+    thinks, budget = _thinks(body), thinking_budget(body)
+    if thinks is False or (thinks is None and (budget == 0 or _effort(body) == "none")):
         return {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
     variables: dict[str, bool | int] = {}
     if thinks:
@@ -140,11 +175,13 @@ def template_options(
             param="continue_final_message",
         )
     variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    effort = _effort(body)
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
     _check_variables(variables)
+    of_fields = _thinking_variables(body)
     if variables.keys().isdisjoint(_THINKING):
-        variables |= _thinking_variables(body)
+        variables |= of_fields
     return ChatOptions(
         variables=variables,
         has_generation_prompt=body.add_generation_prompt is not False,

@@ -291,6 +291,7 @@ class ChatBody(SamplingFields):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     thinking: Maybe[bool | dict[str, Any]] = None
+    reasoning: Maybe[bool | dict[str, Any]] = None
     thinking_token_budget: Whole | None = None
     thinking_budget: Whole | None = None
     thinking_budget_tokens: Whole | None = None
