@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from common.errors import ConfigError, StaleEpoch
+from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
 from common.observing.clock import Clock
-from placement.store import (
-    PlacementRefused,
-    PlacementSlow,
-    PlacementStore,
-    PlacementUnavailable,
-)
+from placement.store import PlacementRefused, PlacementSlow, PlacementStore
 
 log = logging.getLogger("pdserve.node")
 
@@ -114,6 +109,20 @@ class LeaseKeeper:
         # One at a time: an older record must not arrive after a newer one.
         async with self._renewing:
             await self._renew()
+
+    async def claim(self, record: NodeRecord, others: Sequence[str]) -> bool:
+        """Register with another role if one of `others` stays; see `PlacementStore.take_role`.
+
+        Raises `PlacementUnavailable`: the role may have been written, so a heartbeat follows soon.
+        """
+        async with self._renewing:
+            try:
+                return await self._store.take_role(
+                    record, self._current_load(), lease_s=self._lease_s, others=others
+                )
+            except PlacementUnavailable:
+                self.renew_soon()
+                raise
 
     async def _renew(self) -> None:
         record = self._current_record()

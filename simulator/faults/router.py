@@ -10,13 +10,12 @@ from itertools import count
 
 from prometheus_client import CollectorRegistry
 
-from common.errors import InternalError, NodeLost
+from common.errors import InternalError, NodeLost, PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestCounts, TokenLogprobs
 from node.flow.messages import Answer, Message, Submit
-from placement.store import PlacementUnavailable
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -33,7 +32,7 @@ from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.pace import ALARM_TICKS
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
-from simulator.faults.awaited import AwaitedReply, drive
+from simulator.faults.awaited import drive
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
@@ -123,8 +122,6 @@ class FaultyRouter(WatchedRouter):
         self._refresh_s = lease_s / 4
         self._num_refreshes = 0
         self._is_refreshing = self._is_refresh_due = False
-        self._refreshed: list[AwaitedReply] = []
-        """What waits until the store was asked once more."""
         self._sessions = SessionBooks(session_ttl_s)
         self._unanswered, self._legs = Unanswered(), Legs()
         self._placements = Placements()
@@ -140,7 +137,6 @@ class FaultyRouter(WatchedRouter):
             nodes,
             self._membership,
             follow=self._follow,
-            refresh=self._wait_refreshed,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
@@ -243,8 +239,7 @@ class FaultyRouter(WatchedRouter):
             drive(self._ask_store(), on_end=self._on_refreshed)
 
     async def _ask_store(self) -> None:
-        membership, waiting = self._membership, self._refreshed
-        self._refreshed = []
+        membership = self._membership
         membership.on_asking()
         try:
             listing = await self.store.live_nodes()
@@ -256,8 +251,6 @@ class FaultyRouter(WatchedRouter):
         while membership.has_unread:
             membership.nodes()
         self._between.warm()
-        for one in waiting:
-            one.end(None)
 
     def _on_refreshed(self) -> None:
         self._is_refreshing = False
@@ -271,12 +264,6 @@ class FaultyRouter(WatchedRouter):
             self._is_refresh_due = True
         else:
             self._refresh_in(0.0)
-
-    def _wait_refreshed(self) -> AwaitedReply:
-        """Return what ends when the store was asked once more."""
-        self._refreshed.append(AwaitedReply())
-        self._refresh_soon()
-        return self._refreshed[-1]
 
     def _match_links(self) -> None:
         wanted = {record.incarnation for record in self._membership.records()}

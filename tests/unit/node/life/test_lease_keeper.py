@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
-from common.errors import ConfigError, StaleEpoch
+from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
-from common.nodes import NodeLoad, NodeRecord
+from common.nodes import NodeLoad, NodeRecord, Role
 from node.life.lease_keeper import (
     RENEWALS_PER_LEASE,
     SECONDS_PER_WARNING,
     LeaseKeeper,
     refuse_second_life,
 )
-from placement.store import PlacementRefused, PlacementUnavailable
+from placement.store import PlacementRefused
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.nodes.node_records import record
 from tests.support.stores.memory_store import MemoryStore
@@ -32,6 +33,12 @@ class FlakyStore(MemoryStore):
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         self._fail_when_away()
         await super().heartbeat(record, load, lease_s=lease_s)
+
+    async def take_role(
+        self, record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        self._fail_when_away()
+        return await super().take_role(record, load, lease_s=lease_s, others=others)
 
     async def leave(self, incarnation: Incarnation) -> None:
         self._fail_when_away()
@@ -142,6 +149,36 @@ async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) ->
     with pytest.raises(StaleEpoch, match="decode-0#2 holds the lease"):
         await old.run()
     assert await world.live() == [(2, 0)]
+
+
+async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(world: World) -> None:
+    keeper, written = world.keeper(), list[Role]()
+    may_end = asyncio.Event()
+
+    async def heartbeat(record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        await may_end.wait()
+        written.append(record.role)
+
+    async def take_role(record: NodeRecord, load: NodeLoad, **_: object) -> bool:
+        written.append(record.role)
+        return True
+
+    world.store.heartbeat, world.store.take_role = heartbeat, take_role
+    renewal = asyncio.create_task(keeper.renew())
+    await asyncio.sleep(0)
+    claim = asyncio.create_task(keeper.claim(record("decode-0", Role.PREFILL), ["d1"]))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(renewal, claim)
+    assert written == [Role.DECODE, Role.PREFILL]
+
+
+async def test_a_role_that_may_have_been_written_is_followed_by_a_heartbeat(world: World) -> None:
+    keeper = world.keeper()
+    world.store.trouble = PlacementUnavailable("no answer in 1 s")
+    with pytest.raises(PlacementUnavailable):
+        await keeper.claim(record("decode-0", Role.PREFILL), ["d1"])
+    assert keeper._has_news.is_set()
 
 
 async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) -> None:
