@@ -33,6 +33,8 @@ class NodeRole:
         self._claim: Claim | None = None
         self._changing = asyncio.Lock()
         self._last_number = 0
+        self._refused_number = 0
+        """The last change that was refused because no other node does what this one does."""
 
     @property
     def possible(self) -> tuple[Role, ...]:
@@ -65,6 +67,8 @@ class NodeRole:
                 raise StaleEpoch(
                     f"change {number} of this node's role is older than change {self._last_number}"
                 )
+            if number and number == self._refused_number:
+                raise self._last_in_role()
             if role is earlier or (number and number == self._last_number):
                 self._last_number = max(number, self._last_number)
                 return earlier
@@ -98,6 +102,10 @@ class NodeRole:
             ) from away
         if not is_done:
             self._last_number = max(number, self._last_number)
-            raise LastInRole(
-                f"this {self.current.value} node keeps its role: no other node does what it does"
-            )
+            self._refused_number = number
+            raise self._last_in_role()
+
+    def _last_in_role(self) -> LastInRole:
+        return LastInRole(
+            f"this {self.current.value} node keeps its role: no other node does what it does"
+        )

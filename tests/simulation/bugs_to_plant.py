@@ -97,8 +97,8 @@ ROUTER = [
     Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
-        "    if not pool.changes.leaves_one(",
-        "    if pool.changes.leaves_one(",
+        "    stops_decoding = role is Role.PREFILL\n",
+        "    stops_decoding = False\n",
         (FaultKind.ROLE,),
     ),
     Bug(
@@ -183,10 +183,10 @@ HUNG = [
 
 ROLES = [
     Bug(
-        "a node that was told to leave is counted on when another one's role changes",
-        "router.core.known.changes",
-        "        is_leaving = node.load.is_draining or me in self._leaving\n",
-        "        is_leaving = False\n",
+        "a node that was refused a role takes it",
+        "node.control.role",
+        "        if not is_done:\n",
+        "        if not others:\n",
         (FaultKind.DRAIN, FaultKind.ROLE),
     ),
     Bug(
