@@ -331,7 +331,7 @@ class NodePool:
 
     async def _close(self, node: Incarnation, client: NodeClient) -> None:
         """Close the client of one that is no member any more; its stream may be in order, and
-        brings reports until it ends."""
+        brings reports until it ends. No request is on it: histories check that."""
         await client.close()
         self._between.on_lost(node)
         if node not in self._clients:

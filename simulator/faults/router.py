@@ -16,6 +16,7 @@ from common.nodes import Role
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestCounts, TokenLogprobs
 from node.flow.messages import Answer, Message, Submit
+from router.core.candidates import NodeAway
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -37,7 +38,7 @@ from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
 from simulator.faults.books.known import check_blocks, check_roles, check_suspected, check_views
-from simulator.faults.books.requests import Legs, Unanswered
+from simulator.faults.books.requests import Legs, Losses, Unanswered
 from simulator.faults.books.told import Placements, check_counts
 from simulator.faults.demand.grammars import is_hopeless
 from simulator.faults.demand.watched_router import WatchedRouter
@@ -227,7 +228,7 @@ class FaultyRouter(WatchedRouter):
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Handle the end of a stream: its open calls are not answered any more."""
         self._follow(self._membership.on_lost(node, reason))
-        self._forget_calls(node)
+        self._forget_calls(NodeLost(f"{node} was lost: {reason}"), node)
 
     # Inside: the store.
 
@@ -269,7 +270,9 @@ class FaultyRouter(WatchedRouter):
         wanted = {record.incarnation for record in self._membership.records()}
         for node in [one for one in self.links if one not in wanted]:
             self.links.pop(node).close()
-            self._forget_calls(node)
+            self._forget_calls(NodeAway(f"{node} has left"), node)
+            if any(one.flow._attempts.on(node) for one in self._choices.values()):
+                raise InternalError(f"{node} is forgotten, and a request is on it")
             self._on_node_lost(node, True)
         for node in sorted(wanted - self.links.keys()):
             latency_s = self._latency_s * self._rng.choice(_LATENCIES)
@@ -327,18 +330,19 @@ class FaultyRouter(WatchedRouter):
     def _on_node_lost(self, node: Incarnation, is_orderly: bool) -> None:
         self._between.on_lost(node)
         self._chooser.on_lost(node)
+        flows = (one.flow for one in self._choices.values())
+        losses = Losses(node, flows, is_orderly=is_orderly)
         self._tell_all(RequestFlow.on_node_lost, node, is_orderly)
+        losses.check()
 
-    def _forget_calls(self, node: Incarnation) -> None:
-        lost = [number for number, call in self._calls.items() if call.node == node]
-        for number in lost:
-            self.clock.after(0.0, partial(self._fail_call, number))
+    def _forget_calls(self, lost: NodeLost, node: Incarnation) -> None:
+        for number in [number for number, call in self._calls.items() if call.node == node]:
+            self.clock.after(0.0, partial(self._fail_call, number, lost))
 
-    def _fail_call(self, number: int) -> None:
+    def _fail_call(self, number: int, lost: NodeLost) -> None:
         found = self._calls.pop(number, None)
         if found is not None:
             choice, node, attempt, _ = found
-            lost = NodeLost(f"{node} was lost")
             self._perform(choice, choice.flow.on_call_failed(node, attempt, lost))
 
     def _on_deadline(self, choice: _Choice) -> None:
@@ -395,7 +399,8 @@ class FaultyRouter(WatchedRouter):
         link = self.links.get(node)
         is_sent = link is not None and link.send(message)
         if not is_sent and isinstance(message, Submit):
-            self.clock.after(0.0, partial(self._fail_call, message.reply_to))
+            away = NodeAway(f"{node} is not heard")
+            self.clock.after(0.0, partial(self._fail_call, message.reply_to, away))
         return is_sent
 
     def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:

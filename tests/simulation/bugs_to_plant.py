@@ -43,6 +43,18 @@ ROUTER = [
         "        for attempt in ():\n",
     ),
     Bug(
+        "a node that ends its stream in order counts as one that the request has lost",
+        "router.core.request_flow",
+        "        if is_orderly:\n",
+        "        if is_orderly is None:\n",
+    ),
+    Bug(
+        "no node counts as one that the request has lost",
+        "router.core.candidates",
+        "isinstance(error, NodeLost) and not isinstance(error, NodeAway)",
+        "not isinstance(error, NodeLost)",
+    ),
+    Bug(
         "an attempt that ends does not abort its nodes",
         "router.core.attempts",
         "                effects += (SendAbort(node, self.id), self.close_leg(node))",
