@@ -33,16 +33,18 @@ async def refuse_second_life(
     """Return when no other process lives as `node_id`; `ConfigError` when one renews its lease.
 
     Two that restart by themselves would take the lease from each other for ever, and end each
-    other's answers. The lease of a process that is dead is not renewed for half of `lease_s`. What
-    has passed of that counts, unless the store `was_away`, where nobody renewed. One at this
-    process's own `control_address`, whose port is bound here, is of a dead process at once.
+    other's answers. The lease of a process that is dead is not renewed for half of its length,
+    which is `lease_s` where its record does not tell. What has passed of that counts, unless the
+    store `was_away`, where nobody renewed. One at this process's own `control_address`, whose port
+    is bound here, is of a dead process at once.
     """
-    look_s = lease_s / _LOOKS_PER_LEASE
     try:
         nodes = [node.record for node in await store.live_nodes()]
-        others = [one.control_address for one in nodes if one.node_id == node_id]
-        if others in ([], [control_address]):
+        other = next((one for one in nodes if one.node_id == node_id), None)
+        if other is None or other.control_address == control_address:
             return
+        lease_s = other.lease_ms / 1000 or lease_s
+        look_s = lease_s / _LOOKS_PER_LEASE
         # Latest and earliest, so that no slow call looks like a renewal.
         left_s = await store.lease_left_s(node_id)
         latest_end_s = clock.now_s() + left_s
@@ -55,7 +57,7 @@ async def refuse_second_life(
             # A renewal adds a quarter, and a clock that is set in the store's machine less.
             if asked_at_s + left_s > latest_end_s + look_s:
                 raise ConfigError(
-                    f"another process serves as {node_id}, at {others[0]}: wanted a --node-id of "
+                    f"another process serves as {node_id}, at {other.control_address}: wanted a --node-id of "
                     "its own, or the end of that process first"
                 )
     except PlacementUnavailable as error:

@@ -58,7 +58,7 @@ class World:
         self.num_running = 0
 
     def keeper(self, epoch: int = 1) -> LeaseKeeper:
-        mine = record("decode-0", epoch=epoch)
+        mine = record("decode-0", epoch=epoch, lease_ms=round(1000 * LEASE_S))
         return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=LEASE_S, clock=self.clock)
 
     def load(self) -> NodeLoad:
@@ -257,13 +257,17 @@ def passing(world: World, monkeypatch: pytest.MonkeyPatch, living: LeaseKeeper |
 
 
 async def second_life(
-    world: World, address: str = "elsewhere:7000", *, was_away: bool = False
+    world: World,
+    address: str = "elsewhere:7000",
+    *,
+    was_away: bool = False,
+    lease_s: float = LEASE_S,
 ) -> None:
     await refuse_second_life(
         world.store,
         "decode-0",
         address,
-        lease_s=LEASE_S,
+        lease_s=lease_s,
         clock=world.clock,
         was_away=was_away,
     )
@@ -280,6 +284,30 @@ async def test_a_process_that_lives_keeps_its_id(
     with pytest.raises(ConfigError, match=f"serves as decode-0, at {address}: wanted a --node-id"):
         await second_life(world)
     assert await world.live() == [(1, 0)]
+
+
+@pytest.mark.covers("F75")
+@pytest.mark.parametrize("times", [1 / 8, 1 / 3, 2, 3, 20])
+async def test_a_process_that_lives_keeps_its_id_from_one_with_another_length_of_leases(
+    world: World, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    living = world.keeper(1)
+    await living.renew()
+    passing(world, monkeypatch, living)
+    with pytest.raises(ConfigError, match="another process serves as decode-0"):
+        await second_life(world, lease_s=times * LEASE_S)
+    assert world.clock.now_s() <= LEASE_S, "its own leases do not matter"
+
+
+@pytest.mark.parametrize("lease_s", [LEASE_S / 4, LEASE_S, 4 * LEASE_S])
+async def test_one_that_does_not_tell_its_length_of_leases_has_the_usual_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, lease_s: float
+) -> None:
+    """As a process of an earlier release."""
+    await world.store.heartbeat(record("decode-0"), world.load(), lease_s=lease_s)
+    passing(world, monkeypatch, None)
+    await second_life(world, lease_s=lease_s)
+    assert world.clock.now_s() <= lease_s * 9 / 16
 
 
 @pytest.mark.covers("F75")
