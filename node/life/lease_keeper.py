@@ -57,8 +57,8 @@ async def refuse_second_life(
             # A renewal adds a quarter, and a clock that is set in the store's machine less.
             if asked_at_s + left_s > latest_end_s + look_s:
                 raise ConfigError(
-                    f"another process serves as {node_id}, at {other.control_address}: wanted a --node-id of "
-                    "its own, or the end of that process first"
+                    f"another process serves as {node_id}, at {other.control_address}: wanted a "
+                    "--node-id of its own, or the end of that process first"
                 )
     except PlacementUnavailable as error:
         log.warning("whether another process serves as %s is not known: %s", node_id, error)
