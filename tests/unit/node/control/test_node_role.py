@@ -104,9 +104,9 @@ async def test_the_last_node_in_a_role_keeps_it_and_the_change_is_over() -> None
     world.is_one_left = True
     with pytest.raises(LastInRole):  # also where the first answer was lost, or a router wakes
         await world.role.change(Role.DECODE, 3, ["p1"])
-    assert world.role.current is Role.PREFILL
+    assert (world.role.current, world.told) == (Role.PREFILL, [])
     await world.role.change(Role.DECODE, 4, ["p1"])
-    assert world.role.current is Role.DECODE
+    assert (world.role.current, world.told) == (Role.DECODE, ["flow"])
 
 
 async def test_where_the_store_is_away_the_role_stays_and_the_change_is_told_again() -> None:

@@ -151,7 +151,9 @@ async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) ->
     assert await world.live() == [(2, 0)]
 
 
-async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(world: World) -> None:
+async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keeper, written = world.keeper(), list[Role]()
     may_end = asyncio.Event()
 
@@ -163,7 +165,8 @@ async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(world: W
         written.append(record.role)
         return True
 
-    world.store.heartbeat, world.store.take_role = heartbeat, take_role
+    monkeypatch.setattr(world.store, "heartbeat", heartbeat)
+    monkeypatch.setattr(world.store, "take_role", take_role)
     renewal = asyncio.create_task(keeper.renew())
     await asyncio.sleep(0)
     claim = asyncio.create_task(keeper.claim(record("decode-0", Role.PREFILL), ["d1"]))
