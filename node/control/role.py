@@ -102,7 +102,7 @@ class NodeRole:
             ) from away
         if not is_done:
             self._last_number = max(number, self._last_number)
-            self._refused_number = number
+            self._refused_number = max(number, self._refused_number)
             raise self._last_in_role()
 
     def _last_in_role(self) -> LastInRole:

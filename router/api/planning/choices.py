@@ -39,7 +39,7 @@ class PlannedOutput(NamedTuple):
     `max_tokens`: the most tokens of a choice, of each prompt. `logprobs` and `prompt_logprobs` are
     what nodes find, `echo_logprobs` what is shown of a prompt that is echoed. Without `has_output`
     a prompt alone is asked for. Where `is_cut_to_fit`, of each prompt, the client set no limit, or
-    one that is more than fits behind this prompt: an answer may have fewer than `max_tokens`.
+    one that is more than this prompt leaves room for: an answer may have fewer than `max_tokens`.
     """
 
     choices_per_prompt: int

@@ -41,8 +41,8 @@ class CallsBeside:
 
         Raises what the node refuses it with: `InvalidRequest` where it cannot have this role,
         `StaleEpoch` where it knows of a change with a higher number, `LastInRole` where none of
-        `others` is left, `PlacementUnavailable` where that is not known, and `Draining`; otherwise
-        as `drain`.
+        `others` is left, `PlacementUnavailable` where that is not known, and `Draining`;
+        `PeerProtocolError` for a reply without a role; otherwise as `drain`.
         """
         names = None if others is None else pb.NodeNames(node_ids=others)
         message = pb.RoleRequest(

@@ -100,6 +100,8 @@ async def test_the_last_node_in_a_role_keeps_it_and_the_change_is_over() -> None
     world.is_one_left = False
     with pytest.raises(LastInRole, match="prefill node keeps its role: no other node does"):
         await world.role.change(Role.DECODE, 3, ["p1"])
+    with pytest.raises(LastInRole):
+        await world.role.change(Role.MIXED, others=[])
     assert (world.role.current, world.told) == (Role.PREFILL, [])
     world.is_one_left = True
     with pytest.raises(LastInRole):  # also where the first answer was lost, or a router wakes

@@ -57,9 +57,9 @@ class World:
         self.store = FlakyStore(self.clock)
         self.num_running = 0
 
-    def keeper(self, epoch: int = 1) -> LeaseKeeper:
-        mine = record("decode-0", epoch=epoch, lease_ms=round(1000 * LEASE_S))
-        return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=LEASE_S, clock=self.clock)
+    def keeper(self, epoch: int = 1, lease_s: float = LEASE_S) -> LeaseKeeper:
+        mine = record("decode-0", epoch=epoch, lease_ms=round(1000 * lease_s))
+        return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=lease_s, clock=self.clock)
 
     def load(self) -> NodeLoad:
         return NodeLoad(
@@ -177,11 +177,17 @@ async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(
 
 
 async def test_a_role_that_may_have_been_written_is_followed_by_a_heartbeat(world: World) -> None:
-    keeper = world.keeper()
+    keeper = world.keeper(lease_s=600.0)
+    renewing = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0)
     world.store.trouble = PlacementUnavailable("no answer in 1 s")
     with pytest.raises(PlacementUnavailable):
         await keeper.claim(record("decode-0", Role.PREFILL), ["d1"])
-    assert keeper._has_news.is_set()
+    world.store.trouble, world.num_running = None, 3
+    async with asyncio.timeout(20):
+        while await world.live() != [(1, 3)]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    renewing.cancel()
 
 
 async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) -> None:
@@ -230,8 +236,8 @@ async def test_the_lease_is_renewed_several_times_in_its_length(
 
 
 async def test_news_does_not_wait_for_its_turn(world: World) -> None:
-    """A clock that stands still: no heartbeat comes by itself."""
-    keeper = world.keeper()
+    """A lease so long that no heartbeat comes by itself."""
+    keeper = world.keeper(lease_s=600.0)
     renewing = asyncio.create_task(keeper.run())
     for num_running in (3, 4):
         world.num_running = num_running
