@@ -11,6 +11,8 @@ PdserveError
 ├── NodeLost               a node that held the request died or left
 │   └── Draining           the node leaves: it takes no new requests and hands over the others
 ├── StaleEpoch             a message for, or from, an earlier life of a process
+├── LastInRole             without the node no other one would do what it does: it keeps its role
+├── PlacementUnavailable   the placement store did not answer in time
 ├── HandoffFailed          KV did not arrive complete and correct on the decode node
 │   ├── LayoutMismatch     the two sides' caches have different shapes
 │   └── PeerProtocolError  the peer sent something that the protocol does not allow
@@ -95,6 +97,18 @@ class StaleEpoch(PdserveError):
     """A message names another incarnation of its sender or receiver."""
 
     code = "stale_epoch"
+
+
+class LastInRole(PdserveError):
+    """No other node is certain to do what this one does: it keeps its role."""
+
+    code = "last_in_role"
+
+
+class PlacementUnavailable(PdserveError):
+    """The placement store did not answer in time; the caller continues with its present state."""
+
+    code = "placement_unavailable"
 
 
 class HandoffFailed(PdserveError):

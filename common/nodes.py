@@ -47,6 +47,7 @@ class NodeRecord:
     unknown.
     `num_host_blocks` fit into its host memory for preempted sequences and prefixes, and
     `num_disk_blocks` into its files of prefixes; 0: it has none, or does not tell.
+    `lease_ms` is the length of its leases; 0: it does not tell.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -77,6 +78,7 @@ class NodeRecord:
     num_disk_blocks: Count = 0
     roles: Annotated[tuple[Role, ...], Bounds(max_length=MAX_ROLES)] = ()
     tokens: Text = ""
+    lease_ms: Count = 0
     incarnation: Incarnation = field(init=False, repr=False, compare=False)
     """The node in its present life: follows from the others, and is kept because a router asks for
     it again and again."""

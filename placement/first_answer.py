@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from placement.store import PlacementForbidden, PlacementUnavailable
+from common.errors import PlacementUnavailable
+from placement.store import PlacementForbidden
 
 log = logging.getLogger("pdserve.placement")
 

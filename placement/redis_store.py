@@ -35,7 +35,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from common.errors import StaleEpoch
+from common.errors import PlacementUnavailable, StaleEpoch
 from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
@@ -62,7 +62,6 @@ from placement.store import (
     PlacementForbidden,
     PlacementRefused,
     PlacementSlow,
-    PlacementUnavailable,
     RoleMove,
 )
 
@@ -128,12 +127,21 @@ class RedisStore:
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
-        node_id, epoch = record.node_id, record.epoch
-        value = encode_node(LiveNode(record=record, load=load))
-        args = [node_id, epoch, value, _ms(lease_s), _ms(max(EPOCH_MEMORY_S, lease_s))]
-        holder = int(await self._run(scripts.HEARTBEAT, self._lease_keys(node_id), args))
-        if holder:
-            raise StaleEpoch(f"{Incarnation(node_id, holder)} holds the lease of {node_id}")
+        args = _lease_args(record, load, lease_s)
+        keys = self._lease_keys(record.node_id)
+        _check_holder(record, int(await self._run(scripts.HEARTBEAT, keys, args)))
+
+    async def take_role(
+        self, record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        """Renew with another role; `StaleEpoch` when a later incarnation holds the lease."""
+        args = [*_lease_args(record, load, lease_s), record.role.value]
+        keys = self._lease_keys(record.node_id) + [self._key("node", name) for name in others]
+        found = int(await self._run(scripts.TAKE_ROLE, keys, args))
+        if found < 0:
+            return False
+        _check_holder(record, found)
+        return True
 
     async def lease_left_s(self, node_id: str) -> float:
         key = self._key("node", node_id)
@@ -314,6 +322,20 @@ def _is_former_primary(error: RedisError) -> bool:
 def _num_cancels() -> int:
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
+
+
+def _lease_args(record: NodeRecord, load: NodeLoad, lease_s: float) -> list[Any]:
+    value = encode_node(LiveNode(record=record, load=load))
+    memory_s = max(EPOCH_MEMORY_S, lease_s)
+    return [record.node_id, record.epoch, value, _ms(lease_s), _ms(memory_s)]
+
+
+def _check_holder(record: NodeRecord, epoch: int) -> None:
+    """Raise `StaleEpoch` for the epoch of a later incarnation; 0: this one holds the lease."""
+    if epoch:
+        raise StaleEpoch(
+            f"{Incarnation(record.node_id, epoch)} holds the lease of {record.node_id}"
+        )
 
 
 def _ms(span_s: float) -> int:

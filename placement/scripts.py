@@ -62,11 +62,7 @@ return epoch
 """
 )
 
-# KEYS: lease, index, epoch. ARGV: node id, epoch, value, lease (ms), how long to remember the epoch
-# (ms). Returns 0, or the higher epoch that holds the lease.
-HEARTBEAT = (
-    _SHARED
-    + """
+_RENEW = """
 local holder = held_epoch(KEYS[1])
 if holder > tonumber(ARGV[2]) then return holder end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
@@ -76,6 +72,29 @@ if to_epoch(get(KEYS[3])) <= tonumber(ARGV[2]) then
 end
 return 0
 """
+
+# KEYS: lease, index, epoch. ARGV: node id, epoch, value, lease (ms), how long to remember the epoch
+# (ms). Returns 0, or the higher epoch that holds the lease.
+HEARTBEAT = _SHARED + _RENEW
+
+# KEYS: as of a heartbeat, then the leases of other nodes. ARGV: as of a heartbeat, then the new
+# role. Writes nothing and returns -1 unless one of the others has another role and stays.
+TAKE_ROLE = (
+    _SHARED
+    + """
+local function stays(value)
+  local role, load = field(value, 'role'), field(value, 'load')
+  local drains = type(load) == 'table' and load.is_draining
+  return type(role) == 'string' and role ~= ARGV[6] and not drains
+end
+
+local is_one_left = false
+for place = 4, #KEYS do
+  if stays(get(KEYS[place])) then is_one_left = true break end
+end
+if not is_one_left then return -1 end
+"""
+    + _RENEW
 )
 
 # KEYS: lease, index. ARGV: node id, epoch. The epoch is remembered: by a clock that is set back

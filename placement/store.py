@@ -12,15 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.errors import PdserveError
+from common.errors import PlacementUnavailable
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
-
-
-class PlacementUnavailable(PdserveError):
-    """The store did not answer in time; the caller continues with its present state."""
-
-    code = "placement_unavailable"
 
 
 class PlacementSlow(PlacementUnavailable):
@@ -82,7 +76,7 @@ class Leadership:
 
 
 class PlacementStore(Protocol):
-    """Twelve methods; the in-memory and the Redis store pass one contract suite."""
+    """Thirteen methods; the in-memory and the Redis store pass one contract suite."""
 
     async def next_epoch(self, node_id: str) -> int:
         """Return an epoch higher than any before for `node_id`, also after the store was emptied.
@@ -92,6 +86,16 @@ class PlacementStore(Protocol):
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         """Register or renew a lease. Raises `StaleEpoch` when a later incarnation holds it."""
+
+    async def take_role(
+        self, record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        """Renew a lease as `heartbeat` does, with another role, if the old work is still done.
+
+        It is if one of the nodes named in `others` has a valid lease, another role than that of
+        `record`, and does not drain. That is looked at in the same step that writes: of the last
+        two that change their roles at once, one is refused. Returns whether the role was written.
+        """
 
     async def lease_left_s(self, node_id: str) -> float:
         """Return in how many seconds the lease of a node ends; 0 where nobody holds one."""

@@ -419,14 +419,22 @@ class DrainReply(_message.Message):
     def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
 
 class RoleRequest(_message.Message):
-    __slots__ = ("envelope", "role", "number")
+    __slots__ = ("envelope", "role", "number", "others")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     role: str
     number: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., role: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    others: NodeNames
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., role: _Optional[str] = ..., number: _Optional[int] = ..., others: _Optional[_Union[NodeNames, _Mapping]] = ...) -> None: ...
+
+class NodeNames(_message.Message):
+    __slots__ = ("node_ids",)
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoleReply(_message.Message):
     __slots__ = ("earlier", "refusal")

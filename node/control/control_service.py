@@ -16,10 +16,12 @@ from common.errors import (
     Draining,
     InternalError,
     InvalidRequest,
+    LastInRole,
     LayoutMismatch,
     Overloaded,
     PdserveError,
     PeerProtocolError,
+    PlacementUnavailable,
     StaleEpoch,
 )
 from common.ids import Incarnation
@@ -47,6 +49,7 @@ from protos.rpc_errors import status_of
 MAX_MESSAGE_BYTES = 16 << 20
 GREETING_TIMEOUT_S = 5.0
 USUAL_REFUSALS = (DeadlineExceeded, Draining, InvalidRequest, LayoutMismatch, Overloaded)
+_KEEPS_ROLE = (Draining, InvalidRequest, LastInRole, PlacementUnavailable, StaleEpoch)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -168,8 +171,9 @@ class ControlService(pb_grpc.NodeServicer):
         except PdserveError as error:
             await context.abort(status_of(error), str(error))
         try:
-            earlier = await self._role.change(_role(request.role), request.number)
-        except (Draining, InvalidRequest, StaleEpoch) as refused:
+            others = list(request.others.node_ids) if request.HasField("others") else None
+            earlier = await self._role.change(_role(request.role), request.number, others)
+        except _KEEPS_ROLE as refused:
             return pb.RoleReply(refusal=refusal_to_proto(refused))
         except PdserveError as error:
             await context.abort(status_of(error), str(error))

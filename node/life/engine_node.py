@@ -132,7 +132,11 @@ class EngineNode:
                 lease_s=self._config.placement.node_lease_s,
                 clock=self._parts.clock,
             )
-            role.on_change(lambda: inbox.put(RoleChanged()), keeper.renew)
+            role.on_change(
+                lambda: inbox.put(RoleChanged()),
+                keeper.renew,
+                lambda claimed, others: keeper.claim(records[claimed], others),
+            )
             registry.register(LeaseCollector(keeper.failures))
             await self._serve(control, path, keeper, inbox, stop, leaving)
         finally:

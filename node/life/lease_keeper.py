@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from common.errors import ConfigError, StaleEpoch
+from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
 from common.observing.clock import Clock
-from placement.store import (
-    PlacementRefused,
-    PlacementSlow,
-    PlacementStore,
-    PlacementUnavailable,
-)
+from placement.store import PlacementRefused, PlacementSlow, PlacementStore
 
 log = logging.getLogger("pdserve.node")
 
@@ -38,16 +33,18 @@ async def refuse_second_life(
     """Return when no other process lives as `node_id`; `ConfigError` when one renews its lease.
 
     Two that restart by themselves would take the lease from each other for ever, and end each
-    other's answers. The lease of a process that is dead is not renewed for half of `lease_s`. What
-    has passed of that counts, unless the store `was_away`, where nobody renewed. One at this
-    process's own `control_address`, whose port is bound here, is of a dead process at once.
+    other's answers. The lease of a process that is dead is not renewed for half of its length,
+    which is `lease_s` where its record does not tell. What has passed of that counts, unless the
+    store `was_away`, where nobody renewed. One at this process's own `control_address`, whose port
+    is bound here, is of a dead process at once.
     """
-    look_s = lease_s / _LOOKS_PER_LEASE
     try:
         nodes = [node.record for node in await store.live_nodes()]
-        others = [one.control_address for one in nodes if one.node_id == node_id]
-        if others in ([], [control_address]):
+        other = next((one for one in nodes if one.node_id == node_id), None)
+        if other is None or other.control_address == control_address:
             return
+        lease_s = other.lease_ms / 1000 or lease_s
+        look_s = lease_s / _LOOKS_PER_LEASE
         # Latest and earliest, so that no slow call looks like a renewal.
         left_s = await store.lease_left_s(node_id)
         latest_end_s = clock.now_s() + left_s
@@ -60,8 +57,8 @@ async def refuse_second_life(
             # A renewal adds a quarter, and a clock that is set in the store's machine less.
             if asked_at_s + left_s > latest_end_s + look_s:
                 raise ConfigError(
-                    f"another process serves as {node_id}, at {others[0]}: wanted a --node-id of "
-                    "its own, or the end of that process first"
+                    f"another process serves as {node_id}, at {other.control_address}: wanted a "
+                    "--node-id of its own, or the end of that process first"
                 )
     except PlacementUnavailable as error:
         log.warning("whether another process serves as %s is not known: %s", node_id, error)
@@ -114,6 +111,20 @@ class LeaseKeeper:
         # One at a time: an older record must not arrive after a newer one.
         async with self._renewing:
             await self._renew()
+
+    async def claim(self, record: NodeRecord, others: Sequence[str]) -> bool:
+        """Register with another role if one of `others` stays; see `PlacementStore.take_role`.
+
+        Raises `PlacementUnavailable`: the role may have been written, so a heartbeat follows soon.
+        """
+        async with self._renewing:
+            try:
+                return await self._store.take_role(
+                    record, self._current_load(), lease_s=self._lease_s, others=others
+                )
+            except PlacementUnavailable:
+                self.renew_soon()
+                raise
 
     async def _renew(self) -> None:
         record = self._current_record()

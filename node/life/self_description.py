@@ -94,6 +94,7 @@ def _record(
         num_host_blocks=model.num_host_blocks,
         num_disk_blocks=0 if disk is None else disk.most_blocks,
         roles=roles,
+        lease_ms=round(1000 * config.placement.node_lease_s),
     )
 
 

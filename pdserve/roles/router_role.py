@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from common.errors import PdserveError
+from common.errors import PdserveError, PlacementUnavailable
 from common.files.cache_folder import full_path
 from common.files.kept_files import KeptFiles
 from common.files.keys_folder import Keys
@@ -32,7 +32,7 @@ from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
 from pdserve.roles.shutdown import Shutdown
-from placement.store import PlacementForbidden, PlacementStore, PlacementUnavailable
+from placement.store import PlacementForbidden, PlacementStore
 from router.access.api_key_book import ApiKeyBook
 from router.api.planning.process import PlanningProcess, planning_command
 from router.app import create_app

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client import disable_created_metrics
 
+from common.errors import PlacementUnavailable
 from common.files.keys_folder import Keys, load_keys
 from common.nodes import Role
 from common.observing.logs import flush_logs, set_up_logs
@@ -19,7 +20,6 @@ from pdserve.roles.make_tracing import make_tracing
 from pdserve.roles.process_limits import require_threads, warn_of_little_address_space
 from pdserve.roles.shutdown import Shutdown
 from placement.redis_store import RedisStore
-from placement.store import PlacementUnavailable
 
 
 def run_role(config: Config) -> int:

@@ -158,7 +158,6 @@ class OpenAiApi:
             cache_salt=self._prefix_sharing.salt(watch.api_key_sha256, plan.cache_salt),
             needs_salt=self._prefix_sharing.needs_salt(plan.cache_salt),
             session=session_id(watch.api_key_name, watch.session_name, plan.session),
-            is_cut_to_fit=plan.is_cut_to_fit,
             listener=watch,
         )
         num_tokens = 0
@@ -214,7 +213,13 @@ class OpenAiApi:
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
         choice = answer.new_choice(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas)
-        abort = generate(prompt.token_ids, sampling, choice, deadline_s=max(left_s, 0.0))
+        abort = generate(
+            prompt.token_ids,
+            sampling,
+            choice,
+            deadline_s=max(left_s, 0.0),
+            is_cut_to_fit=prompt.is_cut_to_fit,
+        )
         choice.abort_by(abort)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, LastInRole
 from common.ids import Incarnation
-from common.nodes import NodeRecord, Role
+from common.nodes import Role
 from router.cluster.admin_calls import admin_call, latest, text_field
 from router.cluster.shapes import ROLE_RESPONSES, RoleAnswer, RoleBody
 from router.dispatch.node_pool import NodePool
@@ -37,46 +37,24 @@ class MovedNode:
 async def give_role(pool: NodePool, node_id: str, role: Role) -> MovedNode:
     """Give the latest incarnation of `node_id` that this router knows, and no other, a role.
 
+    A node is taken away from those that decode only if another one of them is left in the step in
+    which the placement store writes its role: other routers may change that one at the same time.
+
     Raises `UnknownNode`, `ApiError` for the last node that could finish answers, and what
     `NodePool.set_role` raises.
     """
-    if role is Role.PREFILL:
-        return await _have_prefill(pool, node_id)
-    record = latest(pool, node_id)
-    await pool.set_role(record.incarnation, role)
-    return MovedNode(record.incarnation, role, record.role)
-
-
-async def _have_prefill(pool: NodePool, node_id: str) -> MovedNode:
-    """Take a node away from those that decode, of which another one must be left.
-
-    Other routers may have changed nodes since the store was asked last, or do so at the same time.
-    So it is asked before the change, and again after it. A node writes its role to the store before
-    it answers, so of routers that take the last ones away at once, each that is answered after the
-    last node has written finds that none decodes, and takes its change back.
-    """
-    await pool.wait_refreshed()
-    record = latest(pool, node_id)
-    _require_another(pool, record)
-    await pool.set_role(record.incarnation, Role.PREFILL)
-    await pool.wait_refreshed()
+    node = latest(pool, node_id).incarnation
+    stops_decoding = role is Role.PREFILL
+    others = pool.changes.others_that_stay(pool.nodes(), node) if stops_decoding else None
     try:
-        _require_another(pool, record)
-    except ApiError:
-        await pool.set_role(record.incarnation, record.role)
-        raise
-    return MovedNode(record.incarnation, Role.PREFILL, record.role)
-
-
-def _require_another(pool: NodePool, record: NodeRecord) -> None:
-    """Raise `ApiError` where no node would decode without this one."""
-    if not pool.changes.leaves_one(pool.nodes(), record.incarnation, Role.PREFILL):
+        return MovedNode(node, role, await pool.set_role(node, role, others=others))
+    except LastInRole as last:
         raise ApiError(
             409,
-            f"without {record.node_id} no node would decode, and no request could end: start "
-            "another decode or mixed node, or give another node that role first",
+            f"without {node_id} no node would decode, and no request could end: start another "
+            "decode or mixed node, or give another node that role first",
             code="last_decode_node",
-        )
+        ) from last
 
 
 GiveRole = Callable[[str, Role], Awaitable[MovedNode]]

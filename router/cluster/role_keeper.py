@@ -11,13 +11,12 @@ steps, and each is safe if the router stops before or after it for any time:
 
 A leader that finds an open change ends it, before it decides anything: it tells the node the same
 role under the same number, or closes it where the node is no member any more. So what a router that
-wakes still has to tell is what the node has already, or is old and refused. Where a person has
-changed other nodes meanwhile, so that the one of the change is the last one in its role, the change
-is taken back: by a further one, which gives the node the role that it has.
+wakes still has to tell is what the node has already, or is old and refused. Persons may change
+other nodes meanwhile, through any router: the node keeps its role, and the change is over, if no
+other node does what it does in the step in which the store writes its new role.
 
-What a person has changed through another router until a change begins is listed by the store by
-then, which is asked once more. While changes that a person has asked this router for are under way,
-no change begins: what nodes report is then not what they will be.
+While changes that a person has asked this router for are under way, no change begins: what nodes
+report is then not what they will be.
 
 Without the store nothing is decided.
 """
@@ -32,12 +31,19 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from common.errors import Draining, InvalidRequest, PdserveError, StaleEpoch
+from common.errors import (
+    Draining,
+    InvalidRequest,
+    LastInRole,
+    PdserveError,
+    PlacementUnavailable,
+    StaleEpoch,
+)
 from common.ids import Incarnation
 from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.latency import LatencyTargets
-from placement.store import Leadership, PlacementStore, PlacementUnavailable, RoleMove
+from placement.store import Leadership, PlacementStore, RoleMove
 from router.core.known.changes import ChangesUnderWay
 from router.core.known.node_view import NodeView
 from router.core.scaling.moves import Move
@@ -64,14 +70,18 @@ class RunningNodes(Protocol):
     def is_member(self, node: Incarnation) -> bool:
         """Return whether a node may be heard, now or again."""
 
-    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
+    async def set_role(
+        self,
+        node: Incarnation,
+        role: Role,
+        *,
+        number: int = 0,
+        others: Sequence[str] | None = None,
+    ) -> Role:
         """Change the role of a node for new work; see `NodePool.set_role`."""
 
     async def wait_heard(self) -> None:
         """Return when every node that the store listed first was heard or left."""
-
-    async def wait_refreshed(self) -> None:
-        """Return when the store was asked once more what nodes say of themselves."""
 
 
 class RoleKeeper:
@@ -152,9 +162,6 @@ class RoleKeeper:
         elif led and not self._leads:
             log.warning("%s decides about roles now", leadership.leader)
         self._report.on_leader(leadership.leader, is_me=self._leads)
-        last = leadership.last_move
-        is_ours = self._leads and last is not None and last.is_open
-        self._nodes.changes.by_load = (last.node, last.role) if last and is_ours else None
         return leadership
 
     def _on_store_away(self, away: PlacementUnavailable) -> None:
@@ -164,35 +171,31 @@ class RoleKeeper:
         self._report.on_leader(None, is_me=False)
 
     async def _make(self, router: Incarnation, move: Move) -> None:
-        self._nodes.changes.by_load = move.node, move.role
         begun = await self._store.begin_move(router, move.node, move.role)
         if begun is None:
             log.warning("%s keeps its role: another router leads, or is changing one", move.node)
-            self._leads, self._nodes.changes.by_load = False, None
+            self._leads = False
             return
         log.info(
             "change %d: %s becomes a %s node, it was a %s node: %s",
             *(begun.number, move.node, move.role.value, move.role_before.value, move.why),
         )
         self._begun = begun.number, move
-        await self._nodes.wait_refreshed()
         await self._finish(router, begun)
 
     async def _finish(self, router: Incarnation, begun: RoleMove) -> None:
         """Send the change to the node, and close it when the node has the role or cannot get it."""
         now_s, told = self._clock.now_s(), f"change {begun.number} of {begun.node}"
-        earlier = self._role_of_last(begun)
-        if earlier is not None:
-            await self._take_back(router, begun, earlier)
-            return
         has_role = False
         if not self._nodes.is_member(begun.node):
             log.warning("%s is over: the node has left", told)
             self._scaling.moves.begin(now_s)
         else:
             try:
-                await self._nodes.set_role(begun.node, begun.role, number=begun.number)
-            except (Draining, InvalidRequest, StaleEpoch) as refused:
+                await self._nodes.set_role(
+                    begun.node, begun.role, number=begun.number, others=self._others(begun)
+                )
+            except (Draining, InvalidRequest, LastInRole, StaleEpoch) as refused:
                 log.warning("%s is over, the node keeps its role: %s", told, refused)
                 self._scaling.moves.begin(now_s)
             except PdserveError as failed:
@@ -203,33 +206,17 @@ class RoleKeeper:
                 self._scaling.moves.on_moved(begun.role, now_s)
         # Another router may have found it open meanwhile: one of both closes it.
         is_closed = await self._store.end_move(router, begun.number)
-        self._nodes.changes.by_load = None
         if is_closed and has_role:
             self._report.on_changed(self._move_of(begun), now_s)
 
-    def _role_of_last(self, begun: RoleMove) -> Role | None:
-        """Return the role of the node of a change if it has another one than it is to get, and no
-        other node does what it does. Where no other decodes, one that is to decode is needed."""
+    def _others(self, begun: RoleMove) -> list[str] | None:
+        """Return the nodes of which one must stay in another role than the new one; None: nobody
+        has to. Where no other node decodes, one that is to decode is needed most."""
         nodes = self._nodes.nodes()
-        view = next((one for one in nodes if one.incarnation == begun.node), None)
-        if view is None or view.record.role is begun.role:
-            return None
-        changes, node = self._nodes.changes, begun.node
-        is_needed = begun.role is Role.DECODE and not changes.leaves_one(nodes, node, Role.PREFILL)
-        leaves_one = is_needed or changes.leaves_one(nodes, node, begun.role)
-        return None if leaves_one else view.record.role
-
-    async def _take_back(self, router: Incarnation, begun: RoleMove, earlier: Role) -> None:
-        """Give the node the role that it has, by a change of its own: one who wakes and tells it
-        the other role is refused then."""
-        log.warning(
-            "change %d is taken back: no other node does what %s does", begun.number, begun.node
-        )
-        self._scaling.moves.begin(self._clock.now_s())
-        if await self._store.end_move(router, begun.number):
-            kept = await self._store.begin_move(router, begun.node, earlier)
-            if kept is not None:
-                await self._finish(router, kept)
+        others = self._nodes.changes.others_that_stay(nodes, begun.node)
+        decoding = {one.record.node_id for one in nodes if one.record.role is not Role.PREFILL}
+        is_needed = begun.role is Role.DECODE and decoding.isdisjoint(others)
+        return None if is_needed else others
 
     def _move_of(self, begun: RoleMove) -> Move:
         """Return the change with what it was begun for, if this router began it."""

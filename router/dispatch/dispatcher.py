@@ -12,14 +12,20 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from common.errors import InternalError, InvalidRequest, Overloaded, PdserveError
+from common.errors import (
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PdserveError,
+    PlacementUnavailable,
+)
 from common.files.keys_folder import Keys
 from common.ids import Incarnation, new_id
 from common.kv.prompt_blocks import PromptBlocks
 from common.observing.clock import Clock, MonotonicClock
 from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
-from placement.store import PlacementStore, PlacementUnavailable
+from placement.store import PlacementStore
 from router.core.effects import (
     Accepted,
     Choose,

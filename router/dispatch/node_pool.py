@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
-from common.errors import NodeLost
+from common.errors import NodeLost, PlacementUnavailable
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
-from placement.store import PlacementStore, PlacementUnavailable
+from placement.store import PlacementStore
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.known.changes import ChangesUnderWay
@@ -112,8 +112,6 @@ class NodePool:
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
         self.changes = ChangesUnderWay()
-        self._waiting: list[asyncio.Future[None]] = []
-        """Callers that wait for what the store lists from now on."""
 
     @property
     def is_store_away(self) -> bool:
@@ -133,23 +131,33 @@ class NodePool:
         client = None if source is None else self.client(source.node)
         return source if client is not None and client.calls.sends_blocks else None
 
-    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
-        """Change the role of a node for new work; it finishes the requests that it has.
+    async def set_role(
+        self,
+        node: Incarnation,
+        role: Role,
+        *,
+        number: int = 0,
+        others: Sequence[str] | None = None,
+    ) -> Role:
+        """Change the role of a node for new work; return the one that it had until now.
 
-        The role that it already has is accepted. When this returns, the store and this router know
-        it; other routers learn it from the store. Which roles a node can be given says
-        `NodeRecord.can_become`. `number` is that of a change that the placement store allowed the
-        leader; 0: a person asks.
+        It finishes the requests that it has. The role that it already has is accepted. When this
+        returns, the store and this router know it; other routers learn it from the store. Which
+        roles a node can be given says `NodeRecord.can_become`. `number` is that of a change that
+        the placement store allowed the leader; 0: a person asks. One of `others` must stay in
+        another role than `role`; None: nobody has to.
 
         Raises `InvalidRequest` where the node cannot have the role, `Draining` when it leaves,
-        `StaleEpoch` when it has restarted or was told a higher number, and `NodeLost` or
-        `DeadlineExceeded` when it has left or does not answer.
+        `LastInRole` where none of `others` stays, `PlacementUnavailable` where the node cannot ask
+        the store for that, `StaleEpoch` when it has restarted or was told a higher number, and
+        `NodeLost` or `DeadlineExceeded` when it has left or does not answer.
         """
         client = self._client_of(node)
-        with self.changes.of_role(node, role):
-            await client.beside.set_role(role, number)
+        with self.changes.of_role():
+            earlier = await client.beside.set_role(role, number, others)
         self._perform(self.membership.on_role(node, role))
         self._should_refresh.set()
+        return earlier
 
     async def drain(self, node: Incarnation) -> float:
         """Ask a node to leave; return the seconds that it gives to running requests.
@@ -197,7 +205,6 @@ class NodePool:
 
     async def refresh(self, router: Incarnation) -> None:
         """Ask the store once, then open and close clients to match."""
-        waiting, self._waiting = self._waiting, []
         self.membership.on_asking()
         try:
             listing = await self._store.live_nodes()
@@ -218,16 +225,6 @@ class NodePool:
             await asyncio.sleep(0)
         self._between.warm()
         self._count_nodes()
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
-
-    async def wait_refreshed(self) -> None:
-        """Return when the store was asked once more, and has answered or is away."""
-        refreshed = asyncio.get_running_loop().create_future()
-        self._waiting.append(refreshed)
-        self._should_refresh.set()
-        await refreshed
 
     async def wait_heard(self) -> None:
         """Return when the store was asked, and every node that it listed then was heard or left."""
@@ -334,7 +331,7 @@ class NodePool:
 
     async def _close(self, node: Incarnation, client: NodeClient) -> None:
         """Close the client of one that is no member any more; its stream may be in order, and
-        brings reports until it ends."""
+        brings reports until it ends. No request is on it: histories check that."""
         await client.close()
         self._between.on_lost(node)
         if node not in self._clients:

@@ -5,7 +5,7 @@
 403 not an admin's key, or a web page of another site where there are no keys
 408 a body that stood still while others needed its place
 415 the body of a drain without the content-type of JSON
-429 a limit, or DeadlineUnreachable    503 Overloaded, PoolExhausted
+429 a limit, or DeadlineUnreachable    503 Overloaded, PoolExhausted, PlacementUnavailable
 500 any bug of this server
 """
 
@@ -21,6 +21,7 @@ from common.errors import (
     NodeLost,
     Overloaded,
     PdserveError,
+    PlacementUnavailable,
     PoolExhausted,
     StaleEpoch,
 )
@@ -149,7 +150,7 @@ def api_error(error: Exception) -> ApiError:
         case Overloaded():
             wait_s = max(1, math.ceil(error.retry_after_s))
             return ApiError(503, str(error), code=error.code, headers={"retry-after": str(wait_s)})
-        case PoolExhausted():
+        case PoolExhausted() | PlacementUnavailable():
             headers = {"retry-after": str(_BUSY_RETRY_S)}
             return ApiError(503, str(error), code=error.code, headers=headers)
         case DeadlineExceeded():

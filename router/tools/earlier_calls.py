@@ -18,8 +18,6 @@ from common.errors import InvalidRequest
 
 Messages = Sequence[Mapping[str, Any]]
 _LOST = "[no result]"
-_Results = dict[int, Mapping[str, Any]]
-"""The results of one answer's calls, by the number of the call."""
 
 
 class Arguments(Enum):
@@ -87,32 +85,53 @@ def with_results_in_order(messages: Messages) -> list[Mapping[str, Any]]:
 
     Clients that run calls at the same time write results as they come, or something in between, or
     lose one: before a result that came, `_LOST` stands for it. A result belongs to the last call
-    before it that has its id and no result yet; where there is none, it stays where it is.
+    before it that has its id and no result yet. One without an id belongs to the first call of the
+    last answer with calls that has no result of its own. Any other one stays where it is.
     """
-    turns: list[tuple[Mapping[str, Any], _Results]] = []
-    waiting: defaultdict[Any, list[tuple[_Results, int]]] = defaultdict(list)
+    turns: list[_Turn] = []
+    waiting: defaultdict[Any, list[tuple[_Turn, int]]] = defaultdict(list)
+    last_called: _Turn | None = None
     for message in messages:
-        given = message.get("tool_call_id") if message["role"] == "tool" else None
-        if waiting[given]:
-            results, at = waiting[given].pop()
-            results[at] = message
+        is_result, given = message["role"] == "tool", message.get("tool_call_id")
+        if is_result and waiting[given]:
+            turn, at = waiting[given].pop()
+            turn.results[at] = message
             continue
-        results = {}
-        turns.append((message, results))
-        for at, call in reversed([*enumerate(_calls(message))]):
+        turn = _Turn(message, called=last_called if is_result and given is None else None)
+        turns.append(turn)
+        if turn.calls:
+            last_called = turn
+        for at, call in reversed([*enumerate(turn.calls)]):
             if call.get("id") is not None:
-                waiting[call["id"]].append((results, at))
-    return [one for turn, results in turns for one in (turn, *_in_order(_calls(turn), results))]
+                waiting[call["id"]].append((turn, at))
+    staying = [one for one in turns if one.called is None or not one.called.take(one.message)]
+    return [message for one in staying for message in (one.message, *one.results_in_order())]
 
 
-def _calls(message: Mapping[str, Any]) -> Messages:
-    return message.get("tool_calls") or ()
+class _Turn:
+    """A message, and the results of its calls by the number of the call.
 
+    `called`: of a result without an id the last answer with calls.
+    """
 
-def _in_order(calls: Messages, results: _Results) -> Iterator[Mapping[str, Any]]:
-    """Yield the results of an answer's calls, and what stands for those that are lost."""
-    for at in range(max(results, default=-1) + 1):
-        if at in results:
-            yield results[at]
-        elif calls[at].get("id") is not None:
-            yield {"role": "tool", "content": _LOST, "tool_call_id": calls[at]["id"]}
+    def __init__(self, message: Mapping[str, Any], called: _Turn | None) -> None:
+        self.message, self.called = message, called
+        self.calls: Messages = message.get("tool_calls") or ()
+        self.results: dict[int, Mapping[str, Any]] = {}
+
+    def take(self, result: Mapping[str, Any]) -> bool:
+        """Take a result without an id, which gets that of its call; False: each call has one."""
+        at = next((n for n in range(len(self.calls)) if n not in self.results), None)
+        if at is None:
+            return False
+        call_id = self.calls[at].get("id")
+        self.results[at] = result if call_id is None else {**result, "tool_call_id": call_id}
+        return True
+
+    def results_in_order(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the results, and what stands for those that are lost."""
+        for at in range(max(self.results, default=-1) + 1):
+            if at in self.results:
+                yield self.results[at]
+            elif self.calls[at].get("id") is not None:
+                yield {"role": "tool", "content": _LOST, "tool_call_id": self.calls[at]["id"]}

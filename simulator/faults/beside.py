@@ -43,13 +43,12 @@ class AdministratorCalls:
         membership: Membership,
         *,
         follow: Callable[[Sequence[MembershipEffect]], object],
-        refresh: Callable[[], AwaitedReply],
         refresh_soon: Callable[[], object],
     ) -> None:
         self._router, self._clock = router, clock
         self._timeline, self._paths, self._latency_s = timeline, paths, latency_s
         self._lives = lives
-        self._follow, self._refresh, self._refresh_soon = follow, refresh, refresh_soon
+        self._follow, self._refresh_soon = follow, refresh_soon
         self.membership = membership
         self._told_roles: dict[Incarnation, tuple[Role, int]] = {}
         """The role that each node has told last that was given one here, and how often it had
@@ -96,22 +95,29 @@ class AdministratorCalls:
             self.membership.was_heard(record.incarnation) for record in records
         )
 
-    async def wait_refreshed(self) -> None:
-        """Return when the store was asked once more, and has answered or is away."""
-        await self._refresh()
+    async def set_role(
+        self,
+        node: Incarnation,
+        role: Role,
+        *,
+        number: int = 0,
+        others: Sequence[str] | None = None,
+    ) -> Role:
+        """Give a node another role for new work; return the one that it had until now.
 
-    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
-        """Give a node another role for new work. Raises the error with which the node refuses, and
-        `DeadlineExceeded` where it does not answer."""
-        num_moves = 0
+        Raises the error with which the node refuses, and `DeadlineExceeded` where it does not
+        answer.
+        """
+        num_moves, earlier = 0, role
 
         def ask(life: NodeLife) -> PdserveError | None:
-            nonlocal num_moves
-            refusal = life.set_role(role, number)
+            nonlocal num_moves, earlier
+            earlier = life.role
+            refusal = life.set_role(role, number, others)
             num_moves = life.num_moves  # It may change again before its answer arrives.
             return refusal
 
-        with self.changes.of_role(node, role):
+        with self.changes.of_role():
             await self.call(node, ask)
         self._told_roles[node] = role, num_moves
         try:
@@ -120,6 +126,7 @@ class AdministratorCalls:
             # Not in this call, whose caller would take it for a refusal of the node.
             self._clock.after(0.0, partial(_raise, wrong))
         self._refresh_soon()
+        return earlier
 
     async def drain(self, node: Incarnation) -> float:
         """Ask the node to leave; return the seconds that it gives to running requests."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from common.errors import PlacementUnavailable
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import BlockHash
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from placement.store import PlacementUnavailable
 from router.core.membership import ENDED_BY_NODE
 from simulator.clients import ClientRequest
 from simulator.faults.checks.ends import LOST_WITH_ROUTER, Ends, check_logprobs, check_time

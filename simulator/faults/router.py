@@ -10,13 +10,13 @@ from itertools import count
 
 from prometheus_client import CollectorRegistry
 
-from common.errors import InternalError, NodeLost
+from common.errors import InternalError, NodeLost, PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestCounts, TokenLogprobs
 from node.flow.messages import Answer, Message, Submit
-from placement.store import PlacementUnavailable
+from router.core.candidates import NodeAway
 from router.core.effects import Choose, Effect
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -33,12 +33,12 @@ from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.pace import ALARM_TICKS
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
-from simulator.faults.awaited import AwaitedReply, drive
+from simulator.faults.awaited import drive
 from simulator.faults.beside import AdministratorCalls
 from simulator.faults.between import NodesInContact
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
 from simulator.faults.books.known import check_blocks, check_roles, check_suspected, check_views
-from simulator.faults.books.requests import Legs, Unanswered
+from simulator.faults.books.requests import Legs, Losses, Unanswered
 from simulator.faults.books.told import Placements, check_counts
 from simulator.faults.demand.grammars import is_hopeless
 from simulator.faults.demand.watched_router import WatchedRouter
@@ -123,8 +123,6 @@ class FaultyRouter(WatchedRouter):
         self._refresh_s = lease_s / 4
         self._num_refreshes = 0
         self._is_refreshing = self._is_refresh_due = False
-        self._refreshed: list[AwaitedReply] = []
-        """What waits until the store was asked once more."""
         self._sessions = SessionBooks(session_ttl_s)
         self._unanswered, self._legs = Unanswered(), Legs()
         self._placements = Placements()
@@ -140,7 +138,6 @@ class FaultyRouter(WatchedRouter):
             nodes,
             self._membership,
             follow=self._follow,
-            refresh=self._wait_refreshed,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
@@ -231,7 +228,7 @@ class FaultyRouter(WatchedRouter):
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Handle the end of a stream: its open calls are not answered any more."""
         self._follow(self._membership.on_lost(node, reason))
-        self._forget_calls(node)
+        self._forget_calls(NodeLost(f"{node} was lost: {reason}"), node)
 
     # Inside: the store.
 
@@ -243,8 +240,7 @@ class FaultyRouter(WatchedRouter):
             drive(self._ask_store(), on_end=self._on_refreshed)
 
     async def _ask_store(self) -> None:
-        membership, waiting = self._membership, self._refreshed
-        self._refreshed = []
+        membership = self._membership
         membership.on_asking()
         try:
             listing = await self.store.live_nodes()
@@ -256,8 +252,6 @@ class FaultyRouter(WatchedRouter):
         while membership.has_unread:
             membership.nodes()
         self._between.warm()
-        for one in waiting:
-            one.end(None)
 
     def _on_refreshed(self) -> None:
         self._is_refreshing = False
@@ -272,17 +266,13 @@ class FaultyRouter(WatchedRouter):
         else:
             self._refresh_in(0.0)
 
-    def _wait_refreshed(self) -> AwaitedReply:
-        """Return what ends when the store was asked once more."""
-        self._refreshed.append(AwaitedReply())
-        self._refresh_soon()
-        return self._refreshed[-1]
-
     def _match_links(self) -> None:
         wanted = {record.incarnation for record in self._membership.records()}
         for node in [one for one in self.links if one not in wanted]:
             self.links.pop(node).close()
-            self._forget_calls(node)
+            self._forget_calls(NodeAway(f"{node} has left"), node)
+            if any(one.flow._attempts.on(node) for one in self._choices.values()):
+                raise InternalError(f"{node} is forgotten, and a request is on it")
             self._on_node_lost(node, True)
         for node in sorted(wanted - self.links.keys()):
             latency_s = self._latency_s * self._rng.choice(_LATENCIES)
@@ -340,18 +330,19 @@ class FaultyRouter(WatchedRouter):
     def _on_node_lost(self, node: Incarnation, is_orderly: bool) -> None:
         self._between.on_lost(node)
         self._chooser.on_lost(node)
+        flows = (one.flow for one in self._choices.values())
+        losses = Losses(node, flows, is_orderly=is_orderly)
         self._tell_all(RequestFlow.on_node_lost, node, is_orderly)
+        losses.check()
 
-    def _forget_calls(self, node: Incarnation) -> None:
-        lost = [number for number, call in self._calls.items() if call.node == node]
-        for number in lost:
-            self.clock.after(0.0, partial(self._fail_call, number))
+    def _forget_calls(self, lost: NodeLost, node: Incarnation) -> None:
+        for number in [number for number, call in self._calls.items() if call.node == node]:
+            self.clock.after(0.0, partial(self._fail_call, number, lost))
 
-    def _fail_call(self, number: int) -> None:
+    def _fail_call(self, number: int, lost: NodeLost) -> None:
         found = self._calls.pop(number, None)
         if found is not None:
             choice, node, attempt, _ = found
-            lost = NodeLost(f"{node} was lost")
             self._perform(choice, choice.flow.on_call_failed(node, attempt, lost))
 
     def _on_deadline(self, choice: _Choice) -> None:
@@ -408,7 +399,8 @@ class FaultyRouter(WatchedRouter):
         link = self.links.get(node)
         is_sent = link is not None and link.send(message)
         if not is_sent and isinstance(message, Submit):
-            self.clock.after(0.0, partial(self._fail_call, message.reply_to))
+            away = NodeAway(f"{node} is not heard")
+            self.clock.after(0.0, partial(self._fail_call, message.reply_to, away))
         return is_sent
 
     def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.redis_store import RedisStore
-from placement.store import PlacementUnavailable
 
 
 async def main(url: str, name: str, lease_s: float) -> None:

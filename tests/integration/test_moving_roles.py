@@ -166,7 +166,20 @@ def test_no_prefill_node_is_left_and_never_no_node_that_decodes(cluster: Cluster
     assert api.complete(**fields) == wanted, "prompts are computed where they are answered"
     for node_id in ("prefill-1", "decode-1", "mixed-1"):
         assert give(api, node_id, "prefill").status_code == 200
-    refused = give(api, "fixed", "prefill")
+    assert give(api, "decode-1", "decode").status_code == 200
+    assert api.http.post("/v1/cluster/drain", json={"node_id": "fixed"}).status_code == 200
+    refused = give(api, "decode-1", "prefill")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "last_decode_node")
     assert api.complete(**fields) == wanted
-    assert give(api, "decode-1", "decode").status_code == 200
+    both = [("decode-1", "mixed"), ("mixed-1", "mixed"), ("prefill-1", "prefill")]
+    assert [give(api, *one).status_code for one in both] == [200] * 3
+    urls = zip(("decode-1", "mixed-1"), cluster.urls, strict=True)
+    with ThreadPoolExecutor() as askers:
+        asked = [
+            askers.submit(
+                httpx.post, url + PATH, json={"node_id": node_id, "role": "prefill"}, timeout=60
+            )
+            for node_id, url in urls
+        ]
+    assert sorted(one.result().status_code for one in asked) == [200, 409]
+    assert api.complete(**fields) == wanted

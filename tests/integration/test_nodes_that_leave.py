@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import NodeLost, StaleEpoch
+from common.errors import NodeLost, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
-from placement.store import LiveNode, PlacementUnavailable
+from placement.store import LiveNode
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import DrainingNode, drain_node
 from router.dispatch.client import node_clients

@@ -157,8 +157,9 @@ async def test_a_request_that_only_a_suspected_node_took_is_asked_where_another_
     await cut_off(cluster, router, d0)
     answer = await held_up_by(d0, router)
 
-    async def take_role(_beside: CallsBeside, role: Role, _number: int) -> None:
+    async def take_role(_beside: CallsBeside, role: Role, _number: int, _others: object) -> Role:
         p0.role = role
+        return Role.PREFILL
 
     monkeypatch.setattr(CallsBeside, "set_role", take_role)
     if is_told:

@@ -43,6 +43,18 @@ ROUTER = [
         "        for attempt in ():\n",
     ),
     Bug(
+        "a node that ends its stream in order counts as one that the request has lost",
+        "router.core.request_flow",
+        "        if is_orderly:\n",
+        "        if is_orderly is None:\n",
+    ),
+    Bug(
+        "no node counts as one that the request has lost",
+        "router.core.candidates",
+        "isinstance(error, NodeLost) and not isinstance(error, NodeAway)",
+        "not isinstance(error, NodeLost)",
+    ),
+    Bug(
         "an attempt that ends does not abort its nodes",
         "router.core.attempts",
         "                effects += (SendAbort(node, self.id), self.close_leg(node))",
@@ -97,8 +109,8 @@ ROUTER = [
     Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
-        "    if not pool.changes.leaves_one(",
-        "    if pool.changes.leaves_one(",
+        "    stops_decoding = role is Role.PREFILL\n",
+        "    stops_decoding = False\n",
         (FaultKind.ROLE,),
     ),
     Bug(
@@ -183,10 +195,10 @@ HUNG = [
 
 ROLES = [
     Bug(
-        "a node that was told to leave is counted on when another one's role changes",
-        "router.core.known.changes",
-        "        is_leaving = node.load.is_draining or me in self._leaving\n",
-        "        is_leaving = False\n",
+        "a node that was refused a role takes it",
+        "node.control.role",
+        "        if not is_done:\n",
+        "        if not others:\n",
         (FaultKind.DRAIN, FaultKind.ROLE),
     ),
     Bug(

@@ -29,8 +29,9 @@ class MessageFormat(ItemsFormat):
         """Set the format up; see `ItemsFormat`."""
         super().__init__(head, plan, usage)
         # A client that asked for more than the context leaves did not set the limit that was met.
+        (prompt,) = plan.prompts
         self._length_reason = (
-            "model_context_window_exceeded" if plan.is_cut_to_fit else "max_tokens"
+            "model_context_window_exceeded" if prompt.is_cut_to_fit else "max_tokens"
         )
 
     def error_event(self, error: ApiError) -> bytes:

@@ -40,8 +40,8 @@ class PlannedOutput(NamedTuple):
 
     `max_tokens`: the most tokens of a choice, of each prompt. `logprobs` and `prompt_logprobs` are
     what nodes find, `echo_logprobs` what is shown of a prompt that is echoed. Without `has_output`
-    a prompt alone is asked for. With `is_cut_to_fit` the client set no limit, or one that is
-    more than fits: an answer may have fewer than `max_tokens`.
+    a prompt alone is asked for. Where `is_cut_to_fit`, of each prompt, the client set no limit, or
+    one that is more than this prompt leaves room for: an answer may have fewer than `max_tokens`.
     """
 
     choices_per_prompt: int
@@ -49,7 +49,7 @@ class PlannedOutput(NamedTuple):
     scored_per_prompt: int
     max_tokens: Sequence[int]
     has_output: bool
-    is_cut_to_fit: bool
+    is_cut_to_fit: Sequence[bool]
     logprobs: int | None
     prompt_logprobs: int | None
     echo_logprobs: int | None
@@ -95,7 +95,7 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
         scored_per_prompt=scored_per_prompt,
         max_tokens=most,
         has_output=has_output,
-        is_cut_to_fit=limit.asked is None or (has_output and max(most) < limit.asked),
+        is_cut_to_fit=[limit.asked is None or one < limit.asked for one in most],
         logprobs=found,
         prompt_logprobs=scored,
         echo_logprobs=echoed,

@@ -67,6 +67,7 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "num_offsets": len(offsets),
             "seed": prompt.seed,
             "max_tokens": prompt.max_tokens,
+            "is_cut_to_fit": prompt.is_cut_to_fit,
         }
         yield Message(head, ids.tobytes() + offsets.tobytes() + prompt.echo.encode())
 
@@ -81,6 +82,7 @@ def unpack_prompt(message: Message) -> PlannedPrompt:
         token_ids=tuple(numbers[:num_tokens]),
         seed=head["seed"],
         max_tokens=head["max_tokens"],
+        is_cut_to_fit=head["is_cut_to_fit"],
         echo=message.rest[end:].decode(),
         echo_offsets=tuple(numbers[num_tokens:]),
     )

@@ -30,6 +30,8 @@ from router.tools.answer_parser import AnswerSyntax
 class PlannedPrompt(NamedTuple):
     """A prompt, the seed of its first choice, and the most tokens of each choice.
 
+    With `is_cut_to_fit` the client set no limit, or one that is more than fits, and an answer may
+    have as many tokens as a node holds.
     `echo`: the prompt as text, shown before the answer. `echo_offsets` is where the text of each
     token starts in it, if those have log probabilities.
     """
@@ -37,6 +39,7 @@ class PlannedPrompt(NamedTuple):
     token_ids: tuple[int, ...]
     seed: int
     max_tokens: int
+    is_cut_to_fit: bool
     echo: str = ""
     echo_offsets: tuple[int, ...] = ()
 
@@ -52,9 +55,8 @@ class RequestPlan(NamedTuple):
     names it; the model's own end is not among them. `continues_prompt`: the answer's text goes
     straight on from the prompt's. `syntax` is what an answer's text may hold. `echo_logprobs` is
     the number of alternatives shown per token of a prompt that is echoed. Without `has_output`
-    nothing is generated: nodes draw one token, which is dropped. With `is_cut_to_fit` the client
-    set no limit, or one that is more than fits, and an answer may have as many tokens as a node
-    holds. `grammar_parts`: what the grammar was written from.
+    nothing is generated: nodes draw one token, which is dropped. `grammar_parts`: what the grammar
+    was written from.
     """
 
     prompts: tuple[PlannedPrompt, ...]
@@ -72,7 +74,6 @@ class RequestPlan(NamedTuple):
     syntax: AnswerSyntax
     echo_logprobs: int | None
     has_output: bool
-    is_cut_to_fit: bool
     grammar_parts: GrammarParts
     shape: AnswerShape
 
@@ -154,9 +155,12 @@ class Planner:
                 prompt.token_ids,
                 self._draw_seed() if seed is None else seed,
                 max_tokens,
+                is_cut_to_fit,
                 *(self._prompts.echo(prompt, has_offsets=has_offsets) if is_echo else ()),
             )
-            for prompt, max_tokens in zip(prompts, output.max_tokens, strict=True)
+            for prompt, max_tokens, is_cut_to_fit in zip(
+                prompts, output.max_tokens, output.is_cut_to_fit, strict=True
+            )
         ]
         shape, ends = asked.shape, self._model.eos_token_ids
         sampling = planned_sampling(asked.sampling, output, answer, planned[0].seed, self._model)
@@ -180,7 +184,6 @@ class Planner:
             syntax=answer.syntax,
             echo_logprobs=output.echo_logprobs,
             has_output=output.has_output,
-            is_cut_to_fit=output.is_cut_to_fit,
             grammar_parts=answer.parts,
             shape=shape,
         )

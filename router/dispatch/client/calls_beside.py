@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
-from common.errors import DeadlineExceeded, InvalidRequest, NodeLost
+from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PeerProtocolError
 from common.ids import Incarnation
 from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
@@ -36,17 +36,25 @@ class CallsBeside:
         reply: pb.DrainReply = await self._called(self._stub().Drain, message)
         return reply.timeout_ms / 1000
 
-    async def set_role(self, role: Role, number: int) -> None:
-        """Change the role of the node for new work.
+    async def set_role(self, role: Role, number: int, others: Sequence[str] | None) -> Role:
+        """Change the role of the node for new work; return the one that it had until now.
 
         Raises what the node refuses it with: `InvalidRequest` where it cannot have this role,
-        `StaleEpoch` where it knows of a change with a higher number, and `Draining`; otherwise as
-        `drain`.
+        `StaleEpoch` where it knows of a change with a higher number, `LastInRole` where none of
+        `others` is left, `PlacementUnavailable` where that is not known, and `Draining`;
+        `PeerProtocolError` for a reply without a role; otherwise as `drain`.
         """
-        message = pb.RoleRequest(envelope=self._envelope, role=role.value, number=number)
+        names = None if others is None else pb.NodeNames(node_ids=others)
+        message = pb.RoleRequest(
+            envelope=self._envelope, role=role.value, number=number, others=names
+        )
         reply: pb.RoleReply = await self._called(self._stub().SetRole, message)
         if reply.HasField("refusal"):
             raise refusal_to_error(reply.refusal)
+        try:
+            return Role(reply.earlier)
+        except ValueError:
+            raise PeerProtocolError(f"{self._node} had the role {reply.earlier[:32]!r}") from None
 
     async def _called(self, call: Any, message: object) -> Any:
         try:

@@ -55,6 +55,31 @@ class Legs:
                 raise InternalError(f"{says}, which has {(has, tokens.get(node, 0))}")
 
 
+class Losses:
+    """Whether requests count the loss of a node as one that they may have caused."""
+
+    def __init__(
+        self, node: Incarnation, flows: Iterable[RequestFlow], *, is_orderly: bool
+    ) -> None:
+        """Begin before the flows hear of the end of a node's stream; only those on it matter."""
+        self._node, self._is_orderly = node, is_orderly
+        self._flows = [one for one in flows if one._attempts.on(node)]
+        self._had = [node in one._candidates._dead for one in self._flows]
+
+    def check(self) -> None:
+        """Check that a stream which ended in order did not count, and any other one did.
+
+        Raises `InternalError`.
+        """
+        for flow, had in zip(self._flows, self._had, strict=True):
+            counts = self._node in flow._candidates._dead
+            if counts is not (had or not self._is_orderly):
+                how = "ended its stream in order" if self._is_orderly else "was lost"
+                says = "one that it lost" if counts else "one that left"
+                name = flow.attempt.choice_id
+                raise InternalError(f"{self._node} {how}, and counts for {name} as {says}")
+
+
 class Unanswered:
     """Counts the ticks for which suspected nodes hold up requests while others are idle."""
 

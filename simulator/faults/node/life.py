@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from common.errors import InternalError, PdserveError
+from common.errors import InternalError, PdserveError, PlacementUnavailable
 from common.ids import Incarnation
-from common.nodes import NodeRecord, Role
+from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import FinishReason, RequestOutput
 from node.control.drain import LAST_GRACE_S
 from node.control.role import NodeRole
 from node.flow.messages import Drain, Message, RoleChanged
 from node.flow.node_flow import NodeFlow
 from node.life.lease_keeper import RENEWALS_PER_LEASE
-from placement.store import PlacementUnavailable
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv.end import KVEnd
 from simulator.faults.store.leases import Leases
@@ -78,7 +77,7 @@ class NodeLife:
         self._has_left = False
         leaving: Any = self
         self._role = NodeRole(role, leaving, refused)
-        self._role.on_change(lambda: node.put(RoleChanged()), self._announce)
+        self._role.on_change(lambda: node.put(RoleChanged()), self._announce, self._claim)
 
     @property
     def role(self) -> Role:
@@ -91,10 +90,12 @@ class NodeLife:
         span_s = self._store.lease_s / RENEWALS_PER_LEASE
         self._node.clock.after(span_s, self.keep_lease)
 
-    def set_role(self, role: Role, number: int = 0) -> PdserveError | None:
+    def set_role(
+        self, role: Role, number: int = 0, others: Sequence[str] | None = None
+    ) -> PdserveError | None:
         """Take new work of another role, by the change of this number; return a refusal, if any."""
         try:
-            earlier = _result(self._role.change(role, number))
+            earlier = _result(self._role.change(role, number, others))
         except InternalError:  # A check has failed: no refusal.
             raise
         except PdserveError as refused:
@@ -141,15 +142,22 @@ class NodeLife:
     async def _announce(self) -> None:
         self._renew()
 
+    async def _claim(self, role: Role, others: Sequence[str]) -> bool:
+        record, now_s = replace(self._record, role=role), self._store.timeline.now_s()
+        return self._store.leases.take_role(record, self._load(), others, now_s)
+
+    def _load(self) -> NodeLoad:
+        load, unreachable = self._node.flow.load(), self._node.kv.sender.unreachable
+        if load.is_draining is not self.is_on or unreachable:
+            load = replace(load, is_draining=self.is_on, kv_unreachable=unreachable)
+        return load
+
     def _renew(self) -> None:
         store, node = self._store, self._node
         if self._record.role is not self.role:
             self._record = replace(self._record, role=self.role)
-        load, unreachable = node.flow.load(), node.kv.sender.unreachable
-        if load.is_draining is not self.is_on or unreachable:
-            load = replace(load, is_draining=self.is_on, kv_unreachable=unreachable)
         try:
-            is_newest = store.leases.heartbeat(self._record, load, store.timeline.now_s())
+            is_newest = store.leases.heartbeat(self._record, self._load(), store.timeline.now_s())
         except PlacementUnavailable:
             return
         if not is_newest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from common.errors import InternalError
 from common.ids import Incarnation
@@ -36,8 +36,8 @@ class RolesByLoad:
         self._leases, self._nodes = leases, nodes
         self._is_on = are_roles_by_load(history.shape)
         self._breaks_s = fault_times(history).first_broken_s
-        self._changed_s: dict[Incarnation, float] = {}
-        """The time at which each node took a role that an administrator gave it."""
+        self._has_changed = False
+        """Whether a node took a role that an administrator gave it."""
         self.leading = Leading(leases)
         self.num_moved = 0
 
@@ -51,19 +51,16 @@ class RolesByLoad:
 
     def on_role(self, node: Incarnation, number: int) -> None:
         """Record the new role of a node. Raises `InternalError` where it must not have it."""
-        now_s = self._timeline.now_s()
         if number:
             self.num_moved += 1
             self._check_number(node, number)
-            asked_s = self.leading.begun_s
         else:
-            self._changed_s[node] = asked_s = now_s
-        if now_s >= self._breaks_s:
+            self._has_changed = True
+        if self._timeline.now_s() >= self._breaks_s:
             return
-        is_known = number or self._shape.num_routers == 1
-        if is_known and not any(self._decode(asked_s)):
+        if all(one.role is Role.PREFILL for one in self._staying()):
             raise InternalError(f"{node} was the last node that decodes, and is given another role")
-        is_moved = number and not self._changed_s
+        is_moved = number and not self._has_changed
         is_lost = all(one.role is Role.DECODE for one in self._nodes.values())
         if is_moved and is_lost and any(one.me != node for one in self._staying()):
             raise InternalError(f"{node} was the last node that prefills")
@@ -88,13 +85,3 @@ class RolesByLoad:
             return  # it has forgotten what was open
         if last is None or last.number != number or not last.is_open:
             raise InternalError(f"{node} takes a role by change {number}: the last one is {last}")
-
-    def _decode(self, asked_s: float) -> Iterator[bool]:
-        """Yield for each node whether it goes on decoding, as far as was known at that time."""
-        for node in self._nodes.values():
-            life = node.life
-            leaves_s = life.drain_ends_s - self._shape.drain_s
-            is_leaving = life.is_on and leaves_s <= asked_s
-            took_s = self._changed_s.get(node.me, 0.0)
-            is_decoding = node.role is not Role.PREFILL
-            yield (is_decoding or took_s > asked_s) and not is_leaving

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.redis_store import CALL_TIMEOUT_S
-from placement.store import Leadership, LiveNode, PlacementUnavailable, RoleMove
+from placement.store import Leadership, LiveNode, RoleMove
 from simulator.faults.awaited import AwaitedReply
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kinds import STORE

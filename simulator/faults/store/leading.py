@@ -25,8 +25,6 @@ class Leading:
         self._last_number = 0
         self._num_emptied = 0
         self.last_move: RoleMove | None = None
-        self.begun_s = 0.0
-        """The time at which it was begun, as `now_s`."""
 
     def lead(self, router: Incarnation, lease_s: float, now_s: float) -> Leadership:
         """Take or renew the lease, unless another router has it."""
@@ -42,7 +40,7 @@ class Leading:
         leads, last = self.leader(now_s) == router, self.last_move
         if not leads or (last is not None and last.is_open):
             return None
-        self._last_number, self.begun_s = self._last_number + 1, now_s
+        self._last_number += 1
         self.last_move = RoleMove(number=self._last_number, node=node, role=role, is_open=True)
         return self.last_move
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord
-from placement.store import LiveNode, PlacementUnavailable
+from placement.store import LiveNode
 
 
 class Leases:
@@ -38,6 +41,17 @@ class Leases:
         ends_s = now_s + self.ahead_s + self._lease_s
         self._held[record.node_id] = LiveNode(record=record, load=load), ends_s
         return True
+
+    def take_role(
+        self, record: NodeRecord, load: NodeLoad, others: Sequence[str], now_s: float
+    ) -> bool:
+        """Renew a lease with another role if one of `others` stays in one that is not the new one;
+        return whether that was done."""
+        self._check()
+        found = [one for one in (self._live(name, now_s) for name in others) if one is not None]
+        if all(one.record.role is record.role or one.load.is_draining for one in found):
+            return False
+        return self.heartbeat(record, load, now_s)
 
     def leave(self, node: Incarnation) -> None:
         """Give a lease back."""

@@ -9,7 +9,7 @@ import pytest
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import PlacementRefused
-from tests.contract.placement_store.worlds import RedisWorld, World
+from tests.contract.placement_store.worlds import RedisWorld, World, load, record
 
 R1, R2, R1_AGAIN = Incarnation("r1", 1), Incarnation("r2", 1), Incarnation("r1", 2)
 P0, D0 = Incarnation("p0", (1 << 53) - 1), Incarnation('d "0"', 2)
@@ -101,6 +101,22 @@ async def test_an_emptied_store_forgets_the_leader_and_no_number(world: World) -
     assert before is not None
     assert after is not None
     assert after.number > before.number
+
+
+async def test_a_lease_that_is_none_of_ours_stays_in_no_role(redis_url: str) -> None:
+    world = RedisWorld(redis_url)
+    prefix = "pdserve:contract:node:"
+    for name, value in (("a", "somebody"), ("b", "[1]"), ("c", '{"role": 7}')):
+        world.client.set(prefix + name, value, px=60_000)
+    world.client.lpush(prefix + "d", "x")
+    mine = record(role=Role.PREFILL)
+    names = ["a", "b", "c", "d"]
+    assert not await world.first.take_role(mine, load(), lease_s=60, others=names)
+    world.client.set(prefix + "e", '{"role": "decode", "load": 7}', px=60_000)
+    assert await world.first.take_role(mine, load(), lease_s=60, others=[*names, "e"])
+    await world.first.close()
+    await world.second.close()
+    world.client.close()
 
 
 async def test_foreign_values_do_no_harm(redis_url: str) -> None:

@@ -49,6 +49,7 @@ RECORD: dict[str, Any] = {
     "num_disk_blocks": 0,
     "roles": [],
     "tokens": "",
+    "lease_ms": 0,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
 from placement.redis_store import RedisStore
-from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.support.kv.links import Link
 from tests.support.stores.redis_server import RedisServer, redis_server

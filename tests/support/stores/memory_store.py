@@ -38,6 +38,16 @@ class MemoryStore:
         expires_at_s = self._clock.now_s() + lease_s
         self.nodes[node_id] = (LiveNode(record=record, load=load), expires_at_s)
 
+    async def take_role(
+        self, record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        self._expire()
+        found = [self.nodes[name][0] for name in others if name in self.nodes]
+        if all(one.record.role is record.role or one.load.is_draining for one in found):
+            return False
+        await self.heartbeat(record, load, lease_s=lease_s)
+        return True
+
     async def lease_left_s(self, node_id: str) -> float:
         self._expire()
         held = self.nodes.get(node_id)

@@ -8,8 +8,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError
 
+from common.errors import PlacementUnavailable
 from placement.redis_store import RedisStore
-from placement.store import PlacementUnavailable
 
 
 class FakePrimary:

@@ -68,9 +68,10 @@ class Tools:
             return _named(choice)
         if kind != "allowed_tools":
             return choice
+        choice, place = _flat(choice, "tool_choice")
         tools = choice.get("tools")
         if isinstance(tools, list):
-            fields = {f"tool_choice.tools.{number}": tool for number, tool in enumerate(tools)}
+            fields = {f"{place}.tools.{number}": tool for number, tool in enumerate(tools)}
             own = {field: tool for field, tool in fields.items() if _kind(tool) in _OWN} or fields
             for number, field in enumerate(own):
                 self._places.put(f"tool_choice.allowed_tools.tools.{number}", field)
@@ -83,6 +84,7 @@ class Tools:
         self, tool: Mapping[str, Any], field: str, namespace: str | None, about: Any, is_found: bool
     ) -> None:
         """Add a tool that the client runs; `about` is the text about its namespace."""
+        tool, field = _flat(tool, field)
         name: Any = tool.get("name")
         is_custom = tool["type"] == "custom"
         called: Any = function_name(name, namespace) if isinstance(name, str) else name
@@ -134,6 +136,18 @@ def _kind(tool: Any) -> Any:
     return tool.get("type") if isinstance(tool, Mapping) else None
 
 
+def _flat(tool: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], str]:
+    """Return a tool of the client, or a choice of one, and where its fields are.
+
+    Chats have them one level deeper, and some clients send that shape here as well.
+    """
+    kind = tool["type"]
+    inner = tool.get(kind)
+    if "name" in tool or not isinstance(inner, Mapping):
+        return tool, field
+    return {**inner, "type": kind}, f"{field}.{kind}"
+
+
 def _inner_tools(namespace: Mapping[str, Any], field: str) -> list[Any]:
     if not isinstance(namespace.get("name"), str):
         raise InvalidRequest(f"{field}.name is not the name of a namespace", param=f"{field}.name")
@@ -153,6 +167,7 @@ def _joined(first: Any, second: Any) -> Any:
 
 def _named(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return the function that a choice names."""
+    tool, _ = _flat(tool, "")
     name, namespace = tool.get("name"), tool.get("namespace")
     if isinstance(name, str) and isinstance(namespace, str):
         name = function_name(name, namespace)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from common.errors import Draining, InvalidRequest, StaleEpoch
+from common.errors import Draining, InvalidRequest, LastInRole, PlacementUnavailable, StaleEpoch
 from common.nodes import Role
 from node.control.drain import NodeDrain
 from node.control.role import NodeRole
@@ -19,10 +20,18 @@ class World:
         self.leaving = asyncio.Event()
         drain = NodeDrain(self.leaving, timeout_s=1.0)
         self.role = NodeRole(Role.PREFILL, drain, dict.fromkeys(refused, WHY))
-        self.role.on_change(lambda: self.told.append("flow"), self._announce)
+        self.role.on_change(lambda: self.told.append("flow"), self._announce, self._claim)
+        self.claimed: list[tuple[Role, Sequence[str]]] = []
+        self.is_one_left: bool | PlacementUnavailable = True
         self.told: list[Role | str] = []
         self.may_tell = asyncio.Event()
         self.may_tell.set()
+
+    async def _claim(self, role: Role, others: Sequence[str]) -> bool:
+        self.claimed.append((role, others))
+        if isinstance(self.is_one_left, PlacementUnavailable):
+            raise self.is_one_left
+        return self.is_one_left
 
     async def _announce(self) -> None:
         await self.may_tell.wait()
@@ -75,3 +84,39 @@ async def test_a_numbered_change_is_made_once_and_none_after_a_later_one() -> No
     with pytest.raises(StaleEpoch):
         await world.role.change(Role.DECODE, 6)
     assert world.told == ["flow", Role.DECODE, "flow", Role.PREFILL], "it has the role already"
+
+
+async def test_a_role_that_is_claimed_is_written_before_it_is_taken_and_once() -> None:
+    world = World()
+    assert await world.role.change(Role.DECODE, 3, ["p1"]) is Role.PREFILL
+    assert world.claimed == [(Role.DECODE, ["p1"])]
+    assert (world.role.current, world.told) == (Role.DECODE, ["flow"])
+    assert await world.role.change(Role.DECODE, 4, []) is Role.DECODE
+    assert len(world.claimed) == 1, "it has the role"
+
+
+async def test_the_last_node_in_a_role_keeps_it_and_the_change_is_over() -> None:
+    world = World()
+    world.is_one_left = False
+    with pytest.raises(LastInRole, match="prefill node keeps its role: no other node does"):
+        await world.role.change(Role.DECODE, 3, ["p1"])
+    with pytest.raises(LastInRole):
+        await world.role.change(Role.MIXED, others=[])
+    assert (world.role.current, world.told) == (Role.PREFILL, [])
+    world.is_one_left = True
+    with pytest.raises(LastInRole):  # also where the first answer was lost, or a router wakes
+        await world.role.change(Role.DECODE, 3, ["p1"])
+    assert (world.role.current, world.told) == (Role.PREFILL, [])
+    await world.role.change(Role.DECODE, 4, ["p1"])
+    assert (world.role.current, world.told) == (Role.DECODE, ["flow"])
+
+
+async def test_where_the_store_is_away_the_role_stays_and_the_change_is_told_again() -> None:
+    world = World()
+    world.is_one_left = PlacementUnavailable("no answer in 0.5 s")
+    with pytest.raises(PlacementUnavailable, match=r"keeps its role: whether .* no answer in 0.5"):
+        await world.role.change(Role.DECODE, 3, ["p1"])
+    assert (world.role.current, world.told) == (Role.PREFILL, [])
+    world.is_one_left = True
+    await world.role.change(Role.DECODE, 3, ["p1"])
+    assert world.role.current is Role.DECODE

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
 from common.settings.config import Config
@@ -30,7 +31,6 @@ from node.life.engine_node import EngineNode
 from node.life.make_flow import flow_maker
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from placement import first_answer
-from placement.store import PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
-from common.errors import ConfigError, StaleEpoch
+from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
-from common.nodes import NodeLoad, NodeRecord
+from common.nodes import NodeLoad, NodeRecord, Role
 from node.life.lease_keeper import (
     RENEWALS_PER_LEASE,
     SECONDS_PER_WARNING,
     LeaseKeeper,
     refuse_second_life,
 )
-from placement.store import PlacementRefused, PlacementUnavailable
+from placement.store import PlacementRefused
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.nodes.node_records import record
 from tests.support.stores.memory_store import MemoryStore
@@ -32,6 +33,12 @@ class FlakyStore(MemoryStore):
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         self._fail_when_away()
         await super().heartbeat(record, load, lease_s=lease_s)
+
+    async def take_role(
+        self, record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        self._fail_when_away()
+        return await super().take_role(record, load, lease_s=lease_s, others=others)
 
     async def leave(self, incarnation: Incarnation) -> None:
         self._fail_when_away()
@@ -50,9 +57,9 @@ class World:
         self.store = FlakyStore(self.clock)
         self.num_running = 0
 
-    def keeper(self, epoch: int = 1) -> LeaseKeeper:
-        mine = record("decode-0", epoch=epoch)
-        return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=LEASE_S, clock=self.clock)
+    def keeper(self, epoch: int = 1, lease_s: float = LEASE_S) -> LeaseKeeper:
+        mine = record("decode-0", epoch=epoch, lease_ms=round(1000 * lease_s))
+        return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=lease_s, clock=self.clock)
 
     def load(self) -> NodeLoad:
         return NodeLoad(
@@ -144,6 +151,45 @@ async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) ->
     assert await world.live() == [(2, 0)]
 
 
+async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, written = world.keeper(), list[Role]()
+    may_end = asyncio.Event()
+
+    async def heartbeat(record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        await may_end.wait()
+        written.append(record.role)
+
+    async def take_role(record: NodeRecord, load: NodeLoad, **_: object) -> bool:
+        written.append(record.role)
+        return True
+
+    monkeypatch.setattr(world.store, "heartbeat", heartbeat)
+    monkeypatch.setattr(world.store, "take_role", take_role)
+    renewal = asyncio.create_task(keeper.renew())
+    await asyncio.sleep(0)
+    claim = asyncio.create_task(keeper.claim(record("decode-0", Role.PREFILL), ["d1"]))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(renewal, claim)
+    assert written == [Role.DECODE, Role.PREFILL]
+
+
+async def test_a_role_that_may_have_been_written_is_followed_by_a_heartbeat(world: World) -> None:
+    keeper = world.keeper(lease_s=600.0)
+    renewing = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0)
+    world.store.trouble = PlacementUnavailable("no answer in 1 s")
+    with pytest.raises(PlacementUnavailable):
+        await keeper.claim(record("decode-0", Role.PREFILL), ["d1"])
+    world.store.trouble, world.num_running = None, 3
+    async with asyncio.timeout(20):
+        while await world.live() != [(1, 3)]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    renewing.cancel()
+
+
 async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) -> None:
     old, new = world.keeper(1), world.keeper(2)
     await old.renew()
@@ -190,8 +236,8 @@ async def test_the_lease_is_renewed_several_times_in_its_length(
 
 
 async def test_news_does_not_wait_for_its_turn(world: World) -> None:
-    """A clock that stands still: no heartbeat comes by itself."""
-    keeper = world.keeper()
+    """A lease so long that no heartbeat comes by itself."""
+    keeper = world.keeper(lease_s=600.0)
     renewing = asyncio.create_task(keeper.run())
     for num_running in (3, 4):
         world.num_running = num_running
@@ -220,13 +266,17 @@ def passing(world: World, monkeypatch: pytest.MonkeyPatch, living: LeaseKeeper |
 
 
 async def second_life(
-    world: World, address: str = "elsewhere:7000", *, was_away: bool = False
+    world: World,
+    address: str = "elsewhere:7000",
+    *,
+    was_away: bool = False,
+    lease_s: float = LEASE_S,
 ) -> None:
     await refuse_second_life(
         world.store,
         "decode-0",
         address,
-        lease_s=LEASE_S,
+        lease_s=lease_s,
         clock=world.clock,
         was_away=was_away,
     )
@@ -243,6 +293,30 @@ async def test_a_process_that_lives_keeps_its_id(
     with pytest.raises(ConfigError, match=f"serves as decode-0, at {address}: wanted a --node-id"):
         await second_life(world)
     assert await world.live() == [(1, 0)]
+
+
+@pytest.mark.covers("F75")
+@pytest.mark.parametrize("times", [1 / 8, 1 / 3, 2, 3, 20])
+async def test_a_process_that_lives_keeps_its_id_from_one_with_another_length_of_leases(
+    world: World, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    living = world.keeper(1)
+    await living.renew()
+    passing(world, monkeypatch, living)
+    with pytest.raises(ConfigError, match="another process serves as decode-0"):
+        await second_life(world, lease_s=times * LEASE_S)
+    assert world.clock.now_s() <= LEASE_S, "its own leases do not matter"
+
+
+@pytest.mark.parametrize("lease_s", [LEASE_S / 4, LEASE_S, 4 * LEASE_S])
+async def test_one_that_does_not_tell_its_length_of_leases_has_the_usual_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, lease_s: float
+) -> None:
+    """As a process of an earlier release."""
+    await world.store.heartbeat(record("decode-0"), world.load(), lease_s=lease_s)
+    passing(world, monkeypatch, None)
+    await second_life(world, lease_s=lease_s)
+    assert world.clock.now_s() <= lease_s * 9 / 16
 
 
 @pytest.mark.covers("F75")

@@ -58,6 +58,7 @@ def test_every_address_of_the_record_has_the_advertised_host() -> None:
     runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
     ports, roles = (9000, 9100), (Role.PREFILL, Role.DECODE)
     records = node_records(config, runner, Incarnation("d", 1), ports, roles)
+    assert {one.lease_ms for one in records.values()} == {5000}
     record = records[Role.DECODE]
     assert {role: one.role for role, one in records.items()} == {role: role for role in roles}
     assert record.roles == roles

@@ -193,6 +193,16 @@ async def test_a_limit_that_is_more_than_the_context_leaves_is_cut_to_that(
     assert call.is_cut_to_fit
 
 
+async def test_of_two_prompts_the_one_that_is_too_long_for_the_limit_is_cut_to_fit() -> None:
+    """Only that one goes on, after a loss, where no node is left that holds all of it."""
+    long = list(range(1, CONTEXT - 4))
+    status, answer, edge = await ask("/v1/completions", prompt=[[1, 2], long], max_tokens=9)
+    assert status == 200, answer
+    found = {len(one.prompt_token_ids): one for one in edge.generator.calls}
+    limits = [(one.sampling.max_tokens, one.is_cut_to_fit) for _, one in sorted(found.items())]
+    assert limits == [(9, False), (5, True)]
+
+
 @pytest.mark.covers("J19")
 @EVERY_ENDPOINT
 async def test_a_least_that_does_not_fit_has_the_words_too(path: str) -> None:

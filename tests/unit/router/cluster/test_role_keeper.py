@@ -7,14 +7,22 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.errors import DeadlineExceeded, Draining, PdserveError, StaleEpoch
+from common.errors import (
+    DeadlineExceeded,
+    Draining,
+    LastInRole,
+    PdserveError,
+    PlacementUnavailable,
+    StaleEpoch,
+)
 from common.ids import Incarnation
 from common.nodes import Role
-from placement.store import Leadership, PlacementUnavailable, RoleMove
+from placement.store import Leadership, RoleMove
 from router.cluster.role_keeper import RoleKeeper
 from router.core.known.changes import ChangesUnderWay
 from router.core.known.node_view import NodeView
@@ -75,7 +83,7 @@ class Nodes:
         self.error: PdserveError | None = None
         self._numbers: dict[Incarnation, int] = {}
         self.changes = ChangesUnderWay()
-        self.asked_elsewhere: list[tuple[Incarnation, Role]] = []
+        self.refused: list[Incarnation] = []
         self.is_store_away = False
 
     def nodes(self) -> Sequence[NodeView]:
@@ -87,22 +95,33 @@ class Nodes:
     async def wait_heard(self) -> None:
         await asyncio.sleep(0)
 
-    async def wait_refreshed(self) -> None:
-        """Show what a person has just asked another router for."""
-        for node, role in self.asked_elsewhere:
-            self.give(node, role)
-
-    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
+    async def set_role(
+        self,
+        node: Incarnation,
+        role: Role,
+        *,
+        number: int = 0,
+        others: Sequence[str] | None = None,
+    ) -> Role:
         if self.error is not None:
             raise self.error
-        last = self._numbers.get(node, 0)
+        last, earlier = self._numbers.get(node, 0), self.role_of(node)
         if number < last:
             raise StaleEpoch("an old one")
         self._numbers[node] = number
         if number == last:
-            return
+            return earlier
+        named = [one.record for one in self.nodes() if one.record.node_id in (others or ())]
+        if others is not None and all(one.role is role for one in named):
+            self.refused.append(node)
+            raise LastInRole("no other node does what it does")
         self.told.append((node, role, number))
         self.give(node, role)
+        return earlier
+
+    def role_of(self, node: Incarnation) -> Role:
+        (found,) = (one.record for one in self.nodes() if one.incarnation == node)
+        return found.role
 
     def give(self, node: Incarnation, role: Role) -> None:
         (found,) = (one for one in self.water.nodes if one.record.incarnation == node)
@@ -346,7 +365,7 @@ async def test_a_router_that_ends_leaves_the_lease() -> None:
 async def test_no_change_begins_while_one_that_a_person_asked_for_is_under_way() -> None:
     world = World()
     changes, first = world.nodes.changes, world.nodes.water.nodes[-1]
-    with changes.of_role(first.record.incarnation, Role.PREFILL):
+    with changes.of_role():
         await world.run(30, R1)
         assert world.nodes.told == []
     with changes.of_leaving([], first.record.incarnation):
@@ -358,24 +377,7 @@ async def test_no_change_begins_while_one_that_a_person_asked_for_is_under_way()
     assert world.nodes.told
 
 
-async def test_a_change_that_has_begun_counts_before_its_node_is_told() -> None:
-    world = World(num_decode=2)
-    kept: list[bool] = []
-
-    async def ask() -> None:
-        """Ask whether the other decode node may become a prefill node, as a person does."""
-        (begun, _), nodes = world.nodes.changes.by_load or (R1, 0), world.nodes.nodes()
-        decoding = [one for one in nodes if one.record.role is Role.DECODE]
-        (other,) = (one.incarnation for one in decoding if one.incarnation != begun)
-        kept.append(world.nodes.changes.leaves_one(nodes, other, Role.PREFILL))
-
-    world.store.after_begun = ask
-    await world.run(20, R1)
-    assert kept == [False]
-    assert world.nodes.changes.by_load is None, "the change is over"
-
-
-async def test_a_change_whose_node_has_become_the_last_in_its_role_is_taken_back() -> None:
+async def test_a_change_whose_node_has_become_the_last_in_its_role_is_over() -> None:
     world = World(num_decode=2)
     await world.run_until_begun()
     begun = (await world.store.lead(R1, lease_s=LEASE_S)).last_move
@@ -384,14 +386,14 @@ async def test_a_change_whose_node_has_become_the_last_in_its_role_is_taken_back
         if node.record.role is Role.DECODE and node.incarnation != begun.node:
             world.nodes.give(node.incarnation, Role.PREFILL)
     world.clock.advance(LEASE_S + 1)
-    await world.run(2, R2)
-    ((told, role, number),) = world.nodes.told
-    assert (told, role) == (begun.node, Role.DECODE)
+    await world.run(1, R2)
+    assert (world.nodes.refused, world.nodes.told) == ([begun.node], [])
     last = (await world.store.lead(R2, lease_s=LEASE_S)).last_move
     assert last is not None
-    assert (last.number, last.is_open) == (number, False)
-    with pytest.raises(StaleEpoch):  # the first one wakes, and tells the node
-        await world.nodes.set_role(begun.node, begun.role, number=begun.number)
+    assert (last.number, last.is_open) == (begun.number, False)
+    # The first one wakes, and tells the node, while others decode again.
+    await world.nodes.set_role(begun.node, begun.role, number=begun.number, others=["n0"])
+    assert world.nodes.told == []
 
 
 async def test_the_only_node_left_is_given_the_role_in_which_it_answers() -> None:
@@ -403,18 +405,33 @@ async def test_the_only_node_left_is_given_the_role_in_which_it_answers() -> Non
     assert [one["role"] for one in world.keepers[R1].scaling()["changes"]] == ["decode"]
 
 
-async def test_what_another_router_was_asked_for_before_a_change_has_begun_counts() -> None:
+async def test_what_another_router_was_asked_for_since_a_change_has_begun_counts() -> None:
     world = World(num_decode=2)
 
     async def ask() -> None:
         """Ask another router for the other decode node to become a prefill node."""
-        begun = world.nodes.changes.by_load
+        begun = (await world.store.lead(R1, lease_s=LEASE_S)).last_move
         assert begun is not None
         decoding = [one for one in world.nodes.nodes() if one.record.role is Role.DECODE]
-        (other,) = (one.incarnation for one in decoding if one.incarnation != begun[0])
-        world.nodes.asked_elsewhere = [(other, Role.PREFILL)]
+        (other,) = (one.incarnation for one in decoding if one.incarnation != begun.node)
+        world.nodes.give(other, Role.PREFILL)
 
     world.store.after_begun = ask
-    await world.run(20, R1)
-    assert world.nodes.asked_elsewhere
-    assert [role for _, role, _ in world.nodes.told] == [Role.DECODE], "it is taken back"
+    await world.run(8, R1)
+    assert len(world.nodes.refused) == 1
+    assert world.nodes.role_of(world.nodes.refused[0]) is Role.DECODE
+
+
+async def test_a_change_takes_two_questions_of_the_store() -> None:
+    world, asked = World(), list[str]()
+    for name in ("begin_move", "end_move"):
+        asks = getattr(world.store, name)
+
+        async def ask(*args: Any, name: str = name, asks: Any = asks) -> Any:
+            asked.append(name)
+            return await asks(*args)
+
+        setattr(world.store, name, ask)
+    while not world.nodes.told:
+        await world.run(1, R1)
+    assert asked == ["begin_move", "end_move"]

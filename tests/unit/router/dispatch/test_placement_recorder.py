@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from common.errors import PlacementUnavailable
 from common.ids import AttemptId, Incarnation
-from placement.store import Placement, PlacementUnavailable
+from placement.store import Placement
 from router.dispatch import placement_recorder
 from router.dispatch.placement_recorder import (
     BATCH,

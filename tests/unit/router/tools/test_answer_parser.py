@@ -128,7 +128,7 @@ def cut(text: str, at: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise([0, *sorted(at), len(text)])]
 
 
-@pytest.mark.covers("G14", "G15", "T17", "G18", "G20")
+@pytest.mark.covers("G14", "G15", "T17", "G18", "G20", "T45")
 @pytest.mark.parametrize(("call_format", "thinking", "text", "parsed"), SAMPLES)
 def test_every_cut_gives_the_same_parts(
     call_format: str, thinking: ThinkingFormat, text: str, parsed: Parsed

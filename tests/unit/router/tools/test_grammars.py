@@ -159,6 +159,26 @@ def test_a_spelled_tag_begins_no_call_either() -> None:
     assert not tokens.accepts(grammar, "Hi <tool_", "call>", " I know")
 
 
+@pytest.mark.covers("T45")
+@pytest.mark.parametrize("must_call", [False, True])
+@pytest.mark.parametrize("thinking", [ThinkingFormat.BEGUN, ThinkingFormat.TAGGED])
+def test_no_answer_ends_in_its_thinking_with_a_call_or_without(
+    of: Judge, thinking: ThinkingFormat, must_call: bool
+) -> None:
+    """Models write a call where they have not ended the thinking. Where tags are tokens, that of a
+    call cannot be drawn there; a call that is spelled is a thought, and the real one follows."""
+    grammar = of.writer.calls(HERMES, use(must_call=must_call), thinking)
+    begin = "<think>" if thinking is ThinkingFormat.TAGGED else ""
+    thought, call = f"{begin}\nI look it up.\n", weather(HERMES)
+    for open_end in (thought, thought + call, thought + call + "\n"):
+        assert not of.accepts(grammar, open_end), open_end
+    closed = f"{thought}</think>\n\n{call}"
+    assert of.accepts(grammar, closed)
+    assert of.accepts(grammar, f"{thought}{call}\n</think>\n\n{call}") is not bool(of.tags)
+    spelled = call.replace("_call>", "_\0call>").split("\0")
+    assert of.accepts(grammar, thought, *spelled, f"</think>\n\n{call}")
+
+
 @pytest.mark.covers("G21")
 def test_an_answer_behind_thinking(of: Judge) -> None:
     grammar = of.writer.behind_thinking('asked: "yes" | "no"', ThinkingFormat.BEGUN)

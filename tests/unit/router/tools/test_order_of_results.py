@@ -76,9 +76,33 @@ def test_a_result_of_no_call_stays_where_it_is() -> None:
     assert ordered(*messages) == ["Weather?", "x", "calls", "n", "y"]
     again = [calls(*"a"), result("a", "a"), result("a", "again"), ASKED]
     assert ordered(*again) == ["calls", "a", "again", "Weather?"]
+    more = [calls(*"a"), result("a", "a"), ASKED, result(None, "n"), calls(*"b")]
+    assert ordered(*more) == ["calls", "a", "Weather?", "n", "calls"]
+
+
+@pytest.mark.covers("J26")
+def test_a_result_without_an_id_is_that_of_a_call_without_one_of_its_own() -> None:
+    """Also where the results that have an id come later, or the call has none either."""
+    for results in (
+        [result(None, "a"), result("b", "b"), result(None, "c")],
+        [result("b", "b"), result(None, "a"), ASKED, result(None, "c")],
+        [result(None, "a"), result(None, "c"), result("b", "b")],
+    ):
+        expected = ["calls", "a", "b", "c", *(["Weather?"] if ASKED in results else [])]
+        assert ordered(calls(*"abc"), *results) == expected
     nameless = calls(*"ab")
     del nameless["tool_calls"][0]["id"]
-    assert ordered(nameless, result("b", "b"), result(None, "a")) == ["calls", "b", "a"]
+    assert ordered(nameless, result("b", "b"), result(None, "a")) == ["calls", "a", "b"]
+    first = [calls(*"ab"), result(None, "1a"), result(None, "1b"), ASKED]
+    again = [calls(*"ab"), result(None, "2a"), result(None, "2b")]
+    both = ["calls", "1a", "1b", "Weather?", "calls", "2a", "2b"]
+    assert ordered(*first, *again) == both
+
+
+def test_a_result_without_an_id_gets_that_of_its_call() -> None:
+    """Templates that know no calls have the functions' names from there."""
+    (_, *results) = with_results_in_order([calls(*"ab"), result("b", "b"), result(None, "a")])
+    assert [one["tool_call_id"] for one in results] == ["a", "b"]
 
 
 def functions(*ids: str) -> list[dict[str, Any]]:

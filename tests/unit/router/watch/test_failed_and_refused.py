@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import CheckpointError, ConfigError, NodeLost, PdserveError
-from placement.store import PlacementUnavailable
+from common.errors import CheckpointError, ConfigError, NodeLost, PdserveError, PlacementUnavailable
 from router.http.errors import api_error
 from tests.support.http.http_edge import Edge, make_edge
 from tests.support.http.scripted_generator import chunks, fails

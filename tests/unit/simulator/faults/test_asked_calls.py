@@ -49,7 +49,9 @@ class OneNode:
         self.timeline, self.seen = Timeline(), list[str]()
         self._wrong = wrong
         router, self.me = Incarnation("router", 1), Incarnation("p", 1)
-        life = SimpleNamespace(set_role=lambda role, number: None, num_moves=1)
+        life = SimpleNamespace(
+            set_role=lambda role, number, others: None, num_moves=1, role=Role.PREFILL
+        )
         lives: Any = {
             self.me: SimpleNamespace(me=self.me, clock=ProcessClock(self.timeline), life=life)
         }
@@ -58,7 +60,6 @@ class OneNode:
             *(router, ProcessClock(self.timeline), self.timeline, Paths(), 0.01, lives),
             membership,
             follow=self.follow,
-            refresh=AwaitedReply,
             refresh_soon=lambda: self.seen.append("refreshed"),
         )
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import InternalError
+from common.errors import InternalError, PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.known.node_view import NodeView
 from simulator.faults.history import Fault
 from simulator.faults.kinds import STORE, FaultKind
 from simulator.faults.shape import ROUTER
 from simulator.faults.store.leading import Leading
 from simulator.faults.store.leases import Leases
+from tests.support.nodes.node_views import node as view_of
 from tests.unit.simulator.faults.histories import (
     a_history,
     a_shape,
@@ -151,3 +153,29 @@ def test_a_cluster_whose_roles_stay_may_be_without_a_node_that_decodes() -> None
         del cluster.nodes[name]
     cluster.nodes["another"] = cluster.nodes["prefill-0"]
     assert cluster.roles.why_unserved(cluster.routers.values()) == ""
+
+
+def test_a_role_is_taken_if_another_node_stays_in_the_one_that_is_left() -> None:
+    leases, now_s = Leases(4.0), 0.0
+    d0, d1, d2 = (view_of(name) for name in ("d0", "d1", "d2"))
+    for view in (d0, d1):
+        leases.heartbeat(view.record, view.load, now_s)
+    leases.heartbeat(d2.record, replace(d2.load, is_draining=True), now_s)
+
+    def takes_prefill(view: NodeView, *others: str) -> bool:
+        wanted = replace(view.record, role=Role.PREFILL)
+        return leases.take_role(wanted, view.load, others, now_s)
+
+    assert not takes_prefill(d0, "d2", "nobody")
+    assert takes_prefill(d0, "d2", "d1")
+    assert not takes_prefill(d1, "d0", "d2"), "d0 prefills, and d2 leaves"
+    assert [one.record.role for one in leases.live_nodes(now_s)] == [
+        Role.PREFILL,
+        Role.DECODE,
+        Role.DECODE,
+    ]
+    now_s = 4.0
+    assert not takes_prefill(d0, "d1"), "its lease has ended"
+    leases.is_away = True
+    with pytest.raises(PlacementUnavailable):
+        takes_prefill(d0, "d1")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from common.errors import PlacementUnavailable
 from common.ids import Incarnation
 from common.nodes import NodeLoad, Role
-from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.node.faulty_node import nature_of

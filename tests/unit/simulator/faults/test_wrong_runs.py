@@ -143,7 +143,7 @@ def test_a_node_gives_up_what_has_no_time_left() -> None:
 def test_a_change_of_a_role_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of the simulator answers within the moment in which it is asked."""
 
-    async def change(_: NodeRole, role: Role, number: int) -> Role:
+    async def change(_: NodeRole, role: Role, _number: int, _others: object) -> Role:
         await AwaitedReply()
         return role
 

@@ -214,6 +214,45 @@ async def test_a_chat_in_the_shape_of_a_response_is_answered_as_a_chat() -> None
     ]
 
 
+ALLOWED = {"mode": "required", "tools": [nested({"name": "day"})]}
+
+
+@pytest.mark.covers("J16", "J23")
+@pytest.mark.parametrize(
+    ("choice", "in_a_chat"),
+    [
+        ("auto", "auto"),
+        (nested({"name": "day"}), nested({"name": "day"})),
+        ({"type": "allowed_tools", **ALLOWED}, {"type": "allowed_tools", "allowed_tools": ALLOWED}),
+        ({"type": "allowed_tools", "allowed_tools": ALLOWED},) * 2,
+    ],
+)
+async def test_its_tools_and_choices_may_have_the_shape_of_a_chat(
+    choice: Any, in_a_chat: Any
+) -> None:
+    tools = [nested(NOW), nested(DAY)]
+    _, wanted = await sent(CHAT_SHAPE | {"tools": tools, "tool_choice": in_a_chat})
+    for mixed in (tools, [nested(NOW), flat(DAY)]):
+        _, found = await sent(RESPONSE_SHAPE | {"tools": mixed, "tool_choice": choice})
+        assert (found.prompt_token_ids, found.sampling) == (
+            wanted.prompt_token_ids,
+            wanted.sampling,
+        )
+
+
+@pytest.mark.covers("J16", "J23")
+async def test_a_custom_tool_may_have_the_shape_of_a_chat_too() -> None:
+    custom: dict[str, Any] = {"name": "patch", "description": "Patch a file."}
+    edge = make_edge(says("Hello"), model=hermes_model())
+    async with edge.client() as client:
+        for tool in ({"type": "custom", **custom}, {"type": "custom", "custom": custom}):
+            body = {"input": "Hi", "seed": 7, "tools": [tool]}
+            reply = await client.post("/v1/responses", json=body)
+            assert reply.status_code == 200, reply.text
+    first, second = ((one.prompt_token_ids, one.sampling) for one in edge.generator.calls)
+    assert first == second
+
+
 @pytest.mark.covers("J23")
 async def test_its_stream_is_that_of_a_chat_with_the_usage_that_was_asked_for() -> None:
     stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -231,6 +270,11 @@ async def test_its_stream_is_that_of_a_chat_with_the_usage_that_was_asked_for() 
     [
         ({"messages": None, "input": [{"type": "message", "role": "x"}]}, "input.0.role"),
         ({"messages": None, "input": "Hi", "max_output_tokens": "9"}, "max_output_tokens"),
+        (
+            {"messages": None, "input": "Hi", "tools": [nested(NOW | {"name": "a b"})]},
+            "tools.0.function.name",
+        ),
+        ({"messages": None, "input": "Hi", "tools": [flat(NOW | {"name": 5})]}, "tools.0.name"),
         ({"messages": None}, "messages"),
         ({"messages": 5, "input": "Hi"}, "messages"),
         ({"messages": [], "input": "Hi"}, "messages"),

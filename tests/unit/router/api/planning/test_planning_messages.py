@@ -58,10 +58,11 @@ PLAN = RequestPlan(
             token_ids=(0, 2**31, 2**32 - 1),
             seed=2**64 - 1,
             max_tokens=9,
+            is_cut_to_fit=True,
             echo="a\x00漢",
             echo_offsets=(0, 0, 2),
         ),
-        PlannedPrompt(token_ids=(7,), seed=0, max_tokens=11),
+        PlannedPrompt(token_ids=(7,), seed=0, max_tokens=11, is_cut_to_fit=False),
     ),
     sampling=SAMPLING,
     cache_salt="mine",
@@ -72,7 +73,6 @@ PLAN = RequestPlan(
     scored_per_prompt=1,
     echo_logprobs=0,
     has_output=False,
-    is_cut_to_fit=True,
     stop_token_ids=frozenset({7}),
     hidden_token_ids=frozenset({1, 4}),
     shows_special_tokens=True,
@@ -167,7 +167,7 @@ def test_each_choice_draws_with_its_own_seed_up_to_the_tokens_of_its_prompt() ->
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.text())
 def test_any_prompt_arrives(token_ids: list[int], echo: str) -> None:
-    prompt = PlannedPrompt(token_ids=tuple(token_ids), seed=2**64 - 1, max_tokens=1, echo=echo)
+    prompt = PlannedPrompt(tuple(token_ids), 2**64 - 1, 1, is_cut_to_fit=False, echo=echo)
     plan = PLAN._replace(prompts=(prompt,))
     assert delivered_plan(plan) == plan
 

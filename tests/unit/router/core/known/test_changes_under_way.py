@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from common.errors import NodeLost
-from common.ids import Incarnation
-from common.nodes import Role
 from router.core.known.changes import ChangesUnderWay
 from router.core.known.node_view import NodeView
 from tests.support.nodes.fluid_cluster import FluidCluster
@@ -19,46 +17,51 @@ def views() -> list[NodeView]:
     return [node.view() for node in FluidCluster(2, 2).nodes]
 
 
-P0, P1, D0, D1 = (one.incarnation for one in views())
+_, _, D0, D1 = (one.incarnation for one in views())
 
 
-def leaves_decode(changes: ChangesUnderWay, changed: Incarnation) -> bool:
-    return changes.leaves_one(views(), changed, Role.PREFILL)
+def others(changes: ChangesUnderWay, views: list[NodeView]) -> list[str]:
+    return changes.others_that_stay(views, D0)
 
 
-def test_a_node_with_another_role_to_come_is_not_counted_on() -> None:
+def test_all_others_stay_whatever_their_roles() -> None:
+    assert others(ChangesUnderWay(), views()) == ["n0", "n1", "n3"]
+
+
+def test_an_earlier_life_of_a_node_is_no_other_one() -> None:
+    earlier = views()[2]
+    later = replace(earlier, record=replace(earlier.record, epoch=2))
+    assert ChangesUnderWay().others_that_stay([earlier, later], later.incarnation) == []
+
+
+def test_changes_of_roles_are_counted_one_by_one() -> None:
     changes = ChangesUnderWay()
-    assert leaves_decode(changes, D0)
-    with changes.of_role(D1, Role.PREFILL):
-        assert not leaves_decode(changes, D0)
-        assert leaves_decode(changes, D1), "it is changed itself, and another one stays"
-    changes.by_load = D1, Role.PREFILL
-    assert not leaves_decode(changes, D0)
-    assert changes.leaves_one(views(), P0, Role.DECODE)
-    changes.by_load = P1, Role.DECODE
-    assert not changes.leaves_one(views(), P0, Role.DECODE)
-    assert changes.leaves_one(views(), P0, Role.MIXED)
+    with changes.of_role():
+        with pytest.raises(NodeLost), changes.of_role():
+            raise NodeLost("it does not answer")
+        assert changes.are_asked(views())
+    assert not changes.are_asked(views())
 
 
 def test_a_node_that_was_told_to_leave_is_not_counted_on_until_it_says_so_itself() -> None:
     changes = ChangesUnderWay()
     with changes.of_leaving([], D1):
-        assert not leaves_decode(changes, D0)
-    assert not leaves_decode(changes, D0)
+        assert others(changes, views()) == ["n0", "n1"]
+    assert others(changes, views()) == ["n0", "n1"]
     assert changes.are_asked(views())
     draining = [
         one if one.incarnation != D1 else replace(one, load=replace(one.load, is_draining=True))
         for one in views()
     ]
     assert not changes.are_asked(draining)
-    assert not changes.leaves_one(draining, D0, Role.PREFILL)
+    assert others(changes, draining) == ["n0", "n1"]
 
 
 def test_a_node_that_is_not_reached_stays() -> None:
     changes = ChangesUnderWay()
     with pytest.raises(NodeLost), changes.of_leaving([], D1):
         raise NodeLost("it is not reached")
-    assert leaves_decode(changes, D0)
+    assert others(changes, views()) == ["n0", "n1", "n3"]
     assert not changes.are_asked(views())
 
 

@@ -22,7 +22,7 @@ from router.core.token_ledger import TokenLedger
 from router.dispatch.liveness.pace import WIDE
 from router.dispatch.liveness.silence import LOSS_TICKS
 from simulator.faults.books.choices import SessionBooks, check_choice, check_goes_on, check_kept
-from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Legs, Unanswered
+from simulator.faults.books.requests import MOST_UNANSWERED_TICKS, Legs, Losses, Unanswered
 from tests.support.nodes.node_views import node, prefill
 
 D, P = Incarnation("d", 1), Incarnation("p", 1)
@@ -62,6 +62,34 @@ def test_what_counts_on_nodes_is_what_requests_have_there() -> None:
     legs.take("r", 2, [])
     with pytest.raises(InternalError, match=r"\(0, 1\) count on p#1"):
         legs.check(found)
+
+
+def asked_of(decode: Incarnation) -> RequestFlow:
+    flow = RequestFlow("r", PromptBlocks((1,)), SamplingParams(max_tokens=8), deadline_at_s=60.0)
+    flow.start()
+    flow.on_choice(decode, None, "", 0.0)
+    return flow
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+def test_a_loss_counts_for_the_requests_on_the_node_unless_its_stream_ended_in_order(
+    is_orderly: bool,
+) -> None:
+    flows = [asked_of(D), asked_of(D), asked_of(P)]
+    losses = Losses(D, flows, is_orderly=is_orderly)
+    for flow in flows:
+        flow.on_node_lost(D, is_orderly)
+    losses.check()
+    losses = Losses(D, [asked_of(P)], is_orderly=is_orderly)
+    losses.check()
+    wrong = asked_of(D)
+    losses = Losses(D, [wrong], is_orderly=is_orderly)
+    wrong.on_node_lost(D, not is_orderly)
+    how = "in order, and counts for r as one that it lost"
+    if not is_orderly:
+        how = "was lost, and counts for r as one that left"
+    with pytest.raises(InternalError, match=how):
+        losses.check()
 
 
 def test_a_session_is_known_for_its_time() -> None:
@@ -123,9 +151,7 @@ def test_a_chosen_node_can_take_the_request() -> None:
 
 
 def test_a_request_may_wait_for_a_suspected_node_beside_an_idle_one_for_a_moment() -> None:
-    flow = RequestFlow("r", PromptBlocks((1,)), SamplingParams(max_tokens=8), deadline_at_s=60.0)
-    flow.start()
-    flow.on_choice(D, None, "", 0.0)
+    flow = asked_of(D)
     unanswered, idle = Unanswered(), {Incarnation("e", 1): 9}
     assert LOSS_TICKS - WIDE.suspicion > MOST_UNANSWERED_TICKS, "the loss would end the wait"
     for _ in range(MOST_UNANSWERED_TICKS):
