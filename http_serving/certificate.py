@@ -11,7 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
-from common.files.file_stamp import FileStamp, file_stamp
+from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
 from common.files.tls_handshake import handshake_in_memory, no_password
 
@@ -31,8 +31,7 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read both files. Raises `ConfigError`, which names what is wrong with them."""
         self._certificate, self._key = certificate, key
-        self._stamp = self._read_stamp()
-        self._logged = ""
+        self._files = FollowedFiles((certificate, key), log, stays="the earlier certificate stays")
         self._latest, self.expires_at_s = checked_certificate(certificate, key)
         self.context = self._latest
         self.context.sni_callback = self._take_latest
@@ -44,20 +43,14 @@ class Certificate:
     def reload_if_changed(self) -> bool:
         """Take over changed files; return whether there were any.
 
-        If they are broken, that is logged once, the earlier certificate stays, and they are tried
-        again at the next call: a mode that is changed, or a date that comes, shows in no stamp.
+        If they are broken, the earlier certificate stays; see `FollowedFiles`.
         """
-        stamp = self._read_stamp()
-        if stamp == self._stamp:
+        latest = self._files.read_if_changed(
+            lambda: checked_certificate(self._certificate, self._key)
+        )
+        if latest is None:
             return False
-        try:
-            self._latest, self.expires_at_s = checked_certificate(self._certificate, self._key)
-        except ConfigError as broken:
-            if str(broken) != self._logged:
-                self._logged = str(broken)
-                log.error("the earlier certificate stays: %s", broken)
-            return False
-        self._stamp, self._logged = stamp, ""
+        self._latest, self.expires_at_s = latest
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 
@@ -69,9 +62,6 @@ class Certificate:
 
     def _days_left(self) -> float:
         return (self.expires_at_s - time.time()) / 86400
-
-    def _read_stamp(self) -> tuple[FileStamp, FileStamp]:
-        return file_stamp(self._certificate), file_stamp(self._key)
 
 
 def show_end(registry: CollectorRegistry, certificate: Certificate | None) -> None:

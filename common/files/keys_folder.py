@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.files.file_stamp import FileStamp, file_stamp
+from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
 from common.files.tls_handshake import handshake_in_memory, no_password
 from common.nodes import Role
@@ -34,7 +34,6 @@ _OWN_SECRET = {"router": "api_keys.json", "node": "kv.key"}
 
 
 _TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
-_Stamp = tuple[FileStamp, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +59,17 @@ class Keys:
     redis_user: str
     redis_password: str = field(repr=False)
     metrics_token: str = field(repr=False)
-    stamp: _Stamp = field(repr=False)
-    """What the files of `tls` looked like before they were read."""
+    tls_files: FollowedFiles = field(repr=False)
 
     def reload_if_changed(self) -> bool:
         """Take over changed certificates; return whether there were any.
 
-        If they are broken, that is logged once, and the earlier ones stay. Files that change while
-        they are read are read again by the next call.
+        If they are broken, the earlier ones stay; see `FollowedFiles`.
         """
-        stamp = _read_stamp(self.folder)
-        if stamp == self.stamp:
+        tls = self.tls_files.read_if_changed(lambda: load_tls(self.folder, self.redis_user))
+        if tls is None:
             return False
-        try:
-            tls = load_tls(self.folder, self.redis_user)
-        except ConfigError as broken:
-            log.error("the earlier certificate stays: %s", broken)
-            self.stamp = stamp
-            return False
-        if _read_stamp(self.folder) != stamp:
-            return False
-        self.stamp, self.tls = stamp, tls
+        self.tls = tls
         log.info("%s was read again, without a restart", self.folder / "cert.pem")
         return True
 
@@ -113,7 +102,9 @@ def load_keys(folder: Path, role: Role) -> Keys:
             raise ConfigError(
                 f"keys is {str(folder)!r}, the folder of a {other}: wanted a {kind}'s"
             )
-    stamp = _read_stamp(folder)
+    tls_files = FollowedFiles(
+        [folder / name for name in _TLS_FILES], log, stays="the earlier certificate stays"
+    )
     names = ("redis.password", "metrics.token", _OWN_SECRET[kind])
     contents = {name: _read_secret(folder / name) for name in names}
     return Keys(
@@ -122,7 +113,7 @@ def load_keys(folder: Path, role: Role) -> Keys:
         redis_user=kind,
         redis_password=_word(folder / "redis.password", contents["redis.password"]),
         metrics_token=_word(folder / "metrics.token", contents["metrics.token"]),
-        stamp=stamp,
+        tls_files=tls_files,
     )
 
 
@@ -133,10 +124,6 @@ def load_tls(folder: Path, kind: str) -> TlsFiles:
         certificate=_read(folder / "cert.pem"),
         expires_at_s=_checked_certificate(folder, kind),
     )
-
-
-def _read_stamp(folder: Path) -> _Stamp:
-    return tuple(file_stamp(folder / name) for name in _TLS_FILES)
 
 
 def _read_secret(path: Path) -> bytes:

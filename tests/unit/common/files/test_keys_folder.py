@@ -78,6 +78,21 @@ def test_a_broken_renewal_changes_nothing_and_is_logged_once(
     assert node.reload_if_changed()
 
 
+def test_a_renewal_whose_mode_is_corrected_is_taken_over(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = load_keys(keys / "node", Role.DECODE)
+    put(issue(keys, HOLDERS["node"]), keys / "node")
+    (keys / "node/key.pem").chmod(0o644)
+    assert not node.reload_if_changed()
+    assert not node.reload_if_changed()
+    (said,) = caplog.messages
+    assert "`chmod 600 " in said
+    (keys / "node/key.pem").chmod(0o600)
+    assert node.reload_if_changed()
+    assert not node.reload_if_changed()
+
+
 def test_files_that_change_while_they_are_read_are_read_again(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
