@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from common.errors import ConfigError
 from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
-from common.files.tls_handshake import handshake_in_memory, no_password
+from common.files.tls_handshake import handshake_in_memory, no_password, why_refused
 
 log = logging.getLogger("pdserve")
 
@@ -102,7 +102,7 @@ def checked_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, f
         client.load_verify_locations(certificate)
         shown = handshake_in_memory(client, server)[0].getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"{certificate} is not valid: {error.verify_message}") from None
+        raise ConfigError(f"{certificate} is not valid: {why_refused(error)}") from None
     except OSError as error:
         raise ConfigError(f"{certificate} cannot be used for TLS: {error}") from None
     return server, float(ssl.cert_time_to_seconds(str(shown["notAfter"])))

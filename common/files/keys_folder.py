@@ -19,7 +19,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
-from common.files.tls_handshake import handshake_in_memory, no_password
+from common.files.tls_handshake import handshake_in_memory, is_too_early, no_password, why_refused
 from common.nodes import Role
 
 log = logging.getLogger("pdserve")
@@ -43,8 +43,9 @@ class TlsFiles:
     ca: bytes
     certificate: bytes
     private_key: bytes = field(repr=False)
+    begins_at_s: float
     expires_at_s: float
-    """End of the certificate, in seconds since 1970."""
+    """Beginning and end of the certificate, in seconds since 1970."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,11 +119,15 @@ def load_keys(folder: Path, role: Role) -> Keys:
 
 
 def load_tls(folder: Path, kind: str) -> TlsFiles:
+    private_key = _read_secret(folder / "key.pem")
+    ca, certificate = _read(folder / "ca.pem"), _read(folder / "cert.pem")
+    begins_at_s, expires_at_s = _checked_certificate(folder, kind)
     return TlsFiles(
-        private_key=_read_secret(folder / "key.pem"),
-        ca=_read(folder / "ca.pem"),
-        certificate=_read(folder / "cert.pem"),
-        expires_at_s=_checked_certificate(folder, kind),
+        private_key=private_key,
+        ca=ca,
+        certificate=certificate,
+        begins_at_s=begins_at_s,
+        expires_at_s=expires_at_s,
     )
 
 
@@ -160,8 +165,9 @@ def _word(path: Path, content: bytes) -> str:
     return text
 
 
-def _checked_certificate(folder: Path, kind: str) -> float:
-    """Check the certificate by a real handshake, and return when it ends (seconds since 1970)."""
+def _checked_certificate(folder: Path, kind: str) -> tuple[float, float]:
+    """Check the certificate by a real handshake; return when it begins and ends (seconds since
+    1970)."""
     path = folder / "cert.pem"
     end = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     end.verify_mode = ssl.CERT_REQUIRED
@@ -185,8 +191,8 @@ def _checked_certificate(folder: Path, kind: str) -> float:
         shown: dict[str, Any] = dict(handshake_in_memory(own, end)[1].getpeercert() or {})
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
-            f"{path} is not accepted by {folder / 'ca.pem'} ({error.verify_message}): "
-            f"{_how_to_renew(kind)}"
+            f"{path} is not accepted by {folder / 'ca.pem'}: {why_refused(error)}"
+            f"{'' if is_too_early(error) else f': {_how_to_renew(kind)}'}"
         ) from None
     except ssl.SSLError as error:
         raise ConfigError(
@@ -199,7 +205,8 @@ def _checked_certificate(folder: Path, kind: str) -> float:
             f"{path} is the certificate of {', '.join(names) or 'no name'}: "
             f"wanted the one of {wanted}"
         )
-    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+    begins_at_s, ends_at_s = map(ssl.cert_time_to_seconds, (shown["notBefore"], shown["notAfter"]))
+    return float(begins_at_s), float(ends_at_s)
 
 
 def _reason(error: Exception) -> str:

@@ -24,7 +24,7 @@ from common.ids import Incarnation
 from common.nodes import NodeRecord
 from protos.codec import make_envelope
 from protos.pdserve_node_pb2_grpc import NodeStub
-from protos.transport_security import open_channel
+from protos.transport_security import open_channel, tls_hint
 from router.core.candidates import NodeAway
 from router.core.membership import ENDED_BY_NODE
 from router.dispatch.client.calls_beside import CallsBeside
@@ -183,7 +183,8 @@ class NodeClient:
                 # A node that ended its stream in order causes no warning.
                 is_due = num_failures % FAILURES_PER_WARNING == UNHEARD_BEFORE_WARNING
                 level = logging.WARNING if is_due and not has_ended else logging.DEBUG
-                log.log(level, "no stream to %s: %s", self._node, reason)
+                hint = tls_hint(reason, self._keys)
+                log.log(level, "no stream to %s: %s%s", self._node, reason, hint)
             await asyncio.sleep(backoff_s(num_failures))
             num_failures += 1
 

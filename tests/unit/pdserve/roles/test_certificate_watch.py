@@ -35,3 +35,23 @@ def test_a_warning_a_day_until_the_renewal(
     watch.check(keys.tls.expires_at_s)
     assert "read again, without a restart" in caplog.text
     assert not any(record.levelno == logging.WARNING for record in caplog.records)
+
+
+def test_what_the_clock_says_of_the_dates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A clock that is set, and a certificate that has ended, are told at once."""
+    keys = node_keys(make_keys(tmp_path / "keys"))
+    begins_s, ends_s = keys.tls.begins_at_s, keys.tls.expires_at_s
+    watch = CertificateWatch(keys)
+
+    def told_at(now_s: float) -> str:
+        caplog.clear()
+        watch.check(now_s)
+        return "".join(caplog.messages)
+
+    assert "ends in 2.0 days" in told_at(ends_s - 2 * DAY_S)
+    assert "begins 3.0 hours after what this machine's clock says" in told_at(begins_s - 3 * 3600)
+    assert told_at(begins_s - 2 * 3600) == ""
+    assert "ended 2.0 days ago, if this machine's clock is right" in told_at(ends_s + 2 * DAY_S)
+    assert told_at(ends_s + 2.5 * DAY_S) == ""
+    assert "ended 1.0 days ago" in told_at(ends_s + DAY_S), "the clock was set back"
+    assert "ends in 3.0 days" in told_at(ends_s - 3 * DAY_S)
