@@ -8,6 +8,7 @@ code_cache      where compiled kernels are kept
 file_stamp      detects that a file has changed
 followed_files  files that are read again when they change
 tokenizer_files a tokenizer's end token, and the tokens that its files declare and its model has
+replaced_file   replaces a file whole, with its owner and mode
 kept_files      small files of a model, read once for this process and its helpers
 tls_handshake   TLS within this process, to check a certificate
 
