@@ -61,6 +61,9 @@ class Keys:
     redis_password: str = field(repr=False)
     metrics_token: str = field(repr=False)
     tls_files: FollowedFiles = field(repr=False)
+    redis_expires_at_s: float | None = None
+    """End of the certificate that Redis showed last, in seconds since 1970; None before, and
+    without TLS to it."""
 
     def reload_if_changed(self) -> bool:
         """Take over changed certificates; return whether there were any.

@@ -1,4 +1,5 @@
-"""Follows the certificate of `--keys`: takes over a renewed one, and warns before it ends."""
+"""Follows the certificate of `--keys`: takes over a renewed one, and warns before it ends, and
+before that of Redis does."""
 
 from __future__ import annotations
 
@@ -14,18 +15,15 @@ log = logging.getLogger("pdserve")
 CHECK_EVERY_S = 10.0
 WARN_DAYS = 30
 _DAY_S = 86_400.0
-_ENDS = (
-    "the certificate in %s ends in %.1f days: `pdserve keys renew DIR %s` makes a new one, which "
-    "is taken over without a restart"
-)
+
+_ENDS = "%s ends in %.1f days: `pdserve keys renew DIR %s` makes a new one, which is taken over %s"
 _ENDED = (
-    "the certificate in %s ended %.1f days ago, if this machine's clock is right, and no new "
-    "connection is accepted with it: `pdserve keys renew DIR %s` makes a new one, which is taken "
-    "over without a restart"
+    "%s ended %.1f days ago, if this machine's clock is right, and no new connection is accepted "
+    "with it: `pdserve keys renew DIR %s` makes a new one, which is taken over %s"
 )
 _TOO_EARLY = (
-    "the certificate in %s begins %.1f hours after what this machine's clock says: set the clock, "
-    "as this %s refuses certificates that are in order"
+    "%s begins %.1f hours after what this machine's clock says: set the clock, as this process "
+    "refuses certificates that are in order"
 )
 
 
@@ -35,30 +33,41 @@ class CertificateWatch:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._warned = ""
-        self._warned_at_s = -math.inf
+        self._told: dict[str, tuple[str, float]] = {}
+        """What was last said of each certificate, without its numbers, and when."""
 
     def check(self, now_s: float) -> None:
         """Read changed files again, then judge the dates; `now_s` counts from 1970."""
-        if self._keys.reload_if_changed():
-            self._warned = ""
-        trouble, numbers = self._trouble(now_s)
-        # A clock that was set back shows a warning of later, which says nothing of the next one.
-        is_told = trouble == self._warned and 0 <= now_s - self._warned_at_s < _DAY_S
-        if trouble and not is_told:
-            self._warned_at_s = now_s
-            log.warning(trouble, self._keys.folder, numbers, self._keys.redis_user)
-        self._warned = trouble
+        keys = self._keys
+        if keys.reload_if_changed():
+            self._told.clear()
+        own = f"the certificate in {keys.folder}"
+        if now_s < keys.tls.begins_at_s:
+            self._tell(now_s, _TOO_EARLY, own, (keys.tls.begins_at_s - now_s) / 3600)
+        else:
+            self._judge_end(now_s, own, keys.tls.expires_at_s, keys.redis_user, "without a restart")
+        if keys.redis_expires_at_s is not None:
+            self._judge_end(
+                now_s,
+                "the certificate that Redis shows",
+                keys.redis_expires_at_s,
+                "redis",
+                "when Redis is restarted",
+            )
 
-    def _trouble(self, now_s: float) -> tuple[str, float]:
-        """Return what to log of folder, a number and the role; '' where the dates are in order."""
-        tls = self._keys.tls
-        if now_s < tls.begins_at_s:
-            return _TOO_EARLY, (tls.begins_at_s - now_s) / 3600
-        num_days = (tls.expires_at_s - now_s) / _DAY_S
+    def _judge_end(self, now_s: float, what: str, end_s: float, kind: str, how: str) -> None:
+        num_days = (end_s - now_s) / _DAY_S
         if num_days < 0:
-            return _ENDED, -num_days
-        return (_ENDS, num_days) if num_days < WARN_DAYS else ("", num_days)
+            self._tell(now_s, _ENDED, what, -num_days, kind, how)
+        elif num_days < WARN_DAYS:
+            self._tell(now_s, _ENDS, what, num_days, kind, how)
+
+    def _tell(self, now_s: float, text: str, what: str, *values: object) -> None:
+        told, told_at_s = self._told.get(what, ("", -math.inf))
+        # What was said at a later time was so before the clock was set back.
+        if told != text or not 0 <= now_s - told_at_s < _DAY_S:
+            self._told[what] = text, now_s
+            log.warning(text, what, *values)
 
     async def keep_current(self) -> None:
         """Check now and every `CHECK_EVERY_S`, until cancelled."""
