@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
+from common.files.certificate_dates import CertificateDates
 from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
 from common.files.tls_handshake import handshake_in_memory, no_password, why_refused
@@ -33,6 +34,7 @@ class Certificate:
         self._certificate, self._key = certificate, key
         self._files = FollowedFiles((certificate, key), log, stays="the earlier certificate stays")
         self._latest, self.expires_at_s = checked_certificate(certificate, key)
+        self._dates = CertificateDates()
         self.context = self._latest
         self.context.sni_callback = self._take_latest
 
@@ -54,11 +56,22 @@ class Certificate:
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 
+    def check(self, now_s: float) -> None:
+        """Read changed files again, then warn of the end; `now_s` counts from 1970."""
+        if self.reload_if_changed():
+            self._dates.forget()
+        self._dates.judge(
+            now_s,
+            f"the certificate in {self._certificate}",
+            self.expires_at_s,
+            "replace it and its key; they are read again without a restart",
+        )
+
     async def keep_current(self) -> None:
-        """Read changed files again, every `CHECK_EVERY_S`, until cancelled."""
+        """Check now and every `CHECK_EVERY_S`, until cancelled."""
         while True:
+            self.check(time.time())
             await asyncio.sleep(CHECK_EVERY_S)
-            self.reload_if_changed()
 
     def _days_left(self) -> float:
         return (self.expires_at_s - time.time()) / 86400

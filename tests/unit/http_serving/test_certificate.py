@@ -204,6 +204,25 @@ async def test_a_renewed_certificate_is_served_with_and_without_a_host_name(
             writer.close()
 
 
+def test_its_end_is_announced_until_it_is_renewed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = Certificate(*write_certificate(tmp_path, days=40))
+    end_s = certificate.expires_at_s
+
+    def told_before_the_end(days: float) -> str:
+        caplog.clear()
+        certificate.check(end_s - days * 86400)
+        return "".join(one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+
+    assert told_before_the_end(31) == ""
+    assert "tls.crt ends in 29.0 days: replace it" in told_before_the_end(29)
+    assert told_before_the_end(28.5) == ""
+    assert "ended 1.0 days ago" in told_before_the_end(-1)
+    write_certificate(tmp_path, days=90)
+    assert told_before_the_end(-2) == ""
+
+
 def test_its_end_is_a_metric(tmp_path: Path) -> None:
     certificate = Certificate(*write_certificate(tmp_path, days=30))
     registry = CollectorRegistry()
