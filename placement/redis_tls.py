@@ -59,8 +59,9 @@ class RedisTlsConnection(Connection):
         return {**arguments, "ssl": self._tls.context(), "server_hostname": REDIS_NAME}
 
     async def _connect(self) -> None:
-        await super()._connect()
-        self._tls.on_shown(self._writer.get_extra_info("peercert"))
+        await super()._connect()  # type: ignore[no-untyped-call]
+        if self._writer is not None:
+            self._tls.on_shown(self._writer.get_extra_info("peercert"))
 
 
 def is_untrusted(error: BaseException) -> bool:
