@@ -14,7 +14,7 @@ from pathlib import Path
 def written_beside(path: Path, content: bytes) -> Iterator[Path]:
     """Write a file beside `path`, to be renamed to it; it is removed at the end if it was not.
 
-    It has owner and mode of `path`, so that whoever reads that can read it; mode 600 where there is
+    It has owner and mode of `path`, so that all who read that can read it; mode 600 where there is
     none. Raises `OSError`.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
