@@ -11,9 +11,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
-from common.files.file_stamp import FileStamp, file_stamp
+from common.files.certificate_dates import CertificateDates
+from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
-from common.files.tls_handshake import handshake_in_memory, no_password
+from common.files.tls_handshake import handshake_in_memory, no_password, why_refused
 
 log = logging.getLogger("pdserve")
 
@@ -31,9 +32,9 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read both files. Raises `ConfigError`, which names what is wrong with them."""
         self._certificate, self._key = certificate, key
-        self._stamp = self._read_stamp()
-        self._logged = ""
+        self._files = FollowedFiles((certificate, key), log, stays="the earlier certificate stays")
         self._latest, self.expires_at_s = checked_certificate(certificate, key)
+        self._dates = CertificateDates()
         self.context = self._latest
         self.context.sni_callback = self._take_latest
 
@@ -44,34 +45,36 @@ class Certificate:
     def reload_if_changed(self) -> bool:
         """Take over changed files; return whether there were any.
 
-        If they are broken, that is logged once, the earlier certificate stays, and they are tried
-        again at the next call: a mode that is changed, or a date that comes, shows in no stamp.
+        If they are broken, the earlier certificate stays; see `FollowedFiles`.
         """
-        stamp = self._read_stamp()
-        if stamp == self._stamp:
+        latest = self._files.read_if_changed(
+            lambda: checked_certificate(self._certificate, self._key)
+        )
+        if latest is None:
             return False
-        try:
-            self._latest, self.expires_at_s = checked_certificate(self._certificate, self._key)
-        except ConfigError as broken:
-            if str(broken) != self._logged:
-                self._logged = str(broken)
-                log.error("the earlier certificate stays: %s", broken)
-            return False
-        self._stamp, self._logged = stamp, ""
+        self._latest, self.expires_at_s = latest
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 
+    def check(self, now_s: float) -> None:
+        """Read changed files again, then warn of the end; `now_s` counts from 1970."""
+        if self.reload_if_changed():
+            self._dates.forget()
+        self._dates.judge(
+            now_s,
+            f"the certificate in {self._certificate}",
+            self.expires_at_s,
+            "replace it and its key; they are read again without a restart",
+        )
+
     async def keep_current(self) -> None:
-        """Read changed files again, every `CHECK_EVERY_S`, until cancelled."""
+        """Check now and every `CHECK_EVERY_S`, until cancelled."""
         while True:
+            self.check(time.time())
             await asyncio.sleep(CHECK_EVERY_S)
-            self.reload_if_changed()
 
     def _days_left(self) -> float:
         return (self.expires_at_s - time.time()) / 86400
-
-    def _read_stamp(self) -> tuple[FileStamp, FileStamp]:
-        return file_stamp(self._certificate), file_stamp(self._key)
 
 
 def show_end(registry: CollectorRegistry, certificate: Certificate | None) -> None:
@@ -112,7 +115,7 @@ def checked_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, f
         client.load_verify_locations(certificate)
         shown = handshake_in_memory(client, server)[0].getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"{certificate} is not valid: {error.verify_message}") from None
+        raise ConfigError(f"{certificate} is not valid: {why_refused(error)}") from None
     except OSError as error:
         raise ConfigError(f"{certificate} cannot be used for TLS: {error}") from None
     return server, float(ssl.cert_time_to_seconds(str(shown["notAfter"])))

@@ -33,21 +33,29 @@ class BuildInfo(Collector):
 
 
 class CertificateEnd(Collector):
-    """When the certificate ends that the process shows to others of its cluster."""
+    """When the certificates end that the process and Redis show to others of the cluster."""
 
     def __init__(self, keys: Keys | None) -> None:
         self._keys = keys
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one sample; none without keys."""
+        """Yield a sample of each certificate; none without keys."""
         end = GaugeMetricFamily(
             "pdserve_certificate_end_timestamp_seconds",
             "End of the certificate in the folder of --keys, in seconds since 1970; without keys "
             "there is no sample",
         )
+        redis_end = GaugeMetricFamily(
+            "pdserve_redis_certificate_end_timestamp_seconds",
+            "End of the certificate that Redis showed last, in seconds since 1970; without --keys "
+            "or without TLS to Redis there is no sample",
+        )
         if self._keys is not None:
             end.add_metric([], self._keys.tls.expires_at_s)
+            if self._keys.redis_expires_at_s is not None:
+                redis_end.add_metric([], self._keys.redis_expires_at_s)
         yield end
+        yield redis_end
 
 
 def process_registry(role: Callable[[], Role], keys: Keys | None = None) -> CollectorRegistry:

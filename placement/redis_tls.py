@@ -30,6 +30,10 @@ class RedisTls:
                 self._context, self._tls = _context(self._keys, latest), latest
         return self._context
 
+    def on_shown(self, certificate: Mapping[str, Any]) -> None:
+        """Note the end of the certificate that Redis has shown: nothing else reads its file."""
+        self._keys.redis_expires_at_s = float(ssl.cert_time_to_seconds(certificate["notAfter"]))
+
 
 def _context(keys: Keys, tls: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -53,6 +57,11 @@ class RedisTlsConnection(Connection):
     def _connection_arguments(self) -> Mapping[str, Any]:
         arguments = super()._connection_arguments()
         return {**arguments, "ssl": self._tls.context(), "server_hostname": REDIS_NAME}
+
+    async def _connect(self) -> None:
+        await super()._connect()  # type: ignore[no-untyped-call]
+        if self._writer is not None:
+            self._tls.on_shown(self._writer.get_extra_info("peercert"))
 
 
 def is_untrusted(error: BaseException) -> bool:

@@ -37,6 +37,37 @@ def open_channel(address: str, options: Options, keys: Keys | None) -> grpc.aio.
     return grpc.aio.secure_channel(address, credentials, options=named)
 
 
+def tls_hint(details: str, keys: Keys | None) -> str:
+    """Return what of the keys may keep a router from a node, for gRPC's text of a connection that
+    failed; '' where it is nothing of them.
+
+    A node that refuses a certificate ends the connection, which is all that the router sees of it.
+    """
+    if keys is None:
+        return _NODE_HAS_KEYS if _ENDED in details else ""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return _ROUTER_REFUSES
+    if "Hostname Verification Check failed" in details:
+        return _IS_NO_NODE
+    if "WRONG_VERSION_NUMBER" in details:
+        return _NODE_HAS_NONE
+    return _NODE_REFUSES if _ENDED in details else ""
+
+
+_ENDED = "Socket closed"
+_NODE_HAS_KEYS = " (the node may have --keys, and this router has none)"
+_NODE_HAS_NONE = " (the node has no --keys, and this router has some)"
+_IS_NO_NODE = " (what listens there shows a certificate of the cluster that is not a node's)"
+_ROUTER_REFUSES = (
+    " (this router refuses the node's certificate: it is of other keys, or its dates or this "
+    "machine's clock are wrong)"
+)
+_NODE_REFUSES = (
+    " (the node may refuse this router's certificate: it is of other keys, or its dates or the "
+    "clock of the node's machine are wrong)"
+)
+
+
 def make_server(options: Options, keys: Keys | None) -> grpc.aio.Server:
     """Return a node's server; with keys it answers routers only."""
     interceptors = [] if keys is None else [OnlyRouters()]

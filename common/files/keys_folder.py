@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.files.file_stamp import FileStamp, file_stamp
+from common.files.followed_files import FollowedFiles
 from common.files.secret_files import secret_file_problem
-from common.files.tls_handshake import handshake_in_memory, no_password
+from common.files.tls_handshake import handshake_in_memory, is_too_early, no_password, why_refused
 from common.nodes import Role
 
 log = logging.getLogger("pdserve")
@@ -34,7 +34,6 @@ _OWN_SECRET = {"router": "api_keys.json", "node": "kv.key"}
 
 
 _TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
-_Stamp = tuple[FileStamp, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,9 @@ class TlsFiles:
     ca: bytes
     certificate: bytes
     private_key: bytes = field(repr=False)
+    begins_at_s: float
     expires_at_s: float
-    """End of the certificate, in seconds since 1970."""
+    """Beginning and end of the certificate, in seconds since 1970."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,27 +60,20 @@ class Keys:
     redis_user: str
     redis_password: str = field(repr=False)
     metrics_token: str = field(repr=False)
-    stamp: _Stamp = field(repr=False)
-    """What the files of `tls` looked like before they were read."""
+    tls_files: FollowedFiles = field(repr=False)
+    redis_expires_at_s: float | None = None
+    """End of the certificate that Redis showed last, in seconds since 1970; None before, and
+    without TLS to it."""
 
     def reload_if_changed(self) -> bool:
         """Take over changed certificates; return whether there were any.
 
-        If they are broken, that is logged once, and the earlier ones stay. Files that change while
-        they are read are read again by the next call.
+        If they are broken, the earlier ones stay; see `FollowedFiles`.
         """
-        stamp = _read_stamp(self.folder)
-        if stamp == self.stamp:
+        tls = self.tls_files.read_if_changed(lambda: load_tls(self.folder, self.redis_user))
+        if tls is None:
             return False
-        try:
-            tls = load_tls(self.folder, self.redis_user)
-        except ConfigError as broken:
-            log.error("the earlier certificate stays: %s", broken)
-            self.stamp = stamp
-            return False
-        if _read_stamp(self.folder) != stamp:
-            return False
-        self.stamp, self.tls = stamp, tls
+        self.tls = tls
         log.info("%s was read again, without a restart", self.folder / "cert.pem")
         return True
 
@@ -113,7 +106,9 @@ def load_keys(folder: Path, role: Role) -> Keys:
             raise ConfigError(
                 f"keys is {str(folder)!r}, the folder of a {other}: wanted a {kind}'s"
             )
-    stamp = _read_stamp(folder)
+    tls_files = FollowedFiles(
+        [folder / name for name in _TLS_FILES], log, stays="the earlier certificate stays"
+    )
     names = ("redis.password", "metrics.token", _OWN_SECRET[kind])
     contents = {name: _read_secret(folder / name) for name in names}
     return Keys(
@@ -122,21 +117,21 @@ def load_keys(folder: Path, role: Role) -> Keys:
         redis_user=kind,
         redis_password=_word(folder / "redis.password", contents["redis.password"]),
         metrics_token=_word(folder / "metrics.token", contents["metrics.token"]),
-        stamp=stamp,
+        tls_files=tls_files,
     )
 
 
 def load_tls(folder: Path, kind: str) -> TlsFiles:
+    private_key = _read_secret(folder / "key.pem")
+    ca, certificate = _read(folder / "ca.pem"), _read(folder / "cert.pem")
+    begins_at_s, expires_at_s = _checked_certificate(folder, kind)
     return TlsFiles(
-        private_key=_read_secret(folder / "key.pem"),
-        ca=_read(folder / "ca.pem"),
-        certificate=_read(folder / "cert.pem"),
-        expires_at_s=_checked_certificate(folder, kind),
+        private_key=private_key,
+        ca=ca,
+        certificate=certificate,
+        begins_at_s=begins_at_s,
+        expires_at_s=expires_at_s,
     )
-
-
-def _read_stamp(folder: Path) -> _Stamp:
-    return tuple(file_stamp(folder / name) for name in _TLS_FILES)
 
 
 def _read_secret(path: Path) -> bytes:
@@ -173,8 +168,9 @@ def _word(path: Path, content: bytes) -> str:
     return text
 
 
-def _checked_certificate(folder: Path, kind: str) -> float:
-    """Check the certificate by a real handshake, and return when it ends (seconds since 1970)."""
+def _checked_certificate(folder: Path, kind: str) -> tuple[float, float]:
+    """Check the certificate by a real handshake; return when it begins and ends (seconds since
+    1970)."""
     path = folder / "cert.pem"
     end = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     end.verify_mode = ssl.CERT_REQUIRED
@@ -198,8 +194,8 @@ def _checked_certificate(folder: Path, kind: str) -> float:
         shown: dict[str, Any] = dict(handshake_in_memory(own, end)[1].getpeercert() or {})
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
-            f"{path} is not accepted by {folder / 'ca.pem'} ({error.verify_message}): "
-            f"{_how_to_renew(kind)}"
+            f"{path} is not accepted by {folder / 'ca.pem'}: {why_refused(error)}"
+            f"{'' if is_too_early(error) else f': {_how_to_renew(kind)}'}"
         ) from None
     except ssl.SSLError as error:
         raise ConfigError(
@@ -212,7 +208,8 @@ def _checked_certificate(folder: Path, kind: str) -> float:
             f"{path} is the certificate of {', '.join(names) or 'no name'}: "
             f"wanted the one of {wanted}"
         )
-    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+    begins_at_s, ends_at_s = map(ssl.cert_time_to_seconds, (shown["notBefore"], shown["notAfter"]))
+    return float(begins_at_s), float(ends_at_s)
 
 
 def _reason(error: Exception) -> str:

@@ -28,6 +28,27 @@ def handshake_in_memory(
     return ends
 
 
+_NOT_YET_VALID, _HAS_EXPIRED = 9, 10
+"""OpenSSL's numbers of the two reasons that are a matter of the clock."""
+
+
+def is_too_early(error: ssl.SSLCertVerificationError) -> bool:
+    """Return whether a certificate is refused because it is not valid yet."""
+    return error.verify_code == _NOT_YET_VALID
+
+
+def why_refused(error: ssl.SSLCertVerificationError) -> str:
+    """Return why a certificate is refused, and for its dates that a clock may be wrong.
+
+    The text has no time: it is the same at the next try.
+    """
+    hints = {
+        _NOT_YET_VALID: "; this machine's clock is behind, or was ahead where it was made",
+        _HAS_EXPIRED: ", if this machine's clock is right",
+    }
+    return f"{error.verify_message}{hints.get(error.verify_code, '')}"
+
+
 def no_password() -> str:
     """Refuse a key with a password. Raises `ValueError`.
 

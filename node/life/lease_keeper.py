@@ -11,12 +11,12 @@ from contextlib import suppress
 from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
 from common.observing.clock import Clock
+from common.observing.lasting_failure import LastingFailure
 from placement.store import PlacementRefused, PlacementSlow, PlacementStore
 
 log = logging.getLogger("pdserve.node")
 
 RENEWALS_PER_LEASE = 4
-SECONDS_PER_WARNING = 60.0
 """How often a failure that lasts is logged again."""
 _LOOKS_PER_LEASE = 16
 
@@ -84,12 +84,10 @@ class LeaseKeeper:
         self._current_record = current_record
         self._current_load = current_load
         self._lease_s = lease_s
-        self._clock = clock
         self.failures = Counter(
             {kind.code: 0 for kind in (PlacementUnavailable, PlacementSlow, PlacementRefused)}
         )
-        self._num_failed = 0
-        self._warned_at_s = 0.0
+        self._failing = LastingFailure(clock)
         self._has_news = asyncio.Event()
         self._renewing = asyncio.Lock()
 
@@ -140,18 +138,14 @@ class LeaseKeeper:
             )
             raise
         else:
-            if self._num_failed:
-                log.info("the lease is renewed again, after %d failures", self._num_failed)
-            self._num_failed = 0
+            if num_failed := self._failing.end():
+                log.info("the lease is renewed again, after %d failures", num_failed)
 
     def _on_failure(self, error: PlacementUnavailable) -> None:
         self.failures[error.code] += 1
-        self._num_failed += 1
-        now_s = self._clock.now_s()
-        if self._num_failed == 1 or now_s - self._warned_at_s >= SECONDS_PER_WARNING:
-            self._warned_at_s = now_s
+        if self._failing.is_news():
             log.warning(
-                "the lease was not renewed (failure %d), serving on: %s", self._num_failed, error
+                "the lease was not renewed (failure %d), serving on: %s", self._failing.num, error
             )
 
     async def leave(self) -> None:

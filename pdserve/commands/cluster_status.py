@@ -34,6 +34,8 @@ class ClusterStatus:
     not_ready: str
     """Why requests have nowhere to run; '' where they have, or the router does not say."""
     is_store_away: bool
+    store_error: str
+    """Why the placement store is away; '' where it is not, or the router does not say."""
     warnings: tuple[str, ...]
     nodes: tuple[Facts, ...]
     scaling: str
@@ -57,6 +59,7 @@ def fetch_cluster(url: str, *, api_key: str = "") -> ClusterStatus:
         router_id=str(router.get("router_id") or ""),
         not_ready=str(router.get("not_ready") or ""),
         is_store_away=reply.get("placement_store") == "away",
+        store_error=str(reply.get("placement_store_error") or ""),
         warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
         scaling=_scaling(reply.get("scaling")),
         serving=_numbers(reply.get("serving")),

@@ -90,7 +90,8 @@ def _title(cluster: ClusterStatus) -> str:
     if cluster.not_ready:
         lines.append(f"The router is not ready: {cluster.not_ready}.")
     if cluster.is_store_away:
-        lines.append("The placement store is away: no node can join until it is back.")
+        why = f" ({cluster.store_error})" if cluster.store_error else ""
+        lines.append(f"The placement store is away{why}: no node can join until it is back.")
     lines += [f"Warning: {warning}." for warning in cluster.warnings]
     wrapped = (textwrap.wrap(line, _WIDTH, break_long_words=False) for line in lines)
     return "\n".join(line for part in wrapped for line in part)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.files.keys_folder import NODE_NAME, REDIS_NAME, ROUTER_NAME
+from common.files.replaced_file import written_beside
 from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 from pdserve.keys.certificates import (
     CA_DAYS,
@@ -81,11 +82,13 @@ def renew_certificate(folder: Path, kind: str, now: datetime, *, days: int) -> N
         )
         _require_longer_life(authority, now, days)
         issued = authority.issue(HOLDERS[kind], now, days=days)
-        new = {"key.pem": issued.private_key, "cert.pem": issued.certificate}
-        for name, content in new.items():
-            _write(folder / kind / f".{name}.new", content, is_secret=name == "key.pem")
-        for name in new:
-            (folder / kind / f".{name}.new").replace(folder / kind / name)
+        key, certificate = (folder / kind / name for name in ("key.pem", "cert.pem"))
+        with (
+            written_beside(key, issued.private_key) as new_key,
+            written_beside(certificate, issued.certificate) as new_certificate,
+        ):
+            new_key.replace(key)
+            new_certificate.replace(certificate)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
 

@@ -1,41 +1,44 @@
-"""Follows the certificate of `--keys`: takes over a renewed one, and warns before it ends."""
+"""Follows the certificate of `--keys`: takes over a renewed one, and warns before it ends, and
+before that of Redis does."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import time
 
+from common.files.certificate_dates import CertificateDates
 from common.files.keys_folder import Keys
 
-log = logging.getLogger("pdserve")
-
 CHECK_EVERY_S = 10.0
-WARN_DAYS = 30
-_DAY_S = 86_400.0
 
 
 class CertificateWatch:
-    """Warns once a day while less than `WARN_DAYS` are left."""
+    """Judges the dates of both at each check."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._warned_at_s = -math.inf
+        self._dates = CertificateDates()
 
     def check(self, now_s: float) -> None:
-        """Read changed files again, then judge the end; `now_s` counts from 1970."""
-        if self._keys.reload_if_changed():
-            self._warned_at_s = -math.inf
-        num_days = (self._keys.tls.expires_at_s - now_s) / _DAY_S
-        if num_days < WARN_DAYS and now_s - self._warned_at_s >= _DAY_S:
-            self._warned_at_s = now_s
-            log.warning(
-                "the certificate in %s ends in %.0f days: `pdserve keys renew DIR %s` makes a new "
-                "one, which is taken over without a restart",
-                self._keys.folder,
-                num_days,
-                self._keys.redis_user,
+        """Read changed files again, then judge the dates; `now_s` counts from 1970."""
+        keys = self._keys
+        if keys.reload_if_changed():
+            self._dates.forget()
+        self._dates.judge(
+            now_s,
+            f"the certificate in {keys.folder}",
+            keys.tls.expires_at_s,
+            f"`pdserve keys renew DIR {keys.redis_user}` makes a new one, which is taken over "
+            "without a restart",
+            begins_at_s=keys.tls.begins_at_s,
+        )
+        if keys.redis_expires_at_s is not None:
+            self._dates.judge(
+                now_s,
+                "the certificate that Redis shows",
+                keys.redis_expires_at_s,
+                "`pdserve keys renew DIR redis` makes a new one, which is taken over when Redis is "
+                "restarted",
             )
 
     async def keep_current(self) -> None:

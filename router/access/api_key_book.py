@@ -7,8 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.files.file_stamp import FileStamp, file_stamp
+from common.files.followed_files import FollowedFiles
 from common.observing.clock import Clock
 from router.access.api_keys import ApiKey, hash_api_key, load_api_keys
 from router.access.key_limits import KeyLimits, Limit, Refusal
@@ -75,7 +74,9 @@ class ApiKeyBook:
         self._metrics_token = metrics_token.encode()
         self._keys: dict[str, KeyInUse] = {}
         self._checked_at_s = clock.now_s()
-        self._stamp = self._read_stamp()
+        self._file = FollowedFiles(
+            [path] if path else [], logger, stays="the API keys stay unchanged"
+        )
         self._take_over(load_api_keys(path) if path else ())
 
     @property
@@ -120,24 +121,15 @@ class ApiKeyBook:
         return tuple(self._keys.values())
 
     def _follow_file(self) -> None:
-        now_s = self._clock.now_s()
-        if self._path is None or now_s - self._checked_at_s < CHECK_EVERY_S:
+        path, now_s = self._path, self._clock.now_s()
+        if path is None or now_s - self._checked_at_s < CHECK_EVERY_S:
             return
         self._checked_at_s = now_s
-        stamp = self._read_stamp()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            keys = load_api_keys(self._path)
-        except ConfigError as error:
-            logger.error("the API keys stay unchanged: %s", error)
+        keys = self._file.read_if_changed(lambda: load_api_keys(path))
+        if keys is None:
             return
         self._take_over(keys)
-        logger.info("%s changed: %d API keys are valid now", self._path, len(keys))
-
-    def _read_stamp(self) -> FileStamp:
-        return file_stamp(self._path) if self._path else None
+        logger.info("%s changed: %d API keys are valid now", path, len(keys))
 
     def _take_over(self, keys: tuple[ApiKey, ...]) -> None:
         old, self._keys = self._keys, {}

@@ -18,13 +18,13 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.files.replaced_file import written_beside
 
 KEY_PREFIX = "pds_"
 MAX_KEYS = 1000
@@ -187,29 +187,10 @@ def _only_writer(path: Path) -> Iterator[None]:
 def _replace(path: Path, keys: Sequence[ApiKey]) -> None:
     text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2) + "\n"
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                _keep_owner(path, file.fileno())
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink()
-            raise
+        with written_beside(path, text.encode()) as new:
+            new.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _keep_owner(path: Path, descriptor: int) -> None:
-    """Keep owner and mode of the file, so that the router's user can still read it."""
-    if path.exists():
-        status = path.stat()
-        os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-        if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-            with contextlib.suppress(PermissionError):
-                os.fchown(descriptor, status.st_uid, status.st_gid)
 
 
 def _shown(value: object) -> str:

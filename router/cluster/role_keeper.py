@@ -42,6 +42,7 @@ from common.errors import (
 from common.ids import Incarnation
 from common.nodes import Role
 from common.observing.clock import Clock
+from common.observing.lasting_failure import LastingFailure
 from common.observing.latency import LatencyTargets
 from placement.store import Leadership, PlacementStore, RoleMove
 from router.core.known.changes import ChangesUnderWay
@@ -107,7 +108,7 @@ class RoleKeeper:
         self._clock = clock
         self._auto_roles = auto_roles
         self._leads = False
-        self._is_store_away = False
+        self._failing = LastingFailure(clock)
         self._begun: tuple[int, Move] | None = None
         """The last change that this router began, and its number."""
 
@@ -152,9 +153,8 @@ class RoleKeeper:
 
     async def _lead(self, router: Incarnation) -> Leadership:
         leadership = await self._store.lead(router, lease_s=self._lease_s)
-        if self._is_store_away:
+        if self._failing.end():
             log.info("the placement store says again who leads")
-        self._is_store_away = False
         led, self._leads = self._leads, leadership.leader == router
         if self._leads and not led:
             log.info("this router decides about roles now")
@@ -165,9 +165,9 @@ class RoleKeeper:
         return leadership
 
     def _on_store_away(self, away: PlacementUnavailable) -> None:
-        if not self._is_store_away:
+        if self._failing.is_news():
             log.warning("no role is changed until the placement store is back: %s", away)
-        self._is_store_away, self._leads = True, False
+        self._leads = False
         self._report.on_leader(None, is_me=False)
 
     async def _make(self, router: Incarnation, move: Move) -> None:

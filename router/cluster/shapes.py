@@ -75,6 +75,7 @@ class ClusterAnswer(TypedDict):
     router: RouterFacts
     serving: Serving
     placement_store: Literal["ok", "away"]
+    placement_store_error: Annotated[str, Field(description="Empty where it is not away.")]
     warnings: list[str]
     nodes: list[NodeFacts]
     scaling: ScalingAnswer

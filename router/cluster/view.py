@@ -90,8 +90,8 @@ class DispatcherView:
     def describe(self) -> dict[str, Any]:
         """Return this router, every node it can choose, and its latest placements, as JSON."""
         dispatcher = self._dispatcher
-        is_store_away = dispatcher.pool.membership.is_store_away
-        nodes = dispatcher.pool.nodes()
+        pool = dispatcher.pool
+        nodes = pool.nodes()
         avoided = avoided_by_prefill(dispatcher.avoided_pairs(), nodes)
         latest_first = islice(reversed(dispatcher.recent_placements), NUM_LISTED_PLACEMENTS)
         return {
@@ -104,7 +104,8 @@ class DispatcherView:
                 "is_draining": self.is_draining(),
                 "not_ready": self.why_not_ready(),
             },
-            "placement_store": "away" if is_store_away else "ok",
+            "placement_store": "away" if pool.is_store_away else "ok",
+            "placement_store_error": pool.store_error,
             "warnings": self.warnings(),
             "nodes": [node_json(node, avoided.get(node.incarnation, ())) for node in nodes],
             "scaling": self.scaling(),

@@ -13,6 +13,7 @@ from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
+from common.observing.lasting_failure import LastingFailure
 from placement.store import PlacementStore
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
@@ -112,6 +113,9 @@ class NodePool:
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
         self.changes = ChangesUnderWay()
+        self._store_failing = LastingFailure(clock)
+        self.store_error = ""
+        """Why the placement store did not answer when it was asked last; '' where it did."""
 
     @property
     def is_store_away(self) -> bool:
@@ -209,12 +213,14 @@ class NodePool:
         try:
             listing = await self._store.live_nodes()
         except PlacementUnavailable as away:
-            if not self.membership.is_store_away:
+            self.store_error = str(away)
+            if self._store_failing.is_news():
                 log.warning("the placement store is away, going on without: %s", away)
             self._metrics.store_errors.labels("live_nodes").inc()
             effects = self.membership.on_store_away(self._clock.now_s())
         else:
-            if self.membership.is_store_away:
+            self.store_error = ""
+            if self._store_failing.end():
                 log.info("the placement store is back")
             effects = self.membership.on_listing(listing, self._clock.now_s())
         self._perform(effects)

@@ -336,6 +336,23 @@ def test_service_monitors_find_every_process_and_have_the_token(chart: Chart) ->
     assert len(of_kind(manifests, "ServiceMonitor")) == 2
 
 
+def test_metrics_of_nodes_have_the_role_that_the_dashboard_asks_for(chart: Chart) -> None:
+    """Those of routers have a label of that name themselves."""
+    manifests = chart.manifests(CASES["everything"])
+    component = "app.kubernetes.io/component"
+    roles = {labels[component] for _, _, labels in pods(manifests)}
+    assert roles >= {"prefill", "decode", "mixed"}
+    monitors = {one["metadata"]["name"]: one for one in of_kind(manifests, "ServiceMonitor")}
+    relabelings = {
+        name: one["spec"]["endpoints"][0].get("relabelings") for name, one in monitors.items()
+    }
+    label = "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", component)
+    assert relabelings == {
+        "demo-pdserve-router": None,
+        "demo-pdserve-nodes": [{"sourceLabels": [label], "targetLabel": "role"}],
+    }
+
+
 def test_the_rules_are_those_of_compose(chart: Chart) -> None:
     (rule,) = of_kind(chart.manifests(CASES["everything"]), "PrometheusRule")
     file = ROOT / "compose" / "observability" / "rules.yaml"

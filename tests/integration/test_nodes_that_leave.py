@@ -7,7 +7,8 @@ import pytest
 from common.errors import NodeLost, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
-from placement.store import LiveNode
+from common.observing import lasting_failure
+from placement.store import LiveNode, PlacementRefused
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import DrainingNode, drain_node
 from router.dispatch.client import node_clients
@@ -90,6 +91,52 @@ async def test_a_store_that_is_away_cannot_say_that_a_node_left(
     monkeypatch.setattr(cluster.store, "live_nodes", away)
     d.end_streams()
     await wait_until(lambda: counts(cluster) == (0, 1), "d0 is lost")
+
+
+async def test_what_keeps_the_store_away_is_told_also_where_it_is_another_cause_by_then(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis restarts, and then refuses the password: the first cause leads nobody to the second."""
+    monkeypatch.setattr(lasting_failure, "SECONDS_PER_WARNING", 0.0)
+    await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    cause: PlacementUnavailable | None = PlacementUnavailable("Connection refused")
+    listed = cluster.store.live_nodes
+
+    async def away() -> list[LiveNode]:
+        if cause is not None:
+            raise cause
+        return await listed()
+
+    monkeypatch.setattr(cluster.store, "live_nodes", away)
+    assert router.pool.store_error == ""
+    with caplog.at_level("INFO", "pdserve.router.nodes"):
+        for trouble in (cause, PlacementRefused("invalid password")):
+            cause = trouble
+            await cluster.refresh()
+            assert f"the placement store is away, going on without: {cause}" in caplog.messages
+            assert router.pool.store_error == str(cause)
+        cause = None
+        await cluster.refresh()
+    assert "the placement store is back" in caplog.messages
+    assert router.pool.store_error == ""
+
+
+async def test_a_node_that_is_not_reached_is_told_again(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_clients, "UNHEARD_BEFORE_WARNING", 1)
+    monkeypatch.setattr(node_clients, "FAILURES_PER_WARNING", 2)
+    monkeypatch.setattr(node_clients, "LAST_BACKOFF_S", 0.05)
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.router()
+    await d.stop()
+
+    def warned() -> int:
+        warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        return sum(message.startswith("no stream to d0#1: ") for message in warnings)
+
+    await wait_until(lambda: warned() >= 2, "it is told again")
 
 
 async def test_a_request_whose_node_left_after_it_was_chosen_goes_to_another_one(

@@ -24,7 +24,7 @@ from common.ids import Incarnation
 from common.nodes import NodeRecord
 from protos.codec import make_envelope
 from protos.pdserve_node_pb2_grpc import NodeStub
-from protos.transport_security import open_channel
+from protos.transport_security import open_channel, tls_hint
 from router.core.candidates import NodeAway
 from router.core.membership import ENDED_BY_NODE
 from router.dispatch.client.calls_beside import CallsBeside
@@ -41,6 +41,8 @@ CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
 UNHEARD_BEFORE_WARNING = 3
+FAILURES_PER_WARNING = 30
+"""After the first warning, so about one a minute: the reason may be another one by then."""
 UNREACHED = "it is heard, but nothing that was sent reached it for more than a second"
 _MAX_MESSAGE_BYTES = 16 << 20
 _READ_AHEAD_BYTES = 1 << 20
@@ -179,9 +181,10 @@ class NodeClient:
                 calls.fail_all(NodeLost, f"{self._node} was lost: {reason}")
             else:
                 # A node that ended its stream in order causes no warning.
-                is_news = num_failures == UNHEARD_BEFORE_WARNING and not has_ended
-                level = logging.WARNING if is_news else logging.DEBUG
-                log.log(level, "no stream to %s: %s", self._node, reason)
+                is_due = num_failures % FAILURES_PER_WARNING == UNHEARD_BEFORE_WARNING
+                level = logging.WARNING if is_due and not has_ended else logging.DEBUG
+                hint = tls_hint(reason, self._keys)
+                log.log(level, "no stream to %s: %s%s", self._node, reason, hint)
             await asyncio.sleep(backoff_s(num_failures))
             num_failures += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -278,10 +279,13 @@ async def test_redis_may_be_anywhere(keys: Path, tmp_path: Path) -> None:
     """The certificate says that it is this cluster's Redis, not under which address."""
     folder = tmp_path / "copy"
     shutil.copytree(keys, folder)
-    put(issue(keys, Holder((REDIS_NAME,), (SERVES,))), folder / "redis")
+    put(issue(keys, Holder((REDIS_NAME,), (SERVES,)), days=50), folder / "redis")
+    used = router_keys(keys)
     with redis_server(keys=folder, has_tls=True, binary=tls_binary()) as server:
-        async with store(server, router_keys(keys)) as router:
+        async with store(server, used) as router:
             assert await router.live_nodes() == []
+    assert used.redis_expires_at_s is not None
+    assert used.redis_expires_at_s - time.time() == pytest.approx(50 * 86400, abs=3600)
 
 
 @needs_tls

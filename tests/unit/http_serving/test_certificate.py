@@ -177,14 +177,13 @@ async def test_a_torn_renewal_leaves_no_certificate_without_its_key(
         write_certificate(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr("http_serving.certificate.checked_certificate", check_and_change)
-            assert certificate.reload_if_changed()
-        serials.append(await shown_serial(port))
+            assert not certificate.reload_if_changed()
         assert not certificate.reload_if_changed()
         assert await shown_serial(port) == serials[-1]
         paths[0].write_bytes(other[0].read_bytes())
         assert certificate.reload_if_changed()
         serials.append(await shown_serial(port))
-    assert len(set(serials)) == 3
+    assert len(set(serials)) == 2
 
 
 async def test_a_renewed_certificate_is_served_with_and_without_a_host_name(
@@ -203,6 +202,25 @@ async def test_a_renewed_certificate_is_served_with_and_without_a_host_name(
             )
             assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
             writer.close()
+
+
+def test_its_end_is_announced_until_it_is_renewed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = Certificate(*write_certificate(tmp_path, days=40))
+    end_s = certificate.expires_at_s
+
+    def told_before_the_end(days: float) -> str:
+        caplog.clear()
+        certificate.check(end_s - days * 86400)
+        return "".join(one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+
+    assert told_before_the_end(31) == ""
+    assert "tls.crt ends in 29.0 days: replace it" in told_before_the_end(29)
+    assert told_before_the_end(28.5) == ""
+    assert "ended 1.0 days ago" in told_before_the_end(-1)
+    write_certificate(tmp_path, days=90)
+    assert told_before_the_end(-2) == ""
 
 
 def test_its_end_is_a_metric(tmp_path: Path) -> None:

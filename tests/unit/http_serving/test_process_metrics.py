@@ -42,6 +42,15 @@ def test_the_end_of_the_certificate_follows_a_renewal(tmp_path: Path) -> None:
     assert after - before == pytest.approx(23 * 86400, abs=60)
 
 
+def test_the_end_of_the_certificate_of_redis_is_shown_once_it_is_known(tmp_path: Path) -> None:
+    name = "pdserve_redis_certificate_end_timestamp_seconds"
+    keys = node_keys(make_keys(tmp_path / "keys"))
+    registry = process_registry(lambda: Role.DECODE, keys)
+    assert registry.get_sample_value(name) is None
+    keys.redis_expires_at_s = 2e9
+    assert registry.get_sample_value(name) == 2e9
+
+
 def test_the_targets_of_latency_are_bounds_of_the_histograms() -> None:
     registry = process_registry(lambda: Role.ROUTER)
     HttpMetrics(registry)

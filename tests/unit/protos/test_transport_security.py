@@ -16,7 +16,7 @@ from pdserve.keys.certificates import CALLS, SERVES, Holder
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
-from protos.transport_security import add_port, make_server, open_channel
+from protos.transport_security import add_port, make_server, open_channel, tls_hint
 from tests.support.key_folders import (
     expired,
     issue,
@@ -76,14 +76,19 @@ async def serving(keys: Keys | None) -> AsyncIterator[tuple[str, Service]]:
 
 async def status_code(address: str, keys: Keys | None) -> grpc.StatusCode:
     """How a call ends that uses these keys."""
+    return (await failure(address, keys))[0]
+
+
+async def failure(address: str, keys: Keys | None) -> tuple[grpc.StatusCode, str]:
+    """How a call ends that uses these keys, and what gRPC says of it."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with open_channel(address, options, keys) as channel:
         stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
         try:
             await stub.Drain(pb.DrainRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as failed:
-            return failed.code()
-    return grpc.StatusCode.OK
+            return failed.code(), failed.details() or ""
+    return grpc.StatusCode.OK, ""
 
 
 async def test_a_router_and_a_node_of_one_cluster_talk(keys: Path) -> None:
@@ -136,7 +141,12 @@ CALLERS = {
 @pytest.mark.parametrize("name", CALLERS)
 async def test_a_node_serves_nobody_else(name: str, keys: Path, other: Path) -> None:
     async with serving(node_keys(keys)) as (address, service):
-        assert await status_code(address, caller(name, keys, other)) is CALLERS[name]
+        used = caller(name, keys, other)
+        status, details = await failure(address, used)
+        assert status is CALLERS[name]
+        wanted = "the node may have --keys" if used is None else "refuse this router's certificate"
+        is_refused_by_tls = status is grpc.StatusCode.UNAVAILABLE
+        assert (wanted in tls_hint(details, used)) is is_refused_by_tls, details
         assert service.num_calls == 0
         assert await status_code(address, router_keys(keys)) is grpc.StatusCode.OK
 
@@ -167,8 +177,25 @@ async def test_a_router_speaks_to_no_other_server(name: str, keys: Path, other: 
         "that only calls": with_certificate(node, issue(keys, Holder(("node.pdserve",), (CALLS,)))),
     }
     async with serving(served[name]) as (address, service):
-        assert await status_code(address, router_keys(keys)) is grpc.StatusCode.UNAVAILABLE
+        router = router_keys(keys)
+        status, details = await failure(address, router)
+        assert status is grpc.StatusCode.UNAVAILABLE
+        hints = {
+            "in clear": "has no --keys",
+            **dict.fromkeys(("a router's", "Redis's"), "is not a"),
+        }
+        wanted = hints.get(name, "this router refuses the node's certificate")
+        assert wanted in tls_hint(details, router), details
         assert service.num_calls == 0
+
+
+async def test_a_port_that_nobody_listens_on_is_no_matter_of_keys(keys: Path) -> None:
+    async with serving(None) as (address, _):
+        pass
+    for used in (None, router_keys(keys)):
+        status, details = await failure(address, used)
+        assert status is grpc.StatusCode.UNAVAILABLE
+        assert tls_hint(details, used) == "", details
 
 
 async def test_a_server_uses_a_renewed_certificate_without_a_restart(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from common.files.keys_folder import load_keys
 from common.nodes import Role
 from pdserve.keys.certificates import CALLS, Holder
 from pdserve.keys.keys_init import HOLDERS
-from tests.support.key_folders import expired, issue, make_keys, put
+from tests.support.key_folders import authority_of, expired, issue, make_keys, put
 
 
 @pytest.fixture
@@ -78,6 +79,21 @@ def test_a_broken_renewal_changes_nothing_and_is_logged_once(
     assert node.reload_if_changed()
 
 
+def test_a_renewal_whose_mode_is_corrected_is_taken_over(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = load_keys(keys / "node", Role.DECODE)
+    put(issue(keys, HOLDERS["node"]), keys / "node")
+    (keys / "node/key.pem").chmod(0o644)
+    assert not node.reload_if_changed()
+    assert not node.reload_if_changed()
+    (said,) = caplog.messages
+    assert "`chmod 600 " in said
+    (keys / "node/key.pem").chmod(0o600)
+    assert node.reload_if_changed()
+    assert not node.reload_if_changed()
+
+
 def test_files_that_change_while_they_are_read_are_read_again(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +144,11 @@ def expired_yesterday(keys: Path) -> None:
     put(expired(keys, "node"), keys / "node")
 
 
+def of_tomorrow(keys: Path) -> None:
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    put(authority_of(keys).issue(HOLDERS["node"], tomorrow, days=7), keys / "node")
+
+
 def of_a_router(keys: Path) -> None:
     put(issue(keys, HOLDERS["router"]), keys / "node")
 
@@ -170,7 +191,11 @@ WRONG = {
         on_a_curve_that_tls_lacks,
         "node/cert.pem cannot be used for TLS",
     ),
-    "expired": (expired_yesterday, "certificate has expired.*pdserve keys renew DIR node"),
+    "expired": (
+        expired_yesterday,
+        "certificate has expired, if this machine's clock is right: `pdserve keys renew DIR node`",
+    ),
+    "of tomorrow": (of_tomorrow, "not yet valid; this machine's clock is behind, or .* made$"),
     "a router's": (
         of_a_router,
         "is the certificate of router.pdserve: wanted the one of node.pdserve",

@@ -11,9 +11,9 @@ import pytest
 from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.observing.lasting_failure import SECONDS_PER_WARNING
 from node.life.lease_keeper import (
     RENEWALS_PER_LEASE,
-    SECONDS_PER_WARNING,
     LeaseKeeper,
     refuse_second_life,
 )

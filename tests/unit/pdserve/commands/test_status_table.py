@@ -294,7 +294,10 @@ def test_why_the_router_is_not_ready_is_told(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_store_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for state, is_told in (("away", True), ("ok", False)):
         reply = {"nodes": [{**NODE, "node_id": "n"}], "placement_store": state}
-        assert ("The placement store is away" in fetched(reply, monkeypatch)) is is_told
+        assert ("The placement store is away:" in fetched(reply, monkeypatch)) is is_told
+        reply["placement_store_error"] = "Redis refused the password" if is_told else ""
+        told = "The placement store is away (Redis refused the password): no node can"
+        assert (told in fetched(reply, monkeypatch)) is is_told
 
 
 def test_warnings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

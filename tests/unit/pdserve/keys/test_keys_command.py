@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import ssl
 import stat
 from collections.abc import Callable
@@ -172,6 +174,38 @@ def test_renew_changes_one_certificate_and_its_key(
     assert mode(keys / "node/key.pem") == 0o600
     left_s = load_keys(keys / "node", Role.DECODE).tls.expires_at_s - datetime.now(UTC).timestamp()
     assert 8.9 < left_s / 86400 <= 9
+
+
+def test_a_renewal_keeps_the_owner_of_what_it_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders belong to the user of the containers, and root renews."""
+    keys = make_keys(tmp_path / "keys")
+    uid, gid = (keys / "node/key.pem").stat().st_uid, (keys / "node/key.pem").stat().st_gid
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
+    assert main(["keys", "renew", str(keys), "node"]) == 0
+    assert given == [(uid, gid)] * 2
+    assert (mode(keys / "node/key.pem"), mode(keys / "node/cert.pem")) == (0o600, 0o644)
+
+
+def test_a_renewal_that_was_cut_off_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = make_keys(tmp_path / "keys")
+    before = contents(keys)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert main(["keys", "renew", str(keys), "node"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert contents(keys) == before
+    (keys / "node/.key.pem.new").write_text("of a process that was killed")
+    assert main(["keys", "renew", str(keys), "node"]) == 0
 
 
 def break_ca(keys: Path) -> None:

@@ -125,6 +125,24 @@ def test_a_broken_file_keeps_the_old_keys_and_is_said_once(
     assert book.find(new) is not None
 
 
+def test_a_revoked_key_is_refused_as_soon_as_the_mode_of_the_file_is_corrected(
+    path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An editor may write another file in its place, with the mode of the umask."""
+    key = add_api_key(path, "alice").encode()
+    book = ApiKeyBook(clock, path=path)
+    path.write_text('{"keys": []}')
+    path.chmod(0o664)
+    for _ in range(3):
+        clock.advance(CHECK_EVERY_S)
+        assert book.find(key) is not None
+    (said,) = caplog.messages
+    assert "the API keys stay unchanged" in said
+    path.chmod(0o600)
+    clock.advance(CHECK_EVERY_S)
+    assert book.find(key) is None
+
+
 def test_what_a_key_used_outlives_a_reload(path: Path, clock: ManualClock) -> None:
     key = add_api_key(path, "alice", requests_per_minute=2, max_concurrent=2).encode()
     book = ApiKeyBook(clock, path=path)

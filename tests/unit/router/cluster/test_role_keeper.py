@@ -22,6 +22,7 @@ from common.errors import (
 )
 from common.ids import Incarnation
 from common.nodes import Role
+from common.observing.lasting_failure import SECONDS_PER_WARNING
 from placement.store import Leadership, RoleMove
 from router.cluster.role_keeper import RoleKeeper
 from router.core.known.changes import ChangesUnderWay
@@ -248,10 +249,13 @@ async def test_a_change_is_in_the_log_with_its_numbers(caplog: pytest.LogCapture
 async def test_without_the_store_nothing_is_decided(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.store.is_away = True
-    await world.run(60, R1)
+    turns_per_warning = round(SECONDS_PER_WARNING / READ_S)
+    await world.run(turns_per_warning, R1)
     assert world.nodes.told == []
     assert world.keepers[R1].scaling()["leader"] is None
     assert len([r for r in caplog.records if "no role is changed until" in r.message]) == 1
+    await world.run(2, R1)
+    assert len([r for r in caplog.records if "no role is changed until" in r.message]) == 2
     world.store.is_away = False
     await world.run(2, R1)
     assert world.nodes.told == [], "it waits as after a change"
