@@ -63,6 +63,18 @@ class RedisTlsConnection(Connection):
         if self._writer is not None:
             self._tls.on_shown(self._writer.get_extra_info("peercert"))
 
+    async def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        """Close the connection as redis-py does, and leave nothing of it.
+
+        Where it does not wait, TLS would wait up to 30 s for the other end's last word.
+        """
+        writer = self._writer
+        try:
+            await super().disconnect(*args, **kwargs)
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
 
 def is_untrusted(error: BaseException) -> bool:
     """Return whether `error` comes from a failure of TLS other than a connection that ended."""

@@ -1,10 +1,19 @@
-"""The TLS contexts of connections to Redis."""
+"""TLS of connections to Redis."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
-from placement.redis_tls import RedisTls
+import pytest
+from redis import exceptions
+
+from placement.redis_tls import RedisTls, RedisTlsConnection
 from tests.support.key_folders import make_keys, node_keys
 
 
@@ -14,3 +23,63 @@ def test_a_ca_file_may_have_comments_in_any_language(tmp_path: Path) -> None:
     ca.write_bytes("# Prüfstelle\n".encode() + ca.read_bytes())
     (trusted,) = RedisTls(node_keys(folder)).context().get_ca_certs()
     assert "pdserve cluster CA" in str(trusted["subject"])
+
+
+@contextmanager
+def silent_redis(folder: Path) -> Iterator[int]:
+    """A server that shakes hands, and then neither reads nor answers; the port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "redis/cert.pem", folder / "redis/key.pem")
+    accepted: list[ssl.SSLSocket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            with suppress(OSError):
+                accepted.append(context.wrap_socket(listening.accept()[0], server_side=True))
+
+        thread = Thread(target=accept)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            with socket.create_connection(listening.getsockname()):
+                pass  # where nobody has come
+            thread.join()
+            for one in accepted:
+                one.close()
+
+
+def connection_to(port: int, folder: Path) -> RedisTlsConnection:
+    return RedisTlsConnection(
+        tls=RedisTls(node_keys(folder)),
+        host="127.0.0.1",
+        port=port,
+        redis_connect_func=lambda _: None,
+    )
+
+
+async def test_a_connection_that_failed_waits_for_no_goodbye(tmp_path: Path) -> None:
+    """Of a server that is silent it came after 30 s, and each call that failed kept a socket."""
+    folder = make_keys(tmp_path / "keys")
+    with silent_redis(folder) as port:
+        connection = connection_to(port, folder)
+        await connection.connect()  # type: ignore[no-untyped-call]
+        assert connection._writer is not None
+        opened = connection._writer.get_extra_info("socket")
+        await connection.disconnect(nowait=True)
+        await asyncio.sleep(0)  # the loop closes it after this turn
+        assert opened.fileno() < 0
+
+
+async def test_one_that_is_closed_in_order_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    with silent_redis(folder) as port:
+        connection = connection_to(port, folder)
+        await connection.connect()  # type: ignore[no-untyped-call]
+        assert connection._writer is not None
+        opened = connection._writer.get_extra_info("socket")
+        connection.socket_connect_timeout = 0.01
+        with pytest.raises(exceptions.TimeoutError, match="closing connection"):
+            await connection.disconnect()
+        await asyncio.sleep(0)
+        assert opened.fileno() < 0
