@@ -17,7 +17,6 @@ from placement.store import PlacementRefused, PlacementSlow, PlacementStore
 log = logging.getLogger("pdserve.node")
 
 RENEWALS_PER_LEASE = 4
-"""How often a failure that lasts is logged again."""
 _LOOKS_PER_LEASE = 16
 
 
@@ -113,14 +112,15 @@ class LeaseKeeper:
     async def claim(self, record: NodeRecord, others: Sequence[str]) -> bool:
         """Register with another role if one of `others` stays; see `PlacementStore.take_role`.
 
-        Raises `PlacementUnavailable`: the role may have been written, so a heartbeat follows soon.
+        Raises `PlacementUnavailable`. Then, and where it is cancelled, the role may have been written
+        that the node does not take, so a heartbeat with its own follows soon.
         """
         async with self._renewing:
             try:
                 return await self._store.take_role(
                     record, self._current_load(), lease_s=self._lease_s, others=others
                 )
-            except PlacementUnavailable:
+            except (PlacementUnavailable, asyncio.CancelledError):
                 self.renew_soon()
                 raise
 
