@@ -112,8 +112,8 @@ class LeaseKeeper:
     async def claim(self, record: NodeRecord, others: Sequence[str]) -> bool:
         """Register with another role if one of `others` stays; see `PlacementStore.take_role`.
 
-        Raises `PlacementUnavailable`. Then, and where it is cancelled, the role may have been written
-        that the node does not take, so a heartbeat with its own follows soon.
+        Raises `PlacementUnavailable`. Then, and where it is cancelled, the role may have been
+        written that the node does not take: a heartbeat with its own follows soon.
         """
         async with self._renewing:
             try:

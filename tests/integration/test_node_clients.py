@@ -159,7 +159,14 @@ async def connected(
         address = node.link.address
     record = record_of(Incarnation("d0", epoch), Role.DECODE, address)
     log = Log()
-    client = NodeClient(replace(record, protocol=protocol), ROUTER, log, log.on_outputs, keys=keys)
+    client = NodeClient(
+        replace(record, protocol=protocol),
+        ROUTER,
+        log,
+        log.on_outputs,
+        clock=ManualClock(),
+        keys=keys,
+    )
     client.start()
     yield node, client, log
     await client.close()
