@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
+from common.errors import ConfigError, Draining, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.lasting_failure import SECONDS_PER_WARNING
@@ -235,6 +235,36 @@ async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) 
     assert await world.live() == [(2, 0)]
     await new.leave()
     assert await world.live() == []
+
+
+async def test_a_role_that_is_given_while_the_node_leaves_restores_no_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers reach it until its streams have ended."""
+    keeper = world.keeper()
+    await keeper.renew()
+    await world.store.heartbeat(record("d1"), world.load(), lease_s=600.0)
+    take_role, may_take = world.store.take_role, asyncio.Event()
+
+    async def slow(
+        record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        await may_take.wait()
+        return await take_role(record, load, lease_s=lease_s, others=others)
+
+    monkeypatch.setattr(world.store, "take_role", slow)
+    mine = record("decode-0", Role.PREFILL)
+    claim = asyncio.create_task(keeper.claim(mine, ["d1"]))
+    await asyncio.sleep(0)
+    leaving = asyncio.create_task(keeper.leave())
+    await asyncio.sleep(0)
+    may_take.set()
+    assert await claim
+    await leaving
+    with pytest.raises(Draining, match="leaves"):
+        await keeper.claim(mine, ["d1"])
+    await keeper.renew()
+    assert [one.record.node_id for one in await world.store.live_nodes()] == ["d1"]
 
 
 async def test_leaving_an_absent_store_is_no_error(world: World) -> None:
