@@ -157,7 +157,7 @@ class LeaseKeeper:
             )
 
     async def leave(self) -> None:
-        """Take the node out of placement, behind a call that is under way and before any other."""
+        """Take the node out of placement, after any call under way; no later one writes a lease."""
         async with self._renewing:
             self._has_left = True
             try:
