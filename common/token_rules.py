@@ -23,10 +23,10 @@ MAX_THINKING_TOKENS = 2**31 - 1
 class ThinkingBudget:
     """The most tokens of an output's thinking, between its tags, which are tokens.
 
-    Behind `num_tokens` of them comes `end_token_id`, the last tag. An output without
-    `begin_token_id` begins within the thinking. Else it thinks if its first token is that one, or
-    its second one, behind white space. Only which tokens an output has decides where it is spent,
-    so it is the same on every node. Raises `InvalidRequest` for a number out of range.
+    Behind `num_tokens` of them comes `end_token_id`, the last tag. Without a `begin_token_id` the
+    output begins within the thinking. With one it thinks if its first or second token is that one:
+    models may write white space before it. The output's tokens alone decide where the budget is
+    spent, so it is the same index on every node. Raises `InvalidRequest` for a number out of range.
     """
 
     num_tokens: int

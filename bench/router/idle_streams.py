@@ -29,6 +29,7 @@ import uvloop
 from bench.router.idle_nodes import IdleService, serve_idle_nodes
 from bench.router.wide import record
 from common.ids import Incarnation
+from common.observing.clock import MonotonicClock
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.dispatch.client.node_clients import NodeClient
@@ -91,7 +92,7 @@ async def measure(num_nodes: int, port: int, span_s: float, *, is_used: bool) ->
 
     for number in range(num_nodes):
         node = replace(record(number, num_nodes), control_address=address)
-        client = NodeClient(node, _ROUTER, heard, lambda *_: None)
+        client = NodeClient(node, _ROUTER, heard, lambda *_: None, clock=MonotonicClock())
         clients[node.incarnation] = client
         client.start()
         if number % _OPENED_AT_ONCE == 0:

@@ -33,6 +33,7 @@ class FollowedFiles:
         """
         stamp = self._look()
         if stamp == self._stamp:
+            self._logged = ""
             return None
         try:
             content = load()

@@ -8,16 +8,19 @@ SECONDS_PER_WARNING = 60.0
 
 
 class LastingFailure:
-    """The first time, and once a minute while it lasts: its cause may be another one by then."""
+    """Says of each failure in a row whether it is logged: the first one is, and one a minute.
+
+    Later ones are logged too because the cause may be another one by then.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._told_at_s = 0.0
         self.num = 0
-        """How often in a row it was met."""
+        """Failures in a row so far."""
 
     def is_news(self) -> bool:
-        """Count one more; return whether it is to be logged."""
+        """Count a failure; return whether it is to be logged."""
         self.num += 1
         now_s = self._clock.now_s()
         if self.num > 1 and now_s - self._told_at_s < SECONDS_PER_WARNING:
@@ -26,6 +29,6 @@ class LastingFailure:
         return True
 
     def end(self) -> int:
-        """Forget it, as it is over; return how often it was met."""
+        """Begin anew after a success; return how many failures in a row came before it."""
         num, self.num = self.num, 0
         return num

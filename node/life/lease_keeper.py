@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
+from common.errors import ConfigError, Draining, PlacementUnavailable, StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
 from common.observing.clock import Clock
 from common.observing.lasting_failure import LastingFailure
@@ -17,7 +17,6 @@ from placement.store import PlacementRefused, PlacementSlow, PlacementStore
 log = logging.getLogger("pdserve.node")
 
 RENEWALS_PER_LEASE = 4
-"""How often a failure that lasts is logged again."""
 _LOOKS_PER_LEASE = 16
 
 
@@ -90,6 +89,7 @@ class LeaseKeeper:
         self._failing = LastingFailure(clock)
         self._has_news = asyncio.Event()
         self._renewing = asyncio.Lock()
+        self._has_left = False
 
     def renew_soon(self) -> None:
         """Send the next heartbeat at once, because the load has changed significantly."""
@@ -105,22 +105,30 @@ class LeaseKeeper:
                     await self._has_news.wait()
 
     async def renew(self) -> None:
-        """Send one heartbeat. Raises `StaleEpoch` when a later incarnation holds the lease."""
+        """Send one heartbeat, but none once the node has left.
+
+        Raises `StaleEpoch` when a later incarnation holds the lease.
+        """
         # One at a time: an older record must not arrive after a newer one.
         async with self._renewing:
-            await self._renew()
+            if not self._has_left:
+                await self._renew()
 
     async def claim(self, record: NodeRecord, others: Sequence[str]) -> bool:
         """Register with another role if one of `others` stays; see `PlacementStore.take_role`.
 
-        Raises `PlacementUnavailable`: the role may have been written, so a heartbeat follows soon.
+        Raises `Draining` once the node has left, and `PlacementUnavailable`. With the latter, and
+        where it is cancelled, the role may have been written that the node does not take: a
+        heartbeat with its own follows soon.
         """
         async with self._renewing:
+            if self._has_left:
+                raise Draining("this node leaves: it keeps its role")
             try:
                 return await self._store.take_role(
                     record, self._current_load(), lease_s=self._lease_s, others=others
                 )
-            except PlacementUnavailable:
+            except (PlacementUnavailable, asyncio.CancelledError):
                 self.renew_soon()
                 raise
 
@@ -149,8 +157,10 @@ class LeaseKeeper:
             )
 
     async def leave(self) -> None:
-        """Take the node out of placement."""
-        try:
-            await self._store.leave(self._current_record().incarnation)
-        except PlacementUnavailable as error:
-            log.warning("could not leave the placement store; the lease will expire: %s", error)
+        """Take the node out of placement, after any call under way; no later one writes a lease."""
+        async with self._renewing:
+            self._has_left = True
+            try:
+                await self._store.leave(self._current_record().incarnation)
+            except PlacementUnavailable as error:
+                log.warning("could not leave the placement store; the lease will expire: %s", error)

@@ -13,7 +13,7 @@ CHECK_EVERY_S = 10.0
 
 
 class CertificateWatch:
-    """Judges the dates of both at each check."""
+    """Judges the dates of the process's certificate and of that of Redis at each check."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys

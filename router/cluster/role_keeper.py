@@ -199,7 +199,7 @@ class RoleKeeper:
                 log.warning("%s is over, the node keeps its role: %s", told, refused)
                 self._scaling.moves.begin(now_s)
             except PdserveError as failed:
-                log.warning("%s is told again, it was not reached: %s", told, failed)
+                log.warning("%s is told again: %s", told, failed)
                 return
             else:
                 has_role = True

@@ -347,7 +347,9 @@ class NodePool:
         """Open a client. A bad record of one node keeps no other node out."""
         node = record.incarnation
         try:
-            client = NodeClient(record, router, self, self._on_outputs, keys=self._keys)
+            client = NodeClient(
+                record, router, self, self._on_outputs, clock=self._clock, keys=self._keys
+            )
         except Exception:
             if node not in self._clients:
                 log.exception("%s at %r cannot be called", node, record.control_address)

@@ -23,7 +23,8 @@ async def test_a_request_asks_an_idle_node_of_many_whether_it_lives() -> None:
     node, listener, caller = FakeNode("d0", Role.DECODE), Mock(num_running=0), Mock()
     await node.start(MemoryStore(ManualClock()))
     record = record_of(Incarnation("d0", 1), Role.DECODE, f"127.0.0.1:{node.port}")
-    client = NodeClient(replace(record, protocol=2), Incarnation("router-0", 1), listener, Mock())
+    older, router = replace(record, protocol=2), Incarnation("router-0", 1)
+    client = NodeClient(older, router, listener, Mock(), clock=ManualClock())
     client.start()
     await eventually(lambda: listener.on_heard.called)
     for _ in range(IDLE_TICKS + 2 * IDLE.echo_every):

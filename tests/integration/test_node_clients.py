@@ -157,9 +157,9 @@ async def connected(
     if is_linked:
         node.link = Link(node.port)
         address = node.link.address
-    record = record_of(Incarnation("d0", epoch), Role.DECODE, address)
+    record = replace(record_of(Incarnation("d0", epoch), Role.DECODE, address), protocol=protocol)
     log = Log()
-    client = NodeClient(replace(record, protocol=protocol), ROUTER, log, log.on_outputs, keys=keys)
+    client = NodeClient(record, ROUTER, log, log.on_outputs, clock=ManualClock(), keys=keys)
     client.start()
     yield node, client, log
     await client.close()

@@ -15,6 +15,7 @@ from router.dispatch.client import node_clients
 from router.dispatch.node_pool import NodePool
 from tests.integration.scripted_cluster import LEASE_S, Cluster, asked, start, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
+from tests.support.clocks.manual_clock import ManualClock
 
 
 def counts(cluster: Cluster) -> tuple[float, float]:
@@ -126,17 +127,21 @@ async def test_a_node_that_is_not_reached_is_told_again(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_clients, "UNHEARD_BEFORE_WARNING", 1)
-    monkeypatch.setattr(node_clients, "FAILURES_PER_WARNING", 2)
-    monkeypatch.setattr(node_clients, "LAST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(node_clients, "LAST_BACKOFF_S", 0.01)
+    clock = ManualClock()
     d = await cluster.add("d0", Role.DECODE)
-    await cluster.router()
+    await cluster.router(clock=clock)
     await d.stop()
 
-    def warned() -> int:
-        warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-        return sum(message.startswith("no stream to d0#1: ") for message in warnings)
+    def told() -> list[str]:
+        tries = (one for one in caplog.records if one.getMessage().startswith("no stream to d0#1"))
+        return [one.levelname for one in tries]
 
-    await wait_until(lambda: warned() >= 2, "it is told again")
+    with caplog.at_level("DEBUG", "pdserve.router.nodes"):
+        await wait_until(lambda: len(told()) >= 40, "it is tried for some time")
+        assert told().count("WARNING") == 1, "however often it is tried"
+        clock.advance(lasting_failure.SECONDS_PER_WARNING)
+        await wait_until(lambda: told().count("WARNING") == 2, "it is told again")
 
 
 async def test_a_request_whose_node_left_after_it_was_chosen_goes_to_another_one(

@@ -7,6 +7,7 @@ asked             what a body of any API asks for: to answer, to sample, to outp
 tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them
+thinking          whether a chat asks the model to think, how hard, and for how long
 client_tools      tools that a client knows as something else than a function
 thought_codes     what a model thought, in the form in which clients send it back
 messages/         bodies of Anthropic's `/v1/messages` as chats

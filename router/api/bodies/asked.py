@@ -17,7 +17,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.request import MAX_LOGPROBS, SamplingParams, check_cache_salt, check_priority
 from grammars.gbnf import Gbnf
-from router.api.bodies.chat_messages import template_messages, template_options, thinking_budget
+from router.api.bodies.chat_messages import template_messages, template_options
 from router.api.bodies.client_tools import ClientTool
 from router.api.bodies.json_text import JsonText, checked_text
 from router.api.bodies.messages import request as messages
@@ -35,6 +35,7 @@ from router.api.bodies.schemas import (
     parse_body,
     parse_fields,
 )
+from router.api.bodies.thinking import thinking_budget
 from router.api.bodies.tool_fields import tool_use
 from router.api.bodies.unknown_fields import LeftOut, named_fields
 from router.text.chat.chat_template import ChatOptions
@@ -307,20 +308,24 @@ def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
         priority=priority,
         cache_salt=cache_salt,
         session=_session(body),
-        sampling=AskedSampling(
-            drawn={one: given for one in _DRAWN if (given := getattr(body, one)) is not None},
-            seed=seed,
-            ignore_eos=bool(body.ignore_eos),
-            stop_token_ids=body.stop_token_ids or (),
-            allowed_token_ids=body.allowed_token_ids or (),
-            bad_words=body.bad_words or (),
-            logit_bias=body.logit_bias or {},
-            thinking_budget=thinking_budget(body) if isinstance(body, ChatBody) else None,
-            grammar=grammar_of(body),
-        ),
+        sampling=_sampling(body, seed),
         output=output,
         shape=shape,
         places=words.places,
+    )
+
+
+def _sampling(body: ChatBody | CompletionBody, seed: int | None) -> AskedSampling:
+    return AskedSampling(
+        drawn={one: given for one in _DRAWN if (given := getattr(body, one)) is not None},
+        seed=seed,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=body.stop_token_ids or (),
+        allowed_token_ids=body.allowed_token_ids or (),
+        bad_words=body.bad_words or (),
+        logit_bias=body.logit_bias or {},
+        thinking_budget=thinking_budget(body) if isinstance(body, ChatBody) else None,
+        grammar=grammar_of(body),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from common.errors import InvalidRequest
 from router.api.bodies.json_text import check_depth, with_whole_characters
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
+from router.api.bodies.thinking import THINKING_VARIABLES, effort_of, thinking_variables
 from router.api.bodies.unknown_fields import LeftOut
 from router.text.chat.chat_template import ChatOptions
 from router.tools.earlier_calls import with_results_in_order
@@ -22,11 +23,6 @@ _MEDIA_PARTS = {
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
 }
 """Parts that are no text, and what the model is told in their place."""
-_THINKING = ("enable_thinking", "thinking", "thinking_budget")
-"""Variables of chat templates that say whether a model thinks."""
-_BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens")
-"""The names that vLLM, Alibaba Cloud and llama.cpp have for the most tokens of thinking."""
-_NO_BUDGET = -1
 _THOUGHT_PARTS = ("thinking", "redacted_thinking")
 """Parts of an answer that are not its text; of the second nothing can be read."""
 
@@ -55,84 +51,6 @@ def template_messages(
     return with_results_in_order(plain)
 
 
-def thinking_budget(body: ChatBody) -> int | None:
-    """Return the most tokens that a body lets the model think; None: it does not say.
-
-    Raises `InvalidRequest` for what is no number of tokens.
-    """
-    for name, most in (
-        *((name, getattr(body, name)) for name in _BUDGETS),
-        ("thinking.budget_tokens", _part(body.thinking, "budget_tokens")),
-        ("reasoning.max_tokens", _part(body.reasoning, "max_tokens")),
-    ):
-        if most is None or most == _NO_BUDGET:
-            continue
-        if isinstance(most, float) and most.is_integer():
-            most = int(most)
-        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-            shown = str(most)[:20]
-            raise InvalidRequest(
-                f"{name} is {shown}: wanted a number of tokens, or -1 for no limit", param=name
-            )
-        return most
-    return None
-
-
-def _part(field: Any, name: str) -> Any:
-    return field.get(name) if isinstance(field, dict) else None
-
-
-def _effort(body: ChatBody) -> str | None:
-    """Return how much to think. Raises `InvalidRequest` for what is no text."""
-    effort = _part(body.reasoning, "effort")
-    if effort is not None and not isinstance(effort, str):
-        raise InvalidRequest(
-            f"reasoning.effort is {str(effort)[:20]}: wanted text", param="reasoning.effort"
-        )
-    return effort if body.reasoning_effort is None else body.reasoning_effort
-
-
-def _thinks(body: ChatBody) -> bool | None:
-    """Return whether the model is to think; None: a body does not say.
-
-    Raises `InvalidRequest` for what is no such value, and for thinking that is not to be shown.
-    """
-    enabled = _part(body.reasoning, "enabled")
-    if enabled is not None and not isinstance(enabled, bool):
-        raise InvalidRequest(
-            f"reasoning.enabled is {str(enabled)[:20]}: wanted true or false",
-            param="reasoning.enabled",
-        )
-    if _part(body.reasoning, "exclude"):
-        raise InvalidRequest(
-            "reasoning.exclude is not supported by this server", param="reasoning.exclude"
-        )
-    thinking = body.thinking
-    if isinstance(thinking, dict):
-        thinking = thinking.get("type") != "disabled"
-    of_reasoning = body.reasoning if isinstance(body.reasoning, bool) else enabled
-    asked = (body.enable_thinking, thinking, of_reasoning)
-    return next((one for one in asked if one is not None), None)
-
-
-def _thinking_variables(body: ChatBody) -> dict[str, bool | int]:
-    """Return the variables by which chat templates let a model think or not, as a body asks for.
-
-    `enable_thinking` is Qwen3's, `thinking` that of DeepSeek and Hermes 4, and `thinking_budget`
-    that of Seed-OSS, which thinks where there is none. Fields of these names are those of the
-    servers that their makers run, and `reasoning` is OpenRouter's.
-    """
-    thinks, budget = _thinks(body), thinking_budget(body)
-    if thinks is False or (thinks is None and (budget == 0 or _effort(body) == "none")):
-        return {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
-    variables: dict[str, bool | int] = {}
-    if thinks:
-        variables = {"enable_thinking": True, "thinking": True}
-    if budget is not None:
-        variables["thinking_budget"] = budget
-    return variables
-
-
 def _check_variables(variables: Mapping[str, Any]) -> None:
     if len(variables) > MAX_VARIABLES:
         raise InvalidRequest(
@@ -147,7 +65,8 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
                 param="chat_template_kwargs",
             )
         # To a template any text is true.
-        if name in _THINKING and isinstance(value, str) and value.lower() in ("true", "false"):
+        is_quoted = isinstance(value, str) and value.lower() in ("true", "false")
+        if name in THINKING_VARIABLES and is_quoted:
             raise InvalidRequest(
                 f"chat_template_kwargs.{name} is the text {value!r}: wanted true or false, "
                 "without quotes",
@@ -175,12 +94,12 @@ def template_options(
             param="continue_final_message",
         )
     variables = dict(body.chat_template_kwargs or {})
-    effort = _effort(body)
+    effort = effort_of(body)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
     _check_variables(variables)
-    of_fields = _thinking_variables(body)
-    if variables.keys().isdisjoint(_THINKING):
+    of_fields = thinking_variables(body)
+    if variables.keys().isdisjoint(THINKING_VARIABLES):
         variables |= of_fields
     return ChatOptions(
         variables=variables,

@@ -43,6 +43,13 @@ _MOST_EXACT = 2.0**53
 
 _UNION_ARMS = ("str", "list[str]", "list[any]", "bool")
 """How pydantic names the member of `str | list` that it tried, as if it were a field."""
+_WANTED = {
+    "stop": "text or a list of texts",
+    "chat_template_kwargs": "text, a number, true, false or null",
+    "thinking": "true, false or an object",
+    "reasoning": "true, false or an object",
+}
+"""The types that fields of several ones may have, where it is not text or a list."""
 
 
 def _whole(value: Any) -> Any:
@@ -391,9 +398,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     path = list(first["loc"])
     if path[-1] in _UNION_ARMS:
         name = _name(path[:-1])
-        wanted = "text or a list of texts" if name == "stop" else "text or a list"
-        if path[0] == "chat_template_kwargs":
-            wanted = "text, a number, true, false or null"
+        wanted = _WANTED.get(str(path[0]), "text or a list")
         return InvalidRequest(f"{name} has the wrong type: wanted {wanted}", param=name)
     name = _name(path)
     if kind == "missing":

@@ -22,6 +22,8 @@ from common.errors import NodeLost, PdserveError
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
 from common.nodes import NodeRecord
+from common.observing.clock import Clock
+from common.observing.lasting_failure import LastingFailure
 from protos.codec import make_envelope
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.transport_security import open_channel, tls_hint
@@ -41,8 +43,6 @@ CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
 UNHEARD_BEFORE_WARNING = 3
-FAILURES_PER_WARNING = 30
-"""After the first warning, so about one a minute: the reason may be another one by then."""
 UNREACHED = "it is heard, but nothing that was sent reached it for more than a second"
 _MAX_MESSAGE_BYTES = 16 << 20
 _READ_AHEAD_BYTES = 1 << 20
@@ -82,6 +82,7 @@ class NodeClient:
         listener: NodeListener,
         on_outputs: OnOutputs,
         *,
+        clock: Clock,
         keys: Keys | None = None,
     ) -> None:
         self._node = record.incarnation
@@ -96,6 +97,7 @@ class NodeClient:
         self._open_channel()
         self._is_mute = False
         """Whether a stream on the channel brought nothing: its connection may be dead."""
+        self._unheard = LastingFailure(clock)
         envelope = make_envelope(router, record.incarnation, record.protocol)
         self.beside = CallsBeside(self._node, envelope, lambda: self._stub)
         self.calls = NodeCalls(record, envelope, self.liveness, lambda: listener.num_running)
@@ -177,12 +179,13 @@ class NodeClient:
             if calls.is_heard:
                 calls.is_heard = False
                 num_failures, has_ended = 0, reason == ENDED_BY_NODE
+                self._unheard.end()
                 self._listener.on_lost(self._node, reason)
                 calls.fail_all(NodeLost, f"{self._node} was lost: {reason}")
             else:
                 # A node that ended its stream in order causes no warning.
-                is_due = num_failures % FAILURES_PER_WARNING == UNHEARD_BEFORE_WARNING
-                level = logging.WARNING if is_due and not has_ended else logging.DEBUG
+                is_due = num_failures >= UNHEARD_BEFORE_WARNING and not has_ended
+                level = logging.WARNING if is_due and self._unheard.is_news() else logging.DEBUG
                 hint = tls_hint(reason, self._keys)
                 log.log(level, "no stream to %s: %s%s", self._node, reason, hint)
             await asyncio.sleep(backoff_s(num_failures))

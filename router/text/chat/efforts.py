@@ -25,7 +25,7 @@ _THINKING: Variables = {"enable_thinking": True, "thinking": True}
 
 @dataclass(frozen=True, slots=True)
 class Efforts:
-    """By effort that a template refuses, the one that it is told; None: it is told none."""
+    """By effort that a template refuses, the one that it gets instead; None: it gets no effort."""
 
     instead: Mapping[str, str | None]
 

@@ -12,6 +12,7 @@ import redis
 
 from common.errors import PlacementUnavailable
 from common.ids import Incarnation
+from common.nodes import Role
 from placement.redis_store import RedisStore
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.support.stores.redis_topologies import (
@@ -55,6 +56,8 @@ async def whole_life(store: RedisStore) -> None:
     await store.heartbeat(record(epoch=epoch), load(), lease_s=60)
     await store.heartbeat(record("decode-1"), load(), lease_s=60)
     assert [node.record.node_id for node in await store.live_nodes()] == ["decode-0", "decode-1"]
+    prefill = record(epoch=epoch, role=Role.PREFILL)
+    assert await store.take_role(prefill, load(), lease_s=60, others=["decode-1"])
     await place(store, placement("req-1"))
     await place(store, placement("req-2"))
     await unplace(store, placement("req-1").attempt)

@@ -19,6 +19,7 @@ from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from router.dispatch.client.node_clients import NodeClient
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_server import eventually
 
 
@@ -92,7 +93,8 @@ async def test_an_idle_node_is_heard_and_a_request_ends_its_stream() -> None:
     service = IdleService()
     server, port = await serve_idle_nodes(service)
     listener = Mock(num_running=0)
-    client = NodeClient(idle_record(0, port, "m"), Incarnation("router-0", 1), listener, Mock())
+    router = Incarnation("router-0", 1)
+    client = NodeClient(idle_record(0, port, "m"), router, listener, Mock(), clock=ManualClock())
     client.start()
     await eventually(lambda: listener.on_heard.called)
     caller = Mock()

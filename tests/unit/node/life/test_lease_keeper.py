@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.errors import ConfigError, PlacementUnavailable, StaleEpoch
+from common.errors import ConfigError, Draining, PlacementUnavailable, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.lasting_failure import SECONDS_PER_WARNING
@@ -176,6 +176,13 @@ async def test_a_role_is_claimed_behind_the_heartbeat_that_is_under_way(
     assert written == [Role.DECODE, Role.PREFILL]
 
 
+async def has_beaten(world: World, num_running: int) -> None:
+    """Return when a heartbeat has this load; a test that waits for it in vain fails."""
+    async with asyncio.timeout(20):
+        while await world.live() != [(1, num_running)]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def test_a_role_that_may_have_been_written_is_followed_by_a_heartbeat(world: World) -> None:
     keeper = world.keeper(lease_s=600.0)
     renewing = asyncio.create_task(keeper.run())
@@ -184,9 +191,39 @@ async def test_a_role_that_may_have_been_written_is_followed_by_a_heartbeat(worl
     with pytest.raises(PlacementUnavailable):
         await keeper.claim(record("decode-0", Role.PREFILL), ["d1"])
     world.store.trouble, world.num_running = None, 3
-    async with asyncio.timeout(20):
-        while await world.live() != [(1, 3)]:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await has_beaten(world, 3)
+    renewing.cancel()
+
+
+async def test_a_role_whose_claim_is_cancelled_is_followed_by_a_heartbeat(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router that asked has ended its call, and the store has written the role nevertheless."""
+    keeper = world.keeper(lease_s=600.0)
+    renewing = asyncio.create_task(keeper.run())
+    await has_beaten(world, 0)
+    take_role, is_written = world.store.take_role, asyncio.Event()
+
+    async def slow(
+        record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        found = await take_role(record, load, lease_s=lease_s, others=others)
+        is_written.set()
+        await asyncio.Event().wait()
+        return found
+
+    monkeypatch.setattr(world.store, "take_role", slow)
+    await world.store.heartbeat(record("d1"), world.load(), lease_s=600.0)
+    claim = asyncio.create_task(keeper.claim(record("decode-0", Role.PREFILL), ["d1"]))
+    await is_written.wait()
+    await world.store.leave(Incarnation("d1", 1))
+    (mine,) = await world.store.live_nodes()
+    assert mine.record.role is Role.PREFILL
+    claim.cancel()
+    world.num_running = 3
+    await has_beaten(world, 3)
+    (mine,) = await world.store.live_nodes()
+    assert mine.record.role is Role.DECODE
     renewing.cancel()
 
 
@@ -198,6 +235,36 @@ async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) 
     assert await world.live() == [(2, 0)]
     await new.leave()
     assert await world.live() == []
+
+
+async def test_a_role_that_is_given_while_the_node_leaves_restores_no_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers reach it until its streams have ended."""
+    keeper = world.keeper()
+    await keeper.renew()
+    await world.store.heartbeat(record("d1"), world.load(), lease_s=600.0)
+    take_role, may_take = world.store.take_role, asyncio.Event()
+
+    async def slow(
+        record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        await may_take.wait()
+        return await take_role(record, load, lease_s=lease_s, others=others)
+
+    monkeypatch.setattr(world.store, "take_role", slow)
+    mine = record("decode-0", Role.PREFILL)
+    claim = asyncio.create_task(keeper.claim(mine, ["d1"]))
+    await asyncio.sleep(0)
+    leaving = asyncio.create_task(keeper.leave())
+    await asyncio.sleep(0)
+    may_take.set()
+    assert await claim
+    await leaving
+    with pytest.raises(Draining, match="leaves"):
+        await keeper.claim(mine, ["d1"])
+    await keeper.renew()
+    assert [one.record.node_id for one in await world.store.live_nodes()] == ["d1"]
 
 
 async def test_leaving_an_absent_store_is_no_error(world: World) -> None:

@@ -124,6 +124,19 @@ async def test_what_is_no_budget_is_named(more: dict[str, Any], param: str) -> N
         assert param in of_messages.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("field", ["thinking", "reasoning"])
+@pytest.mark.parametrize("value", ["high", ["high"], 5])
+async def test_a_field_about_thinking_of_another_type_is_told_which_it_may_have(
+    field: str, value: object
+) -> None:
+    edge = make_edge(model=model())
+    async with edge.client() as client:
+        answer = await client.post(CHAT_PATH, json=CHAT | {field: value})
+    error = answer.json()["error"]
+    wanted = f"{field} has the wrong type: wanted true, false or an object"
+    assert (answer.status_code, error["param"], error["message"]) == (400, field, wanted)
+
+
 @pytest.mark.covers("T44")
 async def test_thinking_that_the_model_begins_is_counted_behind_its_first_tag() -> None:
     free = model(FREE)

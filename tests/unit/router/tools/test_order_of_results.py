@@ -105,6 +105,27 @@ def test_a_result_without_an_id_gets_that_of_its_call() -> None:
     assert [one["tool_call_id"] for one in results] == ["a", "b"]
 
 
+@pytest.mark.covers("J26")
+def test_a_result_without_an_id_that_names_its_function_is_that_of_a_call_of_it() -> None:
+    called = calls(*"abc")
+    for call, name in zip(called["tool_calls"], ("weather", "time", "weather"), strict=True):
+        call["function"]["name"] = name
+
+    def named(name: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "content": text, "name": name}
+
+    for results in (
+        [named("time", "b"), named("weather", "a"), named("weather", "c")],
+        [named("time", "b"), result("a", "a"), named("weather", "c")],
+        [named("weather", "a"), result(None, "b"), named("weather", "c")],
+    ):
+        assert ordered(called, *results) == ["calls", "a", "b", "c"]
+    other = [named("weather", "a"), named("news", "n"), named("time", "b")]
+    assert ordered(called, *other) == ["calls", "a", "b", "n"], "no call is of that function"
+    (_, first, second) = with_results_in_order([called, named("time", "b")])
+    assert (first["tool_call_id"], second["tool_call_id"]) == ("a", "b")
+
+
 def functions(*ids: str) -> list[dict[str, Any]]:
     """Calls as `/v1/responses` has them."""
     made = calls(*ids)["tool_calls"]
