@@ -114,6 +114,28 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(
 
 
 @pytest.mark.covers("T44")
+def test_under_a_grammar_thinking_ends_behind_a_whole_character(
+    runners: tuple[ModelRunner, ModelRunner],
+) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    first_byte, *others = tokenizer.encode("𓂀").ids
+    assert len(others) == 3
+    for num_tokens in (1, 2, 3):
+        rules = TokenRules(
+            biases=((first_byte, 100.0),),
+            thinking=ThinkingBudget(num_tokens=num_tokens, end_token_id=END_ID),
+        )
+        sampling = SamplingParams(
+            max_tokens=NUM_OUTPUT, temperature=0.0, rules=rules,
+            grammar=Grammar(GrammarKind.LARK, _BEHIND),
+        )  # fmt: skip
+        [[*tokens]] = answers_alone(runners[0], [request(num_tokens, sampling)])
+        assert tokens[0] == first_byte
+        assert tokens.index(END_ID) == 4
+        assert tokenizer.decode(tokens[5:]).strip() in ('"yes"', '"no"')
+
+
+@pytest.mark.covers("T44")
 @pytest.mark.parametrize("way", [*product(METHODS, MODES, ("sync", "async"))], ids="-".join)
 def test_budgets_on_a_node_that_preempts(
     way: tuple[str, str, str],
