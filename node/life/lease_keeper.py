@@ -113,14 +113,15 @@ class LeaseKeeper:
     async def claim(self, record: NodeRecord, others: Sequence[str]) -> bool:
         """Register with another role if one of `others` stays; see `PlacementStore.take_role`.
 
-        Raises `PlacementUnavailable`: the role may have been written, so a heartbeat follows soon.
+        Raises `PlacementUnavailable`. The role may have been written then, and where the call ends
+        before the answer as its router does, so a heartbeat follows soon.
         """
         async with self._renewing:
             try:
                 return await self._store.take_role(
                     record, self._current_load(), lease_s=self._lease_s, others=others
                 )
-            except PlacementUnavailable:
+            except (PlacementUnavailable, asyncio.CancelledError):
                 self.renew_soon()
                 raise
 

@@ -86,7 +86,8 @@ def with_results_in_order(messages: Messages) -> list[Mapping[str, Any]]:
     Clients that run calls at the same time write results as they come, or something in between, or
     lose one: before a result that came, `_LOST` stands for it. A result belongs to the last call
     before it that has its id and no result yet. One without an id belongs to the first call of the
-    last answer with calls that has no result of its own. Any other one stays where it is.
+    last answer with calls that has no result of its own, and its name if it has one. Any other one
+    stays where it is.
     """
     turns: list[_Turn] = []
     waiting: defaultdict[Any, list[tuple[_Turn, int]]] = defaultdict(list)
@@ -120,13 +121,18 @@ class _Turn:
         self.results: dict[int, Mapping[str, Any]] = {}
 
     def take(self, result: Mapping[str, Any]) -> bool:
-        """Take a result without an id, which gets that of its call; False: each call has one."""
-        at = next((n for n in range(len(self.calls)) if n not in self.results), None)
+        """Take a result without an id, which gets that of its call; False: no call is left."""
+        at = next((n for n in range(len(self.calls)) if self._waits(n, result.get("name"))), None)
         if at is None:
             return False
         call_id = self.calls[at].get("id")
         self.results[at] = result if call_id is None else {**result, "tool_call_id": call_id}
         return True
+
+    def _waits(self, number: int, name: str | None) -> bool:
+        """Return whether a call has no result yet, and this name of a result, if there is one."""
+        is_named = name is None or self.calls[number]["function"]["name"] == name
+        return is_named and number not in self.results
 
     def results_in_order(self) -> Iterator[Mapping[str, Any]]:
         """Yield the results, and what stands for those that are lost."""

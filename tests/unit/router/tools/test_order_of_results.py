@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.tools.earlier_calls import with_results_in_order
+from router.tools.plain_messages import plain_messages
 from tests.support.http.http_edge import make_edge
 from tests.support.http.scripted_generator import says
 from tests.support.http.tool_models import HERMES_TEMPLATE, model_with
@@ -103,6 +104,25 @@ def test_a_result_without_an_id_gets_that_of_its_call() -> None:
     """Templates that know no calls have the functions' names from there."""
     (_, *results) = with_results_in_order([calls(*"ab"), result("b", "b"), result(None, "a")])
     assert [one["tool_call_id"] for one in results] == ["a", "b"]
+
+
+@pytest.mark.covers("J26")
+def test_a_result_without_an_id_is_that_of_a_call_of_its_name() -> None:
+    """Clients that send no ids may send names, in the order in which the results come."""
+    called = calls(*"abc")
+    for call, name in zip(called["tool_calls"], ("weather", "time", "weather"), strict=True):
+        call["function"]["name"] = name
+    results = [
+        {"role": "tool", "content": text, "name": name}
+        for text, name in (("b", "time"), ("a", "weather"), ("c", "weather"), ("d", "other"))
+    ]
+    found = with_results_in_order([called, *results])
+    assert [(one["content"], one.get("tool_call_id")) for one in found[1:]] == [
+        ("a", "a"), ("b", "b"), ("c", "c"), ("d", None),
+    ]  # fmt: skip
+    (_, told) = plain_messages([called | {"content": ""}, *found[1:]], [])
+    names = [line for line in told["content"].splitlines() if line.startswith("Result of")]
+    assert names == [f"Result of {one}:" for one in ("weather", "time", "weather", "other")]
 
 
 def functions(*ids: str) -> list[dict[str, Any]]:
