@@ -52,7 +52,7 @@ class ThinkingBudget:
     def is_spent(self, output_token_ids: Sequence[int], *, has_grammar: bool) -> bool:
         """Return whether the token behind this output is the last tag, whatever is likelier.
 
-        A grammar that does not take it there is asked again behind the next token.
+        A grammar that does not take it there is asked again one token later.
         """
         start = self._start(output_token_ids)
         if start is None:
