@@ -17,16 +17,20 @@ MAX_ALLOWED_TOKENS = 16_384
 
 
 MAX_THINKING_TOKENS = 2**31 - 1
+_MOST_LATER = 8
+"""Tokens by which a grammar may put off the last tag. It takes one behind a whole character alone,
+and a character has at most four tokens; a token may end one and begin the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingBudget:
     """The most tokens of an output's thinking, between its tags, which are tokens.
 
-    Behind `num_tokens` of them comes `end_token_id`, the last tag. Without a `begin_token_id` the
-    output begins within the thinking. With one it thinks if its first or second token is that one:
-    models may write white space before it. The output's tokens alone decide where the budget is
-    spent, so it is the same index on every node. Raises `InvalidRequest` for a number out of range.
+    Behind `num_tokens` of them comes `end_token_id`, the last tag, or where a grammar takes it
+    next. Without a `begin_token_id` the output begins within the thinking. With one it thinks if
+    its first or second token is that one: models may write white space before it. The output's
+    tokens alone decide where the budget is spent, so it is the same index on every node. Raises
+    `InvalidRequest` for a number out of range.
     """
 
     num_tokens: int
@@ -39,23 +43,31 @@ class ThinkingBudget:
                 f"the thinking budget is {self.num_tokens}: wanted 0 to {MAX_THINKING_TOKENS}"
             )
 
-    @property
-    def indices(self) -> range:
-        """The indices of the output's tokens that may be the forced one."""
-        first = self.num_tokens
-        if self.begin_token_id is not None:
-            return range(first + 1, first + 3)
-        return range(first, first + 1)
+    def indices(self, *, has_grammar: bool) -> range:
+        """Return the indices of the output's tokens that may be the forced one."""
+        least, most = (0, 0) if self.begin_token_id is None else (1, 2)
+        later = _MOST_LATER if has_grammar else 0
+        return range(least + self.num_tokens, most + self.num_tokens + later + 1)
 
-    def is_spent(self, output_token_ids: Sequence[int]) -> bool:
-        """Return whether the token behind this output is the last tag, whatever is likelier."""
-        count = len(output_token_ids)
-        if count not in self.indices:
+    def is_spent(self, output_token_ids: Sequence[int], *, has_grammar: bool) -> bool:
+        """Return whether the token behind this output is the last tag, whatever is likelier.
+
+        A grammar that does not take it there is asked again one token later.
+        """
+        start = self._start(output_token_ids)
+        if start is None:
             return False
-        start = count - self.num_tokens
-        if start and output_token_ids[start - 1] != self.begin_token_id:
-            return False
-        return self.end_token_id not in output_token_ids[start:]
+        thought = output_token_ids[start:]
+        num_later = len(thought) - self.num_tokens
+        is_place = 0 <= num_later <= (_MOST_LATER if has_grammar else 0)
+        return is_place and self.end_token_id not in thought
+
+    def _start(self, output_token_ids: Sequence[int]) -> int | None:
+        """Return where the thinking of an output starts; None: it has none, or none yet."""
+        if self.begin_token_id is None:
+            return 0
+        places = range(min(2, len(output_token_ids)))
+        return next((n + 1 for n in places if output_token_ids[n] == self.begin_token_id), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

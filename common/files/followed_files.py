@@ -33,7 +33,7 @@ class FollowedFiles:
         """
         stamp = self._look()
         if stamp == self._stamp:
-            self._logged = ""
+            self._logged = ""  # files that were broken are again those that were read last
             return None
         try:
             content = load()

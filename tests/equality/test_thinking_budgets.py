@@ -32,6 +32,9 @@ END_ID = 5
 """A token of the tokenizer that no text of it has."""
 NUM_OUTPUT = 36
 BUDGETS = (0, 1, 7, 16, 30)
+WITHIN_CHARACTER = (1, 2, 3)
+FIRST_OF_FOUR = 187
+"""The token of a byte with which characters of four bytes begin, of which three are tokens too."""
 PROMPTS = (
     "one two three four one two three four one two three four one two three",
     "The river was cold and the boat was old. The river was cold and the",
@@ -63,6 +66,20 @@ def ways() -> list[tuple[int, SamplingParams]]:
     return found
 
 
+def within_a_character() -> list[SamplingParams]:
+    """Budgets that are spent where the grammar does not take the last tag yet."""
+    return [
+        SamplingParams(
+            max_tokens=NUM_OUTPUT, temperature=0.0, grammar=Grammar(GrammarKind.LARK, _BEHIND),
+            rules=TokenRules(
+                biases=((FIRST_OF_FOUR, 100.0),),
+                thinking=ThinkingBudget(num_tokens=num_tokens, end_token_id=END_ID),
+            ),
+        )
+        for num_tokens in WITHIN_CHARACTER
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
     for runner in demo_runners():
@@ -76,7 +93,11 @@ def runners() -> tuple[ModelRunner, ModelRunner]:
 def requests(runners: tuple[ModelRunner, ModelRunner]) -> list[GenerationRequest]:
     """The last one has a thinking that its output begins, with whatever token that begins with."""
     greedy = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True)
-    made = [request(number, sampling) for number, (_, sampling) in enumerate(ways())]
+    of_ways = [sampling for _, sampling in ways()]
+    made = [
+        request(number, sampling)
+        for number, sampling in enumerate([*of_ways, *within_a_character()])
+    ]
     plain = request(len(made), greedy)
     [[first, *_]] = answers_alone(runners[0], [plain])
     budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_id=first)
@@ -106,11 +127,24 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
     assert undisturbed[-1].index(END_ID) == 1 + 9
-    for (num_tokens, sampling), tokens in zip(ways(), undisturbed[:-1], strict=True):
+    for (num_tokens, sampling), tokens in zip(ways(), undisturbed, strict=False):
         assert tokens.index(END_ID) == num_tokens
         assert tokens.count(END_ID) == 1
         if sampling.grammar is not None:
             assert tokenizer.decode(tokens[num_tokens + 1 :]).strip() in ('"yes"', '"no"')
+
+
+@pytest.mark.covers("T44")
+def test_under_a_grammar_thinking_ends_behind_a_whole_character(
+    undisturbed: list[list[int]],
+) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    found = undisturbed[len(ways()) : -1]
+    assert len(found) == len(WITHIN_CHARACTER)
+    for tokens in found:
+        assert tokens[0] == FIRST_OF_FOUR
+        assert tokens.index(END_ID) == 4
+        assert tokenizer.decode(tokens[5:]).strip() in ('"yes"', '"no"')
 
 
 @pytest.mark.covers("T44")

@@ -95,10 +95,10 @@ class Seats:
         num_logprobs = NOT_ASKED if params.logprobs is None else params.logprobs
         values, index = _of_params(params), _LOGPROBS_INDEX
         self.sampling[seat] = (*values[:index], num_logprobs, *values[index:])
-        self.has_grammar[seat] = params.grammar is not None
+        self.has_grammar[seat] = has_grammar = params.grammar is not None
         self.has_rules[seat] = params.rules.are_everywhere
         budget = params.rules.thinking
-        indices = range(0) if budget is None else budget.indices
+        indices = range(0) if budget is None else budget.indices(has_grammar=has_grammar)
         self.may_end_thinking[seat] = indices.start, indices.stop
         asked = params.prompt_logprobs
         self.num_prompt_logprobs[seat] = NOT_ASKED if asked is None else asked

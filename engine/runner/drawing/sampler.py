@@ -3,7 +3,8 @@
 In this order, with the source of each rule:
 
 0. Tokens that a grammar or the request's `allowed_token_ids` do not allow are taken out of the row
-   (vLLM does so here too). Where a budget of thinking is spent its last tag alone is left.
+   (vLLM does so here too). Where a budget of thinking is spent its last tag alone is left, if a
+   grammar takes it there.
 1. Log probabilities: log-softmax of these logits, before anything below. Then biases are added to
    the logits of single tokens (the OpenAI API's definition), and the last token of a bad word is
    withheld behind the others (vLLM).
@@ -129,7 +130,7 @@ def sampled_rows(
     is_ruled = (output_indices < ways["min_tokens"]) | has_rules
     if is_ruled.any():
         rules = [_rules(seats, row) for row in histories.tolist()] if has_rules.any() else []
-        tags = _tags_behind_thinking(rows, rules)
+        tags = _tags_behind_thinking(rows, seats, rules)
         is_ruled[list(tags)] = False
         withheld = _withheld(rows, seats, is_ruled.nonzero()[0], rules, vocab_size, eos_token_ids)
         only = [
@@ -145,15 +146,28 @@ def sampled_rows(
     return rows
 
 
-def _tags_behind_thinking(rows: SampledRows, rules: Sequence[TokenRules]) -> dict[int, int]:
-    """Return the token that ends the thinking, by row, where the budget for it is spent."""
+def _tags_behind_thinking(
+    rows: SampledRows, seats: Seats, rules: Sequence[TokenRules]
+) -> dict[int, int]:
+    """Return the token that ends the thinking, by row, where the budget for it is spent.
+
+    A grammar that does not take it there, as within a character, puts it off.
+    """
     tags = {}
     for row, budget in ((row, one.thinking) for row, one in enumerate(rules)):
-        if budget is None or rows.output_indices[row] not in budget.indices:
+        if budget is None:
             continue
-        if budget.is_spent(_output(rows, row).tolist()):
+        has_grammar = bool(seats.has_grammar[rows.histories[row]])
+        if rows.output_indices[row] not in budget.indices(has_grammar=has_grammar):
+            continue  # most rows, whose output is not copied
+        if budget.is_spent(_output(rows, row).tolist(), has_grammar=has_grammar):
             tags[row] = budget.end_token_id
-    return tags
+    if rows.allowed is None or not tags:
+        return tags
+    tokens = np.zeros(len(rows), np.int64)
+    tokens[list(tags)] = list(tags.values())
+    is_taken = rows.allowed.allows(tokens)
+    return {row: tag for row, tag in tags.items() if is_taken[row]}
 
 
 def _output(rows: SampledRows, row: int) -> np.ndarray:

@@ -41,7 +41,7 @@ def needs_no_mask(job: GrammarJob) -> bool:
         or params.logprobs is not None
         or params.has_penalties
         or params.rules.are_everywhere
-        or (budget is not None and len(job.output) in budget.indices)
+        or (budget is not None and len(job.output) in budget.indices(has_grammar=True))
         or (
             params.temperature >= GREEDY_BELOW
             and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)

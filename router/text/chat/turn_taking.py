@@ -24,10 +24,11 @@ _JOINED = ("content", "reasoning_content")
 @dataclass(frozen=True, slots=True)
 class TurnTaking:
     """What a template refuses: two messages in a row of the roles `joined`, an assistant that
-    begins, and messages of which none is the user's."""
+    begins, messages of the system alone, and any others of which none is the user's."""
 
     joined: frozenset[str] = frozenset()
     user_begins: bool = False
+    answers_system: bool = True
     needs_user: bool = False
 
     def fitted(self, messages: Messages) -> Messages:
@@ -45,11 +46,16 @@ class TurnTaking:
                 fitted.append(message)
         roles = [one["role"] for one in fitted]
         first = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
-        if (self.needs_user and "user" not in roles) or (
-            self.user_begins and "assistant" in roles[first : first + 1]
-        ):
+        if self._lacks_user(roles, roles[first:]):
             fitted.insert(first, _SILENT)
         return fitted
+
+    def _lacks_user(self, roles: Sequence[str], behind_system: Sequence[str]) -> bool:
+        if not behind_system:
+            return not self.answers_system
+        if self.user_begins and behind_system[0] == "assistant":
+            return True
+        return self.needs_user and "user" not in roles
 
     def _is_one(self, message: Mapping[str, Any], following: Mapping[str, Any]) -> bool:
         is_text = "tool_calls" not in message and "tool_calls" not in following
@@ -74,8 +80,11 @@ def turns_by(render: Callable[[Messages], str]) -> TurnTaking:
     if not takes(_USER, _ASSISTANT, _ASSISTANT, _USER):
         joined.add("assistant")
     user_begins = not takes(_ASSISTANT, _USER) and takes(_SILENT, _ASSISTANT, _USER)
-    needs_user = not takes(_SYSTEM) and takes(_SYSTEM, _SILENT)
-    return TurnTaking(frozenset(joined), user_begins, needs_user)
+    answers_system = takes(_SYSTEM) or not takes(_SYSTEM, _SILENT)
+    # Others take any message behind the system's.
+    needs_user = not (user_begins or takes(_SYSTEM, _ASSISTANT))
+    needs_user = needs_user and takes(_SYSTEM, _SILENT, _ASSISTANT)
+    return TurnTaking(frozenset(joined), user_begins, answers_system, needs_user)
 
 
 def _in_one(message: Mapping[str, Any], following: Mapping[str, Any]) -> Mapping[str, Any]:

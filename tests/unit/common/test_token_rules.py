@@ -47,8 +47,10 @@ BEGIN, END = 90, 91
 def forced(output: list[int], num_tokens: int, begin: int | None) -> list[int]:
     """The indices of the tokens of `output` that a budget forces."""
     budget = ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_id=begin)
-    found = [count for count in range(len(output)) if budget.is_spent(output[:count])]
-    assert set(found) <= set(budget.indices)
+    found = [
+        count for count in range(len(output)) if budget.is_spent(output[:count], has_grammar=False)
+    ]
+    assert set(found) <= set(budget.indices(has_grammar=False))
     return found
 
 
@@ -88,6 +90,18 @@ def test_where_a_thinking_that_the_output_begins_is_ended(
     output: list[int], num_tokens: int, places: list[int]
 ) -> None:
     assert forced(output, num_tokens, BEGIN) == places
+
+
+@pytest.mark.parametrize("begun", [[], [BEGIN], [9, BEGIN]])
+def test_a_grammar_may_put_off_the_last_tag_by_eight_tokens(begun: list[int]) -> None:
+    budget = ThinkingBudget(num_tokens=3, end_token_id=END, begin_token_id=BEGIN if begun else None)
+    output = [*begun, *[1] * 20]
+    found = [n for n in range(len(output)) if budget.is_spent(output[:n], has_grammar=True)]
+    assert found == [*range(len(begun) + 3, len(begun) + 12)]
+    assert set(found) <= set(budget.indices(has_grammar=True))
+    ended = [*begun, 1, 1, 1, 1, END, *[1] * 9]
+    found = [n for n in range(len(ended)) if budget.is_spent(ended[:n], has_grammar=True)]
+    assert found == [len(begun) + 3, len(begun) + 4]
 
 
 @pytest.mark.parametrize("num_tokens", [-1, 2**31])

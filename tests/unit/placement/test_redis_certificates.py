@@ -59,7 +59,7 @@ def connection_to(port: int, folder: Path) -> RedisTlsConnection:
 
 
 async def test_a_connection_that_failed_waits_for_no_goodbye(tmp_path: Path) -> None:
-    """Of a server that is silent it came after 30 s, and each call that failed kept a socket."""
+    """A silent server says none, and each call that failed kept a socket for 30 s."""
     folder = make_keys(tmp_path / "keys")
     with silent_redis(folder) as port:
         connection = connection_to(port, folder)

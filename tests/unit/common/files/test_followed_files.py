@@ -34,3 +34,18 @@ def test_files_that_break_again_as_before_are_logged_again(
     path.write_text("other")
     assert followed.read_if_changed(load) == "other"
     assert followed.read_if_changed(load) is None
+
+
+def test_a_folder_that_a_link_leads_to_may_be_replaced(tmp_path: Path) -> None:
+    """As the files of a secret in Kubernetes, which are links through a link `..data`."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "..data").symlink_to("first")
+    (tmp_path / "file").symlink_to("..data/file")
+    files = FollowedFiles([tmp_path / "file"], logging.getLogger("test"), stays="it stays")
+    assert files.read_if_changed((tmp_path / "file").read_text) is None
+    (tmp_path / "..new").symlink_to("second")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    assert files.read_if_changed((tmp_path / "file").read_text) == "second"
+    assert files.read_if_changed((tmp_path / "file").read_text) is None

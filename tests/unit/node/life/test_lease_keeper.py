@@ -227,6 +227,40 @@ async def test_a_role_whose_claim_is_cancelled_is_followed_by_a_heartbeat(
     renewing.cancel()
 
 
+async def test_a_claim_that_ends_behind_its_write_is_followed_by_a_heartbeat(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose router ends: the node keeps its role, and the store has the other one."""
+    keeper, has_written = world.keeper(lease_s=600.0), asyncio.Event()
+    take = world.store.take_role
+
+    async def take_role(
+        record: NodeRecord, load: NodeLoad, *, lease_s: float, others: Sequence[str]
+    ) -> bool:
+        assert await take(record, load, lease_s=lease_s, others=others)
+        has_written.set()
+        await asyncio.Event().wait()
+        return True
+
+    async def role() -> Role:
+        nodes = {node.record.node_id: node.record.role for node in await world.store.live_nodes()}
+        return nodes["decode-0"]
+
+    await world.store.heartbeat(record("decode-1"), world.load(), lease_s=600.0)
+    monkeypatch.setattr(world.store, "take_role", take_role)
+    renewing = asyncio.create_task(keeper.run())
+    claim = asyncio.create_task(
+        keeper.claim(record("decode-0", Role.PREFILL, epoch=1), ["decode-1"])
+    )
+    await has_written.wait()
+    assert await role() is Role.PREFILL
+    claim.cancel()
+    async with asyncio.timeout(20):
+        while await role() is Role.PREFILL:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    renewing.cancel()
+
+
 async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) -> None:
     old, new = world.keeper(1), world.keeper(2)
     await old.renew()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from common.token_rules import ThinkingBudget, TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
@@ -185,6 +186,26 @@ def test_nothing_keeps_the_last_tag_from_being_drawn() -> None:
         assert one is not None
         tokens += one.token_ids
     assert tokens == [6, END, 6]
+
+
+@pytest.mark.covers("T44")
+@pytest.mark.parametrize(("taken", "token_ids"), [((6, 7, END), [END]), ((6, 7), [6, 7])])
+def test_a_grammar_that_does_not_take_the_last_tag_puts_it_off(
+    taken: tuple[int, ...], token_ids: list[int]
+) -> None:
+    sampling = SamplingParams(
+        max_tokens=99,
+        temperature=0.0,
+        rules=TokenRules(thinking=budget(2)),
+        grammar=Grammar(GrammarKind.REGEX, "a+"),
+    )
+    entry = ScheduledSequence(0, [2], 3, [0], SampleInput(sampling, 2, [9], [1, 2]))
+    masks = AllowedMasks(VOCAB)
+    of_grammar = masks.add_to(None, [taken])
+    rows = sampled_rows(batch_of([entry]), VOCAB, frozenset(), of_grammar, masks)
+    assert rows.allowed is not None
+    found = [one for one in range(VOCAB) if rows.allowed.allows(np.array([one])).all()]
+    assert found == token_ids
 
 
 def test_a_budget_is_a_rule_at_its_place_alone() -> None:

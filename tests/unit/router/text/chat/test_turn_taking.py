@@ -185,3 +185,18 @@ async def test_strict_templates_serve_conversations_with_tools(
         reply = await client.post(path, json={name: messages, "tools": [tool]})
     assert reply.status_code == 200, reply.text
     assert prompt_of(edge).endswith("[user] Result of get_weather:\n21\n\nAnd Rome?\n")
+
+
+LAST = (
+    "{% if messages[0]['role'] == 'system' %}[system] {{ messages[0]['content'] }}\n"
+    "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}" + ROW + "{% endfor %}"
+    "{% if messages[-1]['role'] == 'tool' %}[end]{% endif %}"
+)
+"""As Nemotron Nano's: it looks at a message behind the system's, of whatever role."""
+
+
+@pytest.mark.covers("J31")
+def test_a_template_that_refuses_the_system_alone_may_take_others_without_a_user() -> None:
+    assert rendered(LAST, [("system", "s")]) == shown([("system", "s"), ("user", "")])
+    for turns in ([("assistant", "a")], [("system", "s"), ("assistant", "a"), ("assistant", "b")]):
+        assert rendered(LAST, turns) == shown(turns)
