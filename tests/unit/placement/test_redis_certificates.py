@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -49,37 +49,33 @@ def silent_redis(folder: Path) -> Iterator[int]:
                 one.close()
 
 
-def connection_to(port: int, folder: Path) -> RedisTlsConnection:
-    return RedisTlsConnection(
-        tls=RedisTls(node_keys(folder)),
-        host="127.0.0.1",
-        port=port,
-        redis_connect_func=lambda _: None,
-    )
-
-
-async def test_a_connection_that_failed_waits_for_no_goodbye(tmp_path: Path) -> None:
-    """A silent server says none, and each call that failed kept a socket for 30 s."""
-    folder = make_keys(tmp_path / "keys")
-    with silent_redis(folder) as port:
-        connection = connection_to(port, folder)
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[RedisTlsConnection]:
+    """A connection to a silent Redis, whose socket must be closed at the end."""
+    keys = make_keys(folder)
+    with silent_redis(keys) as port:
+        connection = RedisTlsConnection(
+            tls=RedisTls(node_keys(keys)),
+            host="127.0.0.1",
+            port=port,
+            redis_connect_func=lambda _: None,
+        )
         await connection.connect()  # type: ignore[no-untyped-call]
         assert connection._writer is not None
         opened = connection._writer.get_extra_info("socket")
-        await connection.disconnect(nowait=True)
+        yield connection
         await asyncio.sleep(0)  # the loop closes it after this turn
         assert opened.fileno() < 0
 
 
+async def test_a_connection_that_failed_waits_for_no_goodbye(tmp_path: Path) -> None:
+    """A silent server says none, and each call that failed kept a socket for 30 s."""
+    async with opened(tmp_path / "keys") as connection:
+        await connection.disconnect(nowait=True)
+
+
 async def test_one_that_is_closed_in_order_waits_no_longer_than_it_may(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
-    with silent_redis(folder) as port:
-        connection = connection_to(port, folder)
-        await connection.connect()  # type: ignore[no-untyped-call]
-        assert connection._writer is not None
-        opened = connection._writer.get_extra_info("socket")
+    async with opened(tmp_path / "keys") as connection:
         connection.socket_connect_timeout = 0.01
         with pytest.raises(exceptions.TimeoutError, match="closing connection"):
             await connection.disconnect()
-        await asyncio.sleep(0)
-        assert opened.fileno() < 0
