@@ -39,6 +39,8 @@ class CpuBackEnd:
             )
 
     def why_not(self, files: ModelFiles) -> str:
+        if files.spec.experts is not None:
+            return "the model has a mixture of experts"
         for name in ("hidden_size", "intermediate_size", "head_dim"):
             size = getattr(files.spec, name)
             if size % LANES:

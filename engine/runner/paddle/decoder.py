@@ -10,6 +10,8 @@ from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
+from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER, SHARED_EXPERTS
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
@@ -28,8 +30,54 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """`down(silu(gate(x)) * up(x))`."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
+        gate, up = paddle.chunk(self.gate_up(x), 2, axis=-1)
+        return self.down(paddle.nn.functional.silu(gate) * up)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of MLPs: see `expert_mixture`. `choice_bias` is `[experts]`."""
+
+    mixture: ExpertMixture
+    router: Linear
+    choice_bias: paddle.Tensor | None
+    experts: list[GatedMlp]
+    shared: GatedMlp | None
+
+    def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return the sum over a token's experts, added in the order of their numbers."""
+        weights = self._weights(x)
+        total = paddle.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = paddle.nonzero(weights[:, index]).flatten()
+            if rows.shape[0]:
+                added = expert(x[rows]) * weights[rows, index : index + 1].astype(x.dtype)
+                total = paddle.scatter_nd_add(total, rows.unsqueeze(1), added)
+        return total if self.shared is None else total + self.shared(x)
+
+    def _weights(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return the weight of each expert for each row, float32 `[rows, experts]`, mostly 0."""
+        scores = paddle.nn.functional.softmax(self.router(x).astype("float32"))
+        wanted = scores if self.choice_bias is None else scores + self.choice_bias
+        # A stable sort: of equal scores the first expert is chosen.
+        order = paddle.argsort(wanted, axis=-1, descending=True, stable=True)
+        chosen = order[:, : self.mixture.num_chosen]
+        weights = paddle.take_along_axis(scores, chosen, axis=1)
+        if self.mixture.is_normalised:
+            weights = weights / weights.sum(-1, keepdim=True).clip(min=self.mixture.least_sum)
+        return paddle.put_along_axis(paddle.zeros_like(scores), chosen, weights, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
 class PaddleLayer:
-    """One layer's weights."""
+    """One layer's weights; `mlp` is one MLP or a mixture of them."""
 
     input_norm: paddle.Tensor
     qkv: Linear
@@ -38,8 +86,7 @@ class PaddleLayer:
     key_scales: paddle.Tensor | None
     output: Linear
     mlp_norm: paddle.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp | Experts
 
 
 @dataclass(slots=True)
@@ -73,15 +120,18 @@ class PaddleDecoder:
             self.head = self.tensor(checkpoint.read("lm_head.weight"))
         self._final_norm = self.tensor(checkpoint.read("model.norm.weight"))
         self._layers = [
-            self.load_layer(checkpoint, f"model.layers.{i}.") for i in range(spec.num_layers)
+            self.load_layer(checkpoint, f"model.layers.{i}.", spec.mixture_of(i))
+            for i in range(spec.num_layers)
         ]
 
     def tensor(self, values: np.ndarray) -> paddle.Tensor:
         """Return `values` on the device, in the dtype of the computation."""
         return paddle.to_tensor(values).astype(self._dtype)
 
-    def load_layer(self, files: TensorSource, prefix: str) -> PaddleLayer:
-        """Load the layer whose tensors' names begin with `prefix`."""
+    def load_layer(
+        self, files: TensorSource, prefix: str, mixture: ExpertMixture | None = None
+    ) -> PaddleLayer:
+        """Load the layer whose tensors' names begin with `prefix`; None: it has one MLP."""
         spec = self.spec
 
         def read(name: str) -> np.ndarray:
@@ -102,6 +152,20 @@ class PaddleDecoder:
         def norm(name: str) -> paddle.Tensor:
             return self.tensor(read(f"{name}.weight"))
 
+        def mlp(part: str, has_bias: bool) -> GatedMlp:
+            return GatedMlp(
+                gate_up=linear([f"{part}.gate_proj", f"{part}.up_proj"], has_bias),
+                down=linear([f"{part}.down_proj"], has_bias),
+            )
+
+        def experts(mixture: ExpertMixture) -> Experts:
+            bias = None
+            if mixture.has_choice_bias:
+                bias = paddle.to_tensor(files.read(prefix + CHOICE_BIAS).reshape(-1))
+            shared = mlp(SHARED_EXPERTS, spec.has_mlp_bias) if mixture.shared_size else None
+            each = [mlp(f"mlp.experts.{i}", False) for i in range(mixture.num_experts)]
+            return Experts(mixture, linear([ROUTER], False), bias, each, shared)
+
         return PaddleLayer(
             input_norm=norm("input_layernorm"),
             qkv=linear([f"self_attn.{n}_proj" for n in "qkv"], spec.has_qkv_bias),
@@ -110,8 +174,7 @@ class PaddleDecoder:
             key_scales=self._key_scales(files, prefix),
             output=linear(["self_attn.o_proj"], spec.has_output_bias),
             mlp_norm=norm("post_attention_layernorm"),
-            gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], spec.has_mlp_bias),
-            down=linear(["mlp.down_proj"], spec.has_mlp_bias),
+            mlp=mlp("mlp", spec.has_mlp_bias) if mixture is None else experts(mixture),
         )
 
     def _key_scales(self, files: TensorSource, prefix: str) -> paddle.Tensor | None:
@@ -167,8 +230,7 @@ class PaddleDecoder:
             key = key / layer.key_scales
         out = self._attention.attend(index, query, key, value)
         rows = rows + layer.output(out.reshape([num_rows, -1]))
-        gate, up = paddle.chunk(layer.gate_up(self.norm(rows, layer.mlp_norm)), 2, axis=-1)
-        return rows + layer.down(paddle.nn.functional.silu(gate) * up)
+        return rows + layer.mlp(self.norm(rows, layer.mlp_norm))
 
     def norm(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         """Apply RMS norm over the last axis."""

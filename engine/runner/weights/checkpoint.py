@@ -13,13 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
+from engine.runner.weights.config_values import read_json_object
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
-from engine.runner.weights.model_spec import DecoderSpec, read_json_object
+from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
 from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
+
+ROUTER = "mlp.gate"
+"""The projection that scores a layer's experts; expert number n is `mlp.experts.n`."""
+CHOICE_BIAS = "mlp.moe_statics.e_score_correction_bias"
+SHARED_EXPERTS = "mlp.shared_experts"
 
 
 class Checkpoint(TensorSource):
@@ -133,37 +140,62 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
-        shapes |= layer_shapes(spec, f"model.layers.{layer}.")
+        shapes |= layer_shapes(spec, f"model.layers.{layer}.", spec.mixture_of(layer))
     shapes["model.norm.weight"] = (hidden,)
     if not spec.has_tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
     return shapes
 
 
-def layer_shapes(spec: DecoderSpec, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Return all tensors of one layer: shapes by name, which begins with `prefix`."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def layer_shapes(
+    spec: DecoderSpec, prefix: str, mixture: ExpertMixture | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return all tensors of one layer: shapes by name, which begins with `prefix`.
+
+    `mixture` is that of the layer, None for one with a single MLP.
+    """
+    hidden = spec.hidden_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    qkv_bias, output_bias, mlp_bias = spec.has_qkv_bias, spec.has_output_bias, spec.has_mlp_bias
+    qkv_bias, output_bias = spec.has_qkv_bias, spec.has_output_bias
     attention = {
         "self_attn.q_proj": (query, hidden, qkv_bias),
         "self_attn.k_proj": (kv, hidden, qkv_bias),
         "self_attn.v_proj": (kv, hidden, qkv_bias),
         "self_attn.o_proj": (hidden, query, output_bias),
     }
-    mlp = {
-        "mlp.gate_proj": (inner, hidden, mlp_bias),
-        "mlp.up_proj": (inner, hidden, mlp_bias),
-        "mlp.down_proj": (hidden, inner, mlp_bias),
-    }
     shapes: dict[str, tuple[int, ...]] = {}
-    for norm, linears in (("input", attention), ("post_attention", mlp)):
+    for norm, linears in (("input", attention), ("post_attention", _mlp_linears(spec, mixture))):
         shapes[f"{prefix}{norm}_layernorm.weight"] = (hidden,)
         for name, (num_outputs, num_inputs, has_bias) in linears.items():
             shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
             if has_bias:
                 shapes[f"{prefix}{name}.bias"] = (num_outputs,)
+    if mixture is not None and mixture.has_choice_bias:
+        shapes[f"{prefix}{CHOICE_BIAS}"] = (1, mixture.num_experts)
     if spec.has_head_norms:
         shapes[f"{prefix}self_attn.q_norm.weight"] = (spec.head_dim,)
         shapes[f"{prefix}self_attn.k_norm.weight"] = (spec.head_dim,)
     return shapes
+
+
+def _mlp_linears(
+    spec: DecoderSpec, mixture: ExpertMixture | None
+) -> dict[str, tuple[int, int, bool]]:
+    """Return outputs, inputs and whether there is a bias, for each projection after attention."""
+    hidden, has_bias = spec.hidden_size, spec.has_mlp_bias
+
+    def mlp(part: str, inner: int, has_bias: bool) -> dict[str, tuple[int, int, bool]]:
+        return {
+            f"{part}.gate_proj": (inner, hidden, has_bias),
+            f"{part}.up_proj": (inner, hidden, has_bias),
+            f"{part}.down_proj": (hidden, inner, has_bias),
+        }
+
+    if mixture is None:
+        return mlp("mlp", spec.intermediate_size, has_bias)
+    linears = {ROUTER: (mixture.num_experts, hidden, False)}
+    for index in range(mixture.num_experts):
+        linears |= mlp(f"mlp.experts.{index}", mixture.inner_size, False)
+    if mixture.shared_size:
+        linears |= mlp(SHARED_EXPERTS, mixture.shared_size, has_bias)
+    return linears

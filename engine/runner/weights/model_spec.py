@@ -1,37 +1,24 @@
 """The parameters of a decoder, read from config.json: one frozen value for every family.
 
-Llama, Mistral, Qwen2, MiMo, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a
-gated SiLU MLP. They differ in biases, in norms on query and key heads, in how head dimensions are
-paired for rotary positions, and in defaults. A configuration that this decoder would compute
-wrongly is refused.
+Llama, Mistral, Qwen2, MiMo, Qwen3 and ERNIE-4.5 are one decoder: pre-norm attention and a gated
+SiLU MLP, or a mixture of such MLPs (`expert_mixture`). They differ in biases, in norms on query and
+key heads, in how head dimensions are paired for rotary positions, and in defaults. A configuration
+that this decoder would compute wrongly is refused.
 
 A family of the same decoder attaches here: one row of `_FAMILIES`. CONTRIBUTING.md, Seams, says
-where a mixture of experts and sliding windows attach.
+where sliding windows attach.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from common.errors import CheckpointError
 from common.files.tokenizer_files import tokenizer_end_ids
-
-_MAX_JSON_BYTES = 64 << 20
-_MAX_SHOWN = 200
-_AT_MOST = {
-    "num_hidden_layers": 4096,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 24,
-    "num_attention_heads": 1 << 16,
-    "num_key_value_heads": 1 << 16,
-    "head_dim": 1 << 14,
-    "vocab_size": 1 << 24,
-    "max_position_embeddings": 1 << 40,
-}
-"""Far beyond any model: a file with larger numbers is broken, and would take memory."""
+from engine.runner.weights.config_values import ConfigValues, read_json_object
+from engine.runner.weights.expert_mixture import READ_EXPERTS, ExpertMixture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +37,8 @@ class RopeSpec:
 class DecoderSpec:
     """The parameters of one decoder.
 
-    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves.
+    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. With `experts` some
+    layers have a mixture of MLPs; `intermediate_size` is that of the other layers.
     """
 
     architecture: str
@@ -70,6 +58,21 @@ class DecoderSpec:
     has_output_bias: bool
     has_mlp_bias: bool
     has_head_norms: bool
+    experts: ExpertMixture | None = None
+
+    @property
+    def identity(self) -> str:
+        """Text that is equal for equal decoders, also among releases.
+
+        What a decoder does not have is left out where the value is None, so a release that knows
+        more of other models pairs with the one before.
+        """
+        has = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(has, sort_keys=True)
+
+    def mixture_of(self, layer: int) -> ExpertMixture | None:
+        """Return the experts of a layer; None for one with a single MLP."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     @property
     def qkv_size(self) -> int:
@@ -80,10 +83,15 @@ class DecoderSpec:
     def pairs_per_token(self) -> int:
         """The tokens to which one attends at the cost of its matrix products; at least 1.
 
-        Both count multiplications in all layers; embeddings and logits are left out.
+        Both count multiplications in all layers; embeddings and logits are left out, and so are
+        the experts that a token is not sent to.
         """
         attention_size = self.num_heads * self.head_dim
         mlp = 3 * self.hidden_size * self.intermediate_size
+        if self.experts is not None:
+            share = len(self.experts.layers) / self.num_layers
+            inner_size = self.experts.outputs_of_a_token
+            mlp = round((1 - share) * mlp + share * 3 * self.hidden_size * inner_size)
         products = self.hidden_size * (self.qkv_size + attention_size) + mlp
         return max(products // (2 * attention_size), 1)
 
@@ -121,76 +129,14 @@ _FAMILIES = {
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
     ),
+    "Qwen3MoeForCausalLM": _Family(
+        "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
+    ),
+    "Ernie4_5_MoeForCausalLM": _Family(
+        "use_bias", "use_bias", "use_bias", False, True, 500000.0,
+        default_head_dim=128, is_tied_by_default=True,
+    ),
 }  # fmt: skip
-
-
-class ConfigValues:
-    """A config file's keys, with errors that name the file, the key and the expected value."""
-
-    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
-        self._path, self._values, self._prefix = path, values, prefix
-
-    def refuse(self, key: str, wanted: str) -> CheckpointError:
-        found = repr(self._values[key])[:_MAX_SHOWN] if key in self._values else "missing"
-        return CheckpointError(f"{self._path}: {self._prefix}{key} is {found}: wanted {wanted}")
-
-    def has(self, key: str) -> bool:
-        return key in self._values
-
-    def get(self, key: str) -> Any:
-        return self._values.get(key)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refuse(key, "a whole number of at least 1")
-        if value > _AT_MOST.get(key, value):
-            raise self.refuse(key, f"at most {_AT_MOST[key]}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise self.refuse(key, "a number above 0")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise self.refuse(key, "true or false")
-        return value
-
-    def section(self, key: str) -> ConfigValues | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.refuse(key, "an object")
-        return ConfigValues(self._path, value, f"{self._prefix}{key}.")
-
-    def sections(self) -> list[ConfigValues]:
-        """Return all values, which are objects."""
-        found = (self.section(key) for key in self._values)
-        return [one for one in found if one is not None]
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; `CheckpointError` if the file is missing or holds none."""
-    try:
-        size = path.stat().st_size
-        if size > _MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes: wanted at most {_MAX_JSON_BYTES}")
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: no JSON object: wanted one")
-    return values
 
 
 def read_decoder_spec(folder: Path) -> DecoderSpec:
@@ -222,13 +168,15 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     if head_dim % 2:
         raise config.refuse("head_dim", "an even number, to be paired for rotary positions")
     max_position = config.integer("max_position_embeddings")
+    num_layers = config.integer("num_hidden_layers")
+    read_experts = READ_EXPERTS.get(architecture)
 
     def has_bias(rule: bool | str, default: bool = False) -> bool:
         return rule if isinstance(rule, bool) else config.flag(rule, default)
 
     return DecoderSpec(
         architecture=architecture,
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         num_heads=num_heads,
@@ -244,6 +192,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         has_output_bias=has_bias(family.output_bias),
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
+        experts=None if read_experts is None else read_experts(config, num_layers),
     )
 
 

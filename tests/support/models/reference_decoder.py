@@ -63,7 +63,7 @@ def _layer(
     epsilon, num_heads = config["rms_norm_eps"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     frequencies = _frequencies(config, head_dim)
-    is_interleaved = config["model_type"] == "ernie4_5"
+    is_interleaved = config["model_type"].startswith("ernie4_5")
 
     def linear(values: np.ndarray, name: str) -> np.ndarray:
         product: np.ndarray = values @ w[f"{prefix}{name}.weight"].T
@@ -74,16 +74,43 @@ def _layer(
 
     normed = _norm(x, w[f"{prefix}input_layernorm.weight"], epsilon)
     q, k, v = (heads(linear(normed, f"self_attn.{n}_proj")) for n in "qkv")
-    if config["model_type"] == "qwen3":
+    if config["model_type"].startswith("qwen3"):
         q = _norm(q, w[f"{prefix}self_attn.q_norm.weight"], epsilon)
         k = _norm(k, w[f"{prefix}self_attn.k_norm.weight"], epsilon)
     q, k = (rotate(values, frequencies, is_interleaved) for values in (q, k))
     attended = causal_attention(q, k, v).swapaxes(0, 1).reshape(len(x), -1)
     x = x + linear(attended, "self_attn.o_proj")
     normed = _norm(x, w[f"{prefix}post_attention_layernorm.weight"], epsilon)
-    gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
-    after: np.ndarray = x + linear(gate / (1 + np.exp(-gate)) * up, "mlp.down_proj")
-    return after
+
+    def mlp(values: np.ndarray, part: str) -> np.ndarray:
+        gate, up = linear(values, f"{part}.gate_proj"), linear(values, f"{part}.up_proj")
+        return linear(gate / (1 + np.exp(-gate)) * up, f"{part}.down_proj")
+
+    if f"{prefix}mlp.gate.weight" not in w:
+        return x + mlp(normed, "mlp")
+    outputs = mlp(normed, "mlp.shared_experts") if "shared" in " ".join(w) else np.zeros_like(x)
+    for row, chosen in enumerate(_chosen_experts(config, linear(normed, "mlp.gate"), w, prefix)):
+        for index, weight in chosen:
+            outputs[row] += weight * mlp(normed[row], f"mlp.experts.{index}")
+    return x + outputs
+
+
+def _chosen_experts(
+    config: Mapping[str, Any], products: np.ndarray, w: Mapping[str, np.ndarray], prefix: str
+) -> list[list[tuple[int, float]]]:
+    """The experts of each row of router products, with their weights."""
+    scores = np.exp(products - products.max(-1, keepdims=True))
+    scores /= scores.sum(-1, keepdims=True)
+    bias = w.get(f"{prefix}mlp.moe_statics.e_score_correction_bias", np.zeros((1, len(scores[0]))))[
+        0
+    ]
+    num_chosen = config.get("num_experts_per_tok") or config["moe_k"]
+    chosen = []
+    for row in scores:
+        best = sorted(range(len(row)), key=lambda i, row=row: (-(row + bias)[i], i))[:num_chosen]
+        total = sum(row[i] for i in best) if config.get("norm_topk_prob", True) else 1.0
+        chosen.append([(i, row[i] / total) for i in best])
+    return chosen
 
 
 def _wide(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -43,6 +43,30 @@ _ERNIE = _COMMON | {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
+_QWEN3_MOE = _COMMON | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 32,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_ERNIE_MOE = _ERNIE | {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 48,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "llama_tied_biased": _LLAMA
@@ -102,19 +126,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "ernie": _ERNIE,
     "ernie_biased": _ERNIE | {"use_bias": True, "tie_word_embeddings": False},
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe_mixed": _QWEN3_MOE
+    | {"mlp_only_layers": [0], "norm_topk_prob": False, "tie_word_embeddings": True},
+    "ernie_moe": _ERNIE_MOE,
+    "ernie_moe_biased": _ERNIE_MOE
+    | {"use_bias": True, "tie_word_embeddings": False, "moe_num_shared_experts": 1},
 }
+"""Layers of the last four have experts; in all but `qwen3_moe` the first layer has none."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
     """Whether the projections of `part` (qkv, output or mlp) have biases in this family."""
     if config["model_type"] in ("qwen2", "mimo"):
         return part == "qkv"
-    if config["model_type"] == "ernie4_5":
+    if config["model_type"].startswith("ernie4_5"):
         return bool(config.get("use_bias", False))
     if config["model_type"] == "seed_oss":
         key = {"qkv": "attention_bias", "output": "attention_out_bias", "mlp": "mlp_bias"}[part]
         return bool(config.get(key, part == "qkv"))
     return bool(config.get("mlp_bias" if part == "mlp" else "attention_bias", False))
+
+
+def has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether the MLP of this layer is a mixture of experts."""
+    if config["model_type"] == "qwen3_moe":
+        return layer not in config["mlp_only_layers"]
+    return config["model_type"] == "ernie4_5_moe" and layer >= config["moe_layer_start_index"]
 
 
 def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
@@ -123,7 +161,7 @@ def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray
     hidden = config["hidden_size"]
     add("model.embed_tokens.weight", config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
-        _add_layer(add, config, f"model.layers.{layer}.")
+        _add_layer(add, config, f"model.layers.{layer}.", has_experts(config, layer))
     add("model.norm.weight", hidden)
     if not config["tie_word_embeddings"]:
         add("lm_head.weight", config["vocab_size"], hidden)
@@ -191,8 +229,10 @@ class _Tensors:
         self.tensors[name] = values.astype(np.float32)
 
 
-def _add_layer(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+def _add_layer(
+    add: _Tensors, config: Mapping[str, Any], prefix: str, with_experts: bool = False
+) -> None:
+    hidden = config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     query, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
     for name, part, num_outputs, num_inputs in (
@@ -200,18 +240,46 @@ def _add_layer(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
         ("self_attn.k_proj", "qkv", kv, hidden),
         ("self_attn.v_proj", "qkv", kv, hidden),
         ("self_attn.o_proj", "output", hidden, query),
-        ("mlp.gate_proj", "mlp", inner, hidden),
-        ("mlp.up_proj", "mlp", inner, hidden),
-        ("mlp.down_proj", "mlp", hidden, inner),
     ):
         add(f"{prefix}{name}.weight", num_outputs, num_inputs)
         if has_bias(config, part):
             add(f"{prefix}{name}.bias", num_outputs)
+    if with_experts:
+        _add_experts(add, config, prefix)
+    else:
+        _add_mlp(add, config, f"{prefix}mlp", config["intermediate_size"], has_bias(config, "mlp"))
     add(f"{prefix}input_layernorm.weight", hidden)
     add(f"{prefix}post_attention_layernorm.weight", hidden)
-    if config["model_type"] == "qwen3":
+    if config["model_type"].startswith("qwen3"):
         add(f"{prefix}self_attn.q_norm.weight", head_dim)
         add(f"{prefix}self_attn.k_norm.weight", head_dim)
+
+
+def _add_mlp(
+    add: _Tensors, config: Mapping[str, Any], part: str, inner: int, with_bias: bool
+) -> None:
+    hidden = config["hidden_size"]
+    for name, num_outputs, num_inputs in (
+        ("gate_proj", inner, hidden),
+        ("up_proj", inner, hidden),
+        ("down_proj", hidden, inner),
+    ):
+        add(f"{part}.{name}.weight", num_outputs, num_inputs)
+        if with_bias:
+            add(f"{part}.{name}.bias", num_outputs)
+
+
+def _add_experts(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
+    inner = config["moe_intermediate_size"]
+    num_experts = config.get("num_experts") or config["moe_num_experts"]
+    add(f"{prefix}mlp.gate.weight", num_experts, config["hidden_size"])
+    for index in range(num_experts):
+        _add_mlp(add, config, f"{prefix}mlp.experts.{index}", inner, False)
+    if config["model_type"] != "ernie4_5_moe":
+        return
+    add(f"{prefix}mlp.moe_statics.e_score_correction_bias", 1, num_experts)
+    shared = config["moe_num_shared_experts"] * inner
+    _add_mlp(add, config, f"{prefix}mlp.shared_experts", shared, has_bias(config, "mlp"))
 
 
 def stored_bytes(values: np.ndarray, dtype: str) -> bytes:

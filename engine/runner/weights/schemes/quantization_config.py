@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.runner.weights.model_spec import ConfigValues, read_json_object
+from engine.runner.weights.config_values import ConfigValues, read_json_object
 from engine.runner.weights.schemes.float8_scheme import Float8
 from engine.runner.weights.schemes.integer_schemes import Awq, Gptq, PackedIntegers, PlainIntegers
 from engine.runner.weights.schemes.scheme import Scheme

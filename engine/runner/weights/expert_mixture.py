@@ -1,0 +1,130 @@
+"""Layers whose MLP is a mixture of experts, as config.json states them.
+
+A *router* has a row of weights for each expert. A token's scores are the softmax of their products
+with its normed state, in float32; it is sent to the experts with the highest scores, plus their
+bias where a model has one, and of equal ones to the first. Their outputs are added, each times its
+score, with the output of a shared MLP where a model has one.
+
+The arithmetic is that of `modeling_qwen3_moe.py` and `modeling_ernie4_5_moe.py` of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from engine.runner.weights.config_values import ConfigValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMixture:
+    """The experts of the layers in `layers`, which is sorted; the other layers have one MLP.
+
+    Each of `num_experts` is an MLP of `inner_size` outputs of gate and up, and a token is sent to
+    `num_chosen` of them. `shared_size` is that of an MLP for all tokens (0: none).
+    `is_normalised`: scores of the chosen experts are divided by their sum, or by `least_sum` if
+    that is larger. `has_choice_bias`: a bias is added to the scores by which experts are chosen,
+    and not to those that weight them.
+    """
+
+    layers: tuple[int, ...]
+    num_experts: int
+    num_chosen: int
+    inner_size: int
+    shared_size: int
+    is_normalised: bool
+    least_sum: float
+    has_choice_bias: bool
+
+    @property
+    def outputs_of_a_token(self) -> int:
+        """Outputs of gate, and as many of up, that are computed for a token in a layer."""
+        return self.num_chosen * self.inner_size + self.shared_size
+
+
+def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.refuse("mlp_only_layers", "a list of layers, or null")
+    layers = (i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)
+    return _checked(
+        config,
+        ("num_experts", "num_experts_per_tok"),
+        ExpertMixture(
+            layers=tuple(layers),
+            num_experts=config.integer("num_experts", 128),
+            num_chosen=config.integer("num_experts_per_tok", 8),
+            inner_size=config.integer("moe_intermediate_size", 768),
+            shared_size=0,
+            is_normalised=config.flag("norm_topk_prob", False),
+            least_sum=0.0,
+            has_choice_bias=False,
+        ),
+    )
+
+
+def _ernie4_5(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    """Return the mixture; layers are in `mlp_layer_types` (newer files) or between two indices."""
+    inner_size = config.integer("moe_intermediate_size", 1536)
+    num_shared = config.get("moe_num_shared_experts")
+    num_shared = 2 if num_shared is None else num_shared
+    if num_shared != 0:
+        num_shared = config.integer("moe_num_shared_experts", 2)
+    return _checked(
+        config,
+        ("moe_num_experts", "moe_k"),
+        ExpertMixture(
+            layers=_ernie4_5_layers(config, num_layers),
+            num_experts=config.integer("moe_num_experts", 64),
+            num_chosen=config.integer("moe_k", 6),
+            inner_size=inner_size,
+            shared_size=num_shared * inner_size,
+            is_normalised=True,
+            least_sum=config.number("moe_norm_min", 1e-12),
+            has_choice_bias=True,
+        ),
+    )
+
+
+def _ernie4_5_layers(config: ConfigValues, num_layers: int) -> tuple[int, ...]:
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        is_list = isinstance(kinds, list) and len(kinds) == num_layers
+        if not is_list or not all(kind in ("dense", "sparse") for kind in kinds):
+            raise config.refuse(
+                "mlp_layer_types", f"dense or sparse for each of {num_layers} layers"
+            )
+        return tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
+    interval = config.integer("moe_layer_interval", 1)
+    first, last = (
+        _layer(config, f"moe_layer_{end}_index", index)
+        for end, index in (("start", 1), ("end", -1))
+    )
+    last = num_layers - 1 if last == -1 else last
+    return tuple(i for i in range(num_layers) if (i + 1) % interval == 0 and first <= i <= last)
+
+
+def _layer(config: ConfigValues, key: str, default: int) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+        raise config.refuse(key, "the index of a layer, or -1 for the last one")
+    return value
+
+
+def _checked(
+    config: ConfigValues, keys: tuple[str, str], mixture: ExpertMixture
+) -> ExpertMixture | None:
+    """Return the mixture, None if no layer has one; `CheckpointError` for too many chosen ones."""
+    all_experts, chosen = keys
+    if mixture.num_chosen > mixture.num_experts:
+        raise config.refuse(chosen, f"at most {all_experts}, {mixture.num_experts}")
+    return mixture if mixture.layers else None
+
+
+READ_EXPERTS: Mapping[str, Callable[[ConfigValues, int], ExpertMixture | None]] = {
+    "Qwen3MoeForCausalLM": _qwen3,
+    "Ernie4_5_MoeForCausalLM": _ernie4_5,
+}
+"""By architecture: reads the mixture from config.json, for this many layers."""
