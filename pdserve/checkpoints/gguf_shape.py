@@ -31,6 +31,7 @@ class _Family:
 
 _FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", _UNBIASED_LLAMA),
+    "phi3": _Family("Phi3ForCausalLM", "phi3", {}),
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
     "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),

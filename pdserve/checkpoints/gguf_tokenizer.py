@@ -78,12 +78,14 @@ def _words(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 _LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_GPT_4_NAMES = ("dbrx", "smaug-bpe")
+"""The words of Llama 3, which took them from GPT-4; merges alone make tokens of them. Phi-4's."""
 _QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
     **dict.fromkeys(_QWEN_2_NAMES, _qwen_2),
-    **dict.fromkeys(_LLAMA_3_NAMES, _llama_3),
+    **dict.fromkeys((*_LLAMA_3_NAMES, *_GPT_4_NAMES), _llama_3),
 }
 
 

@@ -1,11 +1,14 @@
 """The weights of a folder, checked before any is read.
 
 model_spec        the parameters of a decoder
+expert_mixture    those of layers with experts
+config_values     values of config.json, checked as they are read
 checkpoint        the weights of a folder
 tensor_files      tensors of safetensors files
 schemes/          what is quantised in them
 gguf_file         the format of GGUF
 gguf_weights      the weights of a folder in GGUF
+fused_weights     files with several projections in one tensor
 quantised_source  weights that are quantised while they are loaded
 random_weights    weights without a file
 tensor_source     what all of these have in common

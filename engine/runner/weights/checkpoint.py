@@ -15,6 +15,7 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.weights.config_values import read_json_object
 from engine.runner.weights.expert_mixture import ExpertMixture
+from engine.runner.weights.fused_weights import FusedWeights, fused_shapes, has_fused_weights
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.schemes.quantization_config import read_quantization
@@ -39,18 +40,22 @@ class Checkpoint(TensorSource):
         written yet.
         """
         shapes = expected_shapes(spec)
+        is_fused = has_fused_weights(spec.architecture)
+        stored = fused_shapes(shapes) if is_fused else shapes
         link = folder / WEIGHTS_FILE
         self.quantization = ""
         """What config.json says of how the weights are quantised, in words; empty: nothing."""
         self._source: TensorSource
         if link.is_symlink() or link.exists():
             # What is wrong is said of the file that people know, not of a link in the cache.
-            self._source = GgufWeights(link.resolve(), shapes, spec.num_heads, spec.num_kv_heads)
+            self._source = GgufWeights(link.resolve(), stored, spec.num_heads, spec.num_kv_heads)
         elif (quantization := read_quantization(folder)) is not None:
             self.quantization = quantization.description
             self._source = SchemeWeights(TensorFiles(_shards(folder)), quantization)
         else:
             self._source = TensorFiles(_shards(folder))
+        if is_fused:
+            self._source = FusedWeights(self._source, shapes)
         self.metadata = self._source.metadata
         for name, shape in shapes.items():
             self._source.check(folder, name, shape)

@@ -39,6 +39,8 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+"""Those of files with fused weights (`fused_weights`)."""
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -54,7 +56,7 @@ def gguf_name(name: str) -> str:
             return in_gguf
     prefix, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
-    for in_gguf, layer_name in _LAYER_NAMES.items():
+    for in_gguf, layer_name in (*_LAYER_NAMES.items(), *_FUSED_NAMES.items()):
         if part == layer_name:
             return f"blk.{prefix}.{in_gguf}.{kind}"
     return name

@@ -125,6 +125,7 @@ _FAMILIES = {
         "use_bias", "use_bias", "use_bias", False, True, 500000.0,
         default_head_dim=128, is_tied_by_default=True,
     ),
+    "Phi3ForCausalLM": _Family(False, False, False, False, False, 10000.0),
     "SeedOssForCausalLM": _Family(
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
@@ -150,6 +151,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
     _refuse_other_arithmetic(config)
     if architecture == "MistralForCausalLM":
+        _refuse_window(config)
+    if architecture == "Phi3ForCausalLM" and config.get("sliding_window") is not None:
         _refuse_window(config)
 
     hidden_size = config.integer("hidden_size")

@@ -113,8 +113,21 @@ def _chosen_experts(
     return chosen
 
 
-def _wide(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values.astype(np.float64) for name, values in weights.items()}
+def _wide(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All weights in float64; a fused one as its parts."""
+    wide = {}
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    kv = config["num_key_value_heads"] * head_dim
+    for name, values in weights.items():
+        parts = {name: values.astype(np.float64)}
+        if ".qkv_proj." in name:
+            rows = np.split(parts[name], [len(values) - 2 * kv, len(values) - kv])
+            parts = {name.replace("qkv", n): one for n, one in zip("qkv", rows, strict=True)}
+        elif ".gate_up_proj." in name:
+            gate, up = np.split(parts[name], 2)
+            parts = {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+        wide |= parts
+    return wide
 
 
 def _head(w: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -135,7 +148,7 @@ def reference_logits(
     config: Mapping[str, Any], weights: Mapping[str, np.ndarray], token_ids: list[int]
 ) -> np.ndarray:
     """Logits `[len(token_ids), vocab_size]` of one sequence."""
-    w = _wide(weights)
+    w = _wide(config, weights)
     logits: np.ndarray = _final_states(config, w, token_ids) @ _head(w).T
     return logits
 
@@ -153,7 +166,7 @@ def reference_drafts(
     `head` stands for the target's where it is given. Fails when a draft is so close to another
     that rounding could decide.
     """
-    w, m = _wide(weights), _wide(mtp)
+    w, m = _wide(config, weights), _wide(config, mtp)
     epsilon, n = config["rms_norm_eps"], config["num_hidden_layers"]
 
     def project(first: np.ndarray, second: np.ndarray, name: str) -> np.ndarray:

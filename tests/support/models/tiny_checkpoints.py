@@ -116,6 +116,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
     },
+    "phi3": _COMMON
+    | {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "rope_theta": 250000.0,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    },
     "seed_oss": _COMMON
     | {
         "architectures": ["SeedOssForCausalLM"],
@@ -239,10 +247,11 @@ def _add_layer(
     hidden = config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     query, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
+    parts = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)]
+    if config["model_type"] == "phi3":
+        parts = [("self_attn.qkv_proj", query + 2 * kv)]
     for name, part, num_outputs, num_inputs in (
-        ("self_attn.q_proj", "qkv", query, hidden),
-        ("self_attn.k_proj", "qkv", kv, hidden),
-        ("self_attn.v_proj", "qkv", kv, hidden),
+        *((name, "qkv", num_outputs, hidden) for name, num_outputs in parts),
         ("self_attn.o_proj", "output", hidden, query),
     ):
         add(f"{prefix}{name}.weight", num_outputs, num_inputs)
@@ -263,9 +272,11 @@ def _add_mlp(
     add: _Tensors, config: Mapping[str, Any], part: str, inner: int, with_bias: bool
 ) -> None:
     hidden = config["hidden_size"]
+    parts = [("gate_proj", inner), ("up_proj", inner)]
+    if config["model_type"] == "phi3":
+        parts = [("gate_up_proj", 2 * inner)]
     for name, num_outputs, num_inputs in (
-        ("gate_proj", inner, hidden),
-        ("up_proj", inner, hidden),
+        *((name, num_outputs, hidden) for name, num_outputs in parts),
         ("down_proj", hidden, inner),
     ):
         add(f"{part}.{name}.weight", num_outputs, num_inputs)

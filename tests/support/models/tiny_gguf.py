@@ -11,6 +11,7 @@ import numpy as np
 from gguf import quants
 
 from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.fused_weights import fused_shapes, has_fused_weights
 from engine.runner.weights.gguf_weights import gguf_name
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
@@ -25,7 +26,7 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased")
+FAMILIES = ("llama", "qwen2", "qwen3", "phi3", "ernie", "ernie_biased")
 """Names of `CONFIGS` whose architectures GGUF files have."""
 K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """A model all of whose rows are whole groups of 256."""
@@ -119,7 +120,10 @@ def write_pair(
 def write_wide(folder: Path, config: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> Path:
     """Return a folder with these values in float32, in the order in which a decoder names them."""
     write_checkpoint(folder, config)
-    in_order = {name: values[name] for name in expected_shapes(read_decoder_spec(folder))}
+    spec = read_decoder_spec(folder)
+    shapes = expected_shapes(spec)
+    names = fused_shapes(shapes) if has_fused_weights(spec.architecture) else shapes
+    in_order = {name: values[name] for name in names}
     write_safetensors(folder / "model.safetensors", in_order)
     return folder
 

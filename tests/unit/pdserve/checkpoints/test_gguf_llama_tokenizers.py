@@ -68,6 +68,21 @@ def test_llama_3_splits_words_its_own_way(write_gguf: WriteGguf, tmp_path: Path,
     assert tokenizer.decode(encoded.ids) == text
 
 
+@pytest.mark.parametrize("name", ["dbrx", "smaug-bpe"])
+def test_words_of_gpt_4_are_those_of_llama_3_and_are_merged(
+    write_gguf: WriteGguf, tmp_path: Path, name: str
+) -> None:
+    tokenizer = tokenizer_of(write_gguf, tmp_path / "hf", llama_3(pre=name))
+    assert tokenizer.pre_tokenizer is not None
+    text = "I'LL pay 12345\n\n(x   the!?\n --"
+    words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert words == [
+        "I", "'LL", "Ġpay", "Ġ", "123", "45", "ĊĊ", "(x", "ĠĠ", "Ġthe", "!?Ċ", "Ġ--",
+    ]  # fmt: skip
+    # No merge leads to the token " pay", and no beginning is added.
+    assert tokenizer.encode("the pay").tokens == ["the", "Ġ", "p", "a", "y"]
+
+
 def test_llama_3_spells_what_it_does_not_know_in_bytes(
     write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
