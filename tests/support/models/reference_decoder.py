@@ -86,13 +86,17 @@ def _layer(
         gate, up = linear(values, f"{part}.gate_proj"), linear(values, f"{part}.up_proj")
         return linear(gate / (1 + np.exp(-gate)) * up, f"{part}.down_proj")
 
+    after: np.ndarray
     if f"{prefix}mlp.gate.weight" not in w:
-        return x + mlp(normed, "mlp")
-    outputs = mlp(normed, "mlp.shared_experts") if "shared" in " ".join(w) else np.zeros_like(x)
+        after = x + mlp(normed, "mlp")
+        return after
+    has_shared = f"{prefix}mlp.shared_experts.up_proj.weight" in w
+    outputs = mlp(normed, "mlp.shared_experts") if has_shared else np.zeros_like(x)
     for row, chosen in enumerate(_chosen_experts(config, linear(normed, "mlp.gate"), w, prefix)):
         for index, weight in chosen:
             outputs[row] += weight * mlp(normed[row], f"mlp.experts.{index}")
-    return x + outputs
+    after = x + outputs
+    return after
 
 
 def _chosen_experts(
@@ -107,15 +111,15 @@ def _chosen_experts(
     num_chosen = config.get("num_experts_per_tok") or config["moe_k"]
     chosen = []
     for row in scores:
-        best = sorted(range(len(row)), key=lambda i, row=row: (-(row + bias)[i], i))[:num_chosen]
+        best = np.argsort(-(row + bias), kind="stable")[:num_chosen]
         total = sum(row[i] for i in best) if config.get("norm_topk_prob", True) else 1.0
-        chosen.append([(i, row[i] / total) for i in best])
+        chosen.append([(int(i), float(row[i] / total)) for i in best])
     return chosen
 
 
 def _wide(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All weights in float64; a fused one as its parts."""
-    wide = {}
+    wide: dict[str, np.ndarray] = {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kv = config["num_key_value_heads"] * head_dim
     for name, values in weights.items():

@@ -164,7 +164,7 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Whether the MLP of this layer is a mixture of experts."""
     if config["model_type"] == "qwen3_moe":
         return layer not in config["mlp_only_layers"]
-    return config["model_type"] == "ernie4_5_moe" and layer >= config["moe_layer_start_index"]
+    return config["model_type"] == "ernie4_5_moe" and bool(layer >= config["moe_layer_start_index"])
 
 
 def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
