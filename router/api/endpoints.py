@@ -74,6 +74,7 @@ def _choices(kind_of: Callable[[RequestPlan], type[AnswerFormat]]) -> MakeFormat
             prompts=prompts if shape.returns_token_ids else (),
             scored=ScoredPrompts(shape.prompt_logprobs, prompts),
             syntax=plan.syntax,
+            hides_thinking=shape.hides_thinking,
         )
 
     return make

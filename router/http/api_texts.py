@@ -154,6 +154,7 @@ FIELDS: Mapping[str, str] = {
     "name": "A name: of who says it, or of a function.",
     "reasoning_content": "What the assistant thought before it answered.",
     "reasoning": "How much to think, `effort`; of a message what was thought, vLLM's name.",
+    "include_reasoning": "False: the answer is without what the model thinks.",
     "include": "`reasoning.encrypted_content`: thoughts also in a form to send back.",
     "tool_calls": "Calls that the assistant made.",
     "tool_call_id": "The call of which this is the result.",

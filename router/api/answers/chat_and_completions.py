@@ -128,14 +128,16 @@ class AnswerFormat(ABC):
         prompts: Sequence[tuple[int, ...]] = (),
         scored: ScoredPrompts = NOT_SCORED,
         syntax: AnswerSyntax = PLAIN,
+        hides_thinking: bool = False,
     ) -> None:
         """Set the format up; `usage` is that of the answer so far.
 
         With `prompts`, those of each choice, the answer also has the ids of all tokens. Of `scored`
         it has the log probabilities, where it is whole. `syntax` is what the text of a choice may
-        hold.
+        hold; with `hides_thinking` what the model thinks is left out.
         """
         self._syntax = syntax
+        self._hides_thinking = hides_thinking
         self._parsers: dict[int, AnswerParser] = {}
         self._head = head
         self._describe = describe

@@ -35,7 +35,8 @@ class ChatPartsFormat(ChatFormat):
             yield self._event(index, first, "null", self._top_tokens(index))
         for delta in deltas:
             is_last = delta.details.finish_reason is not None
-            fields = [self._part(index, one) for one in parser.push(delta.text, is_last=is_last)]
+            parts = parser.push(delta.text, is_last=is_last)
+            fields = [self._part(index, one) for one in parts if self._is_part_shown(one)]
             tokens = self._tokens(delta)
             if tokens and not fields:
                 fields.append("{}")
@@ -55,6 +56,9 @@ class ChatPartsFormat(ChatFormat):
         if self._prompts and delta.token_ids:
             fields = f'{fields or NO_LOGPROBS},"token_ids":{to_json(delta.token_ids)}'
         return fields
+
+    def _is_part_shown(self, part: Part) -> bool:
+        return not (self._hides_thinking and isinstance(part, ThinkingPart))
 
     def _part(self, index: int, part: Part) -> str:
         match part:
@@ -87,7 +91,7 @@ class ChatPartsFormat(ChatFormat):
         parser = AnswerParser(self._syntax)
         answer = whole_answer(parser, "".join(choice.text))
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.thinking:
+        if answer.thinking and not self._hides_thinking:
             message["reasoning_content"] = answer.thinking
         if answer.calls:
             message["content"] = answer.text or None

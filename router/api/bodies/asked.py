@@ -35,7 +35,7 @@ from router.api.bodies.schemas import (
     parse_body,
     parse_fields,
 )
-from router.api.bodies.thinking import thinking_budget
+from router.api.bodies.thinking import hides_thinking, thinking_budget
 from router.api.bodies.tool_fields import tool_use
 from router.api.bodies.unknown_fields import LeftOut, named_fields
 from router.text.chat.chat_template import ChatOptions
@@ -152,6 +152,7 @@ class AnswerShape(NamedTuple):
     `stop`: the strings that end it; with `shows_stop` they, and stop tokens, are a part of it.
     `prompt_logprobs`: the number of alternatives that are shown per token of a prompt, beside its
     own (None: nothing is). `repeated`: the fields of the request that the answer has too.
+    With `hides_thinking` a chat is answered without what the model thinks.
     `client_tools`: what the client calls functions that it knows as other tools. With
     `has_thought_codes` an item of thinking has its text as a code too. `ignored_fields`
     are some of those that the server does not know, `left_out` kinds of parts that it does not
@@ -166,6 +167,7 @@ class AnswerShape(NamedTuple):
     stop: tuple[str, ...] = ()
     shows_stop: bool = False
     shows_special_tokens: bool = False
+    hides_thinking: bool = False
     repeated: Mapping[str, Any] = {}
     client_tools: Mapping[str, ClientTool] = {}
     has_thought_codes: bool = False
@@ -285,6 +287,7 @@ def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
         stop=_stop_strings(body.stop),
         shows_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
         shows_special_tokens=body.skip_special_tokens is False,
+        hides_thinking=isinstance(body, ChatBody) and hides_thinking(body),
         **words.shown,
     )
     most, seed = _most_prompt_tokens(body), _seed(body.seed)

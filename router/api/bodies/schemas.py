@@ -286,7 +286,6 @@ class ChatBody(SamplingFields):
         "echo": (None, False),
         "best_of": (None, 1),
         # Reasoning is always a field of its own where a model has it.
-        "include_reasoning": (None, True),
         "separate_reasoning": (None, True),
     }
 
@@ -299,6 +298,7 @@ class ChatBody(SamplingFields):
     enable_thinking: bool | None = None
     thinking: Maybe[bool | dict[str, Any]] = None
     reasoning: Maybe[bool | dict[str, Any]] = None
+    include_reasoning: bool | None = None
     thinking_token_budget: Whole | None = None
     thinking_budget: Whole | None = None
     thinking_budget_tokens: Whole | None = None

@@ -57,24 +57,32 @@ def effort_of(body: ChatBody) -> str | None:
 def _thinks(body: ChatBody) -> bool | None:
     """Return whether the model is to think; None: a body does not say.
 
-    Raises `InvalidRequest` for what is no such value, and for thinking that is not to be shown.
+    Raises `InvalidRequest` for what is no such value.
     """
-    enabled = _part(body.reasoning, "enabled")
-    if enabled is not None and not isinstance(enabled, bool):
-        raise InvalidRequest(
-            f"reasoning.enabled is {str(enabled)[:20]}: wanted true or false",
-            param="reasoning.enabled",
-        )
-    if _part(body.reasoning, "exclude"):
-        raise InvalidRequest(
-            "reasoning.exclude is not supported by this server", param="reasoning.exclude"
-        )
+    enabled = _flag_of_reasoning(body, "enabled")
     thinking = body.thinking
     if isinstance(thinking, dict):
         thinking = thinking.get("type") != "disabled"
     of_reasoning = body.reasoning if isinstance(body.reasoning, bool) else enabled
     asked = (body.enable_thinking, thinking, of_reasoning)
     return next((one for one in asked if one is not None), None)
+
+
+def _flag_of_reasoning(body: ChatBody, name: str) -> bool | None:
+    flag = _part(body.reasoning, name)
+    if flag is not None and not isinstance(flag, bool):
+        raise InvalidRequest(
+            f"reasoning.{name} is {str(flag)[:20]}: wanted true or false", param=f"reasoning.{name}"
+        )
+    return flag
+
+
+def hides_thinking(body: ChatBody) -> bool:
+    """Return whether an answer is wanted without what the model thinks.
+
+    Raises `InvalidRequest` for what is no such value.
+    """
+    return body.include_reasoning is False or _flag_of_reasoning(body, "exclude") is True
 
 
 def thinking_variables(body: ChatBody) -> dict[str, bool | int]:

@@ -62,6 +62,11 @@ async def answer(edge: Edge, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
+def deltas_of(stream: str) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
+    return [json.loads(line)["choices"][0]["delta"] for line in lines]
+
+
 @pytest.mark.covers("T41")
 @pytest.mark.parametrize("tags", [SEED, MAGISTRAL])
 @pytest.mark.parametrize("size", [1, 1000])
@@ -84,10 +89,47 @@ async def test_a_stream_tells_thinking_from_the_answer(tags: tuple[str, str], ki
     edge = edge_that_says(model(tags, kind), f"{tags[0]}hm{tags[1]}Four.")
     async with edge.client() as client:
         response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
-    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    deltas = deltas_of(response.text)
     for name, wanted in (("reasoning_content", "hm"), ("content", "Four.")):
         assert "".join(one.get(name) or "" for one in deltas) == wanted
+
+
+HIDDEN: list[dict[str, Any]] = [
+    {"include_reasoning": False},
+    {"reasoning": {"exclude": True}},
+    {"reasoning": {"exclude": True, "enabled": True}, "include_reasoning": True},
+]
+SHOWN: list[dict[str, Any]] = [
+    {},
+    {"include_reasoning": True},
+    {"include_reasoning": None},
+    {"reasoning": {"exclude": False}},
+]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("asked", "is_shown"), [*((one, False) for one in HIDDEN), *((one, True) for one in SHOWN)]
+)
+async def test_thinking_is_left_out_where_it_is_not_wanted(
+    asked: dict[str, Any], is_shown: bool, size: int
+) -> None:
+    of = model(SEED, "special")
+    said = f"{SEED[0]}hm{SEED[1]}Four."
+    told = await answer(edge_that_says(of, said, size), "/v1/chat/completions", CHAT | asked)
+    (choice,) = told["choices"]
+    assert choice["message"]["content"] == "Four."
+    assert ("reasoning_content" in choice["message"]) is is_shown
+    thinking = len(of.spelt(said[: said.index("Four")]))
+    assert told["usage"]["completion_tokens_details"]["reasoning_tokens"] == thinking
+    edge = edge_that_says(of, said, size)
+    async with edge.client() as client:
+        streamed = await client.post("/v1/chat/completions", json=CHAT | asked | {"stream": True})
+    deltas = deltas_of(streamed.text)
+    assert "".join(one.get("content") or "" for one in deltas) == "Four."
+    thought = "".join(one.get("reasoning_content") or "" for one in deltas)
+    assert thought == ("hm" if is_shown else "")
+    assert ("reasoning_content" in streamed.text) is is_shown
 
 
 @pytest.mark.covers("T41")

@@ -41,7 +41,6 @@ REFUSED: list[tuple[str, str, Any]] = [
     *((path, "stop_regex", value) for path in PATHS for value in ("a+", ["a+"])),
     *((path, "custom_logit_processor", value) for path in PATHS for value in ("{}", ["{}"])),
     *((path, "logits_processors", ["module.Processor"]) for path in PATHS),
-    (CHAT_PATH, "include_reasoning", False),
     (CHAT_PATH, "separate_reasoning", False),
 ]
 

@@ -102,6 +102,7 @@ PLAN = RequestPlan(
         stop=("\n", '"'),
         shows_stop=True,
         shows_special_tokens=True,
+        hides_thinking=True,
         repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None, "n": 10**400},
         client_tools={"a.b": ClientTool("b", "a"), "c": ClientTool("c", is_custom=True)},
         has_thought_codes=True,
