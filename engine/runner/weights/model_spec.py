@@ -144,8 +144,13 @@ _FAMILIES = {
 }  # fmt: skip
 
 
-_UNSCALED = {"attn_factor": 1, "extrapolation_factor": 1, "llama_4_scaling_beta": 0}
-"""Keys of other programs beside YaRN's, and the values that change nothing."""
+_NOT_COMPUTED = {
+    "alpha": 1,
+    "attn_factor": 1,
+    "extrapolation_factor": 1,
+    "llama_4_scaling_beta": 0,
+}
+"""Keys of other programs and families for rotary positions, and the values that change nothing."""
 
 
 class ConfigValues:
@@ -333,6 +338,9 @@ def _scaled_rope(
 ) -> RopeSpec:
     """Return the rotary positions that one of the two sections describes."""
     _refuse_partial_rotation(scaling)
+    for key, neutral in _NOT_COMPUTED.items():
+        if scaling.get(key) not in (None, neutral):
+            raise scaling.refuse(key, f"{neutral}: it is not computed")
     theta = scaling.number("rope_theta", theta)
     key = "rope_type" if scaling.get("rope_type") is not None else "type"
     kind = scaling.get(key) or "default"
@@ -368,9 +376,6 @@ def _scaled_rope(
 
 def _yarn_spec(scaling: ConfigValues, theta: float, original: int) -> YarnSpec:
     """Return the rotary positions of YaRN for a model whose context was `original` tokens."""
-    for key, value in _UNSCALED.items():
-        if scaling.get(key) not in (None, value):
-            raise scaling.refuse(key, f"{value}: positions are not scaled by it")
     if theta <= 1:
         raise scaling.refuse("rope_theta", "a number above 1 with yarn")
     factor = scaling.number("factor")
