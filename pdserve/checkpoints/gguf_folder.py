@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import CheckpointError
 from common.files.cache_folder import build_once, cache_root
+from common.files.model_context import longest_context
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE
@@ -26,7 +27,7 @@ from pdserve.checkpoints.gguf_tokenizer import (
 )
 
 # Part of every cache key: raise it when other files are written.
-FOLDER_VERSION = 3
+FOLDER_VERSION = 4
 
 _HEAD_BYTES = 1 << 20
 
@@ -65,12 +66,13 @@ def make_gguf_folder(gguf_path: Path, folder: Path) -> None:
     shape = GgufShape.of(gguf)
     special_ids = {f"{name}_id": token_id for name, token_id in special_token_ids(gguf).items()}
     special_ids.pop("unk_token_id", None)
-    _write_json(folder / "config.json", {**shape.config(), **special_ids})
+    config = {**shape.config(), **special_ids}
+    _write_json(folder / "config.json", config)
     if gguf_path.parent != folder:
         _link(gguf_path, folder)
     Checkpoint(folder, read_decoder_spec(folder))  # a tensor that is missing is reported here
     _write_json(folder / "generation_config.json", {**special_ids, **_stops(gguf, special_ids)})
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf, shape.max_positions))
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf, longest_context(config)))
     build_tokenizer(gguf).save(str(folder / "tokenizer.json"))
 
 

@@ -5,12 +5,12 @@ A family attaches here: one row of `_FAMILIES`, and of `engine.runner.weights.mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
-from pdserve.checkpoints.rope_factors import llama3_scaling_factor, rope_scaling
+from pdserve.checkpoints.rope_factors import rope_scaling
 
 _MAX_LAYERS = 1024
 _UNBIASED_LLAMA = {"attention_bias": False, "mlp_bias": False}
@@ -42,8 +42,8 @@ _FAMILIES = {
 class GgufShape:
     """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
-    `family` is the architecture in GGUF's words. `rope_factor` is that of Llama 3's scaling of
-    RoPE, None without scaling.
+    `family` is the architecture in GGUF's words. `rope_scaling` is that of config.json, empty
+    without scaling.
     """
 
     family: str
@@ -59,7 +59,7 @@ class GgufShape:
     rope_theta: float
     has_biases: bool
     has_tied_embeddings: bool
-    rope_factor: float | None = None
+    rope_scaling: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -91,8 +91,8 @@ class GgufShape:
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
         shape._check(gguf)
-        rope_factor = llama3_scaling_factor(gguf, shape.head_dim, shape.rope_theta)
-        return replace(shape, rope_factor=rope_factor)
+        scaling = rope_scaling(gguf, family, shape.head_dim, shape.rope_theta)
+        return replace(shape, rope_scaling=scaling)
 
     def _check(self, gguf: GgufFile) -> None:
         family = self.family
@@ -120,10 +120,6 @@ class GgufShape:
                 "attention to all positions, without a sliding window",
             ),
             (self.rope_theta > 0, "a RoPE base above 0"),
-            (
-                gguf.text(f"{family}.rope.scaling.type", "none") == "none",
-                "RoPE without scaling, or with Llama 3's",
-            ),
         ):
             if not rule:
                 raise CheckpointError(f"{gguf.path}: {self}: wanted {wanted}")
@@ -131,7 +127,6 @@ class GgufShape:
     def config(self) -> dict[str, Any]:
         """Return config.json without the special token ids."""
         family = _FAMILIES[self.family]
-        scaling = {} if self.rope_factor is None else rope_scaling(self.rope_factor)
         optional = {family.optional_biases: self.has_biases} if family.optional_biases else {}
         return {
             "architectures": [family.architecture],
@@ -147,7 +142,7 @@ class GgufShape:
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
-            **({"rope_scaling": scaling} if scaling else {}),
+            **({"rope_scaling": self.rope_scaling} if self.rope_scaling else {}),
             **family.biases,
             **optional,
             "tie_word_embeddings": self.has_tied_embeddings,

@@ -1,7 +1,8 @@
-"""Scaled RoPE of a GGUF file of the `llama` architecture: the tensor `rope_freqs.weight`.
+"""Scaled RoPE of a GGUF file: keys of its metadata, or the tensor `rope_freqs.weight`.
 
-It holds what each rotation frequency is divided by, which Hugging Face computes from a few numbers
-in config.json. The factors are recognised when those numbers give them back.
+The tensor, of the `llama` architecture, holds what each rotation frequency is divided by, which
+Hugging Face computes from a few numbers in config.json. The factors are recognised when those
+numbers give them back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,86 @@ _ORIGINAL_MAX_POSITIONS = 8192
 _RELATIVE_TOLERANCE = 1e-4
 
 
-def llama3_scaling_factor(gguf: GgufFile, head_dim: int, rope_theta: float) -> float | None:
+def rope_scaling(gguf: GgufFile, family: str, head_dim: int, rope_theta: float) -> dict[str, Any]:
+    """Return `rope_scaling` of config.json, empty where the file of `family` scales nothing.
+
+    Raises CheckpointError for a scaling that is not computed.
+    """
+    scaling = _scaling_of_keys(gguf, f"{family}.rope")
+    factor = _llama3_scaling_factor(gguf, head_dim, rope_theta)
+    if factor is None:
+        return scaling
+    if scaling:
+        raise CheckpointError(
+            f"{gguf.path}: RoPE is scaled by the tensor {ROPE_FACTORS_TENSOR} and by "
+            f"{family}.rope.scaling.type, which is {scaling['rope_type']!r}: wanted one of them"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LOW_FREQ_FACTOR,
+        "high_freq_factor": _HIGH_FREQ_FACTOR,
+        "original_max_position_embeddings": _ORIGINAL_MAX_POSITIONS,
+    }
+
+
+def _scaling_of_keys(gguf: GgufFile, prefix: str) -> dict[str, Any]:
+    """Return what the keys below `prefix` say, as llama.cpp reads them.
+
+    A factor without a type is linear, and `scale_linear` is its older name; 0 is none.
+    """
+    kind = gguf.text(f"{prefix}.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise CheckpointError(
+            f"{gguf.path}: {prefix}.scaling.type is {kind!r}: wanted none, linear or yarn"
+        )
+    _refuse_others(gguf, f"{prefix}.scaling", kind)
+    key = f"{prefix}.scaling.factor"
+    if key not in gguf.metadata and f"{prefix}.scale_linear" in gguf.metadata:
+        key = f"{prefix}.scale_linear"
+    factor = _as_meant(gguf.number(key, None if kind == "yarn" else 0.0))
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return {}
+    if factor < 1:
+        raise CheckpointError(f"{gguf.path}: {key} is {factor:g}: wanted at least 1")
+    yarn = _yarn(gguf, f"{prefix}.scaling") if kind == "yarn" else {}
+    return {"rope_type": kind, "factor": factor, **yarn}
+
+
+def _yarn(gguf: GgufFile, prefix: str) -> dict[str, Any]:
+    """Return YaRN's numbers beside its factor."""
+    key = f"{prefix}.original_context_length"
+    original = gguf.integer(key)
+    if original < 1:
+        raise CheckpointError(f"{gguf.path}: {key} is {original}: wanted at least 1")
+    found: dict[str, Any] = {"original_max_position_embeddings": original}
+    for name in ("beta_fast", "beta_slow"):
+        if f"{prefix}.yarn_{name}" in gguf.metadata:
+            found[name] = _as_meant(gguf.number(f"{prefix}.yarn_{name}"))
+    share = _as_meant(gguf.number(f"{prefix}.yarn_log_multiplier", 0.0))
+    return {**found, "mscale": 1.0, "mscale_all_dim": share} if share else found
+
+
+def _refuse_others(gguf: GgufFile, prefix: str, kind: str) -> None:
+    """Raise CheckpointError for keys that are not computed, unless they change nothing.
+
+    `yarn_attn_factor` is refused whatever it is: what writes it means the whole attention factor,
+    what reads it a part of that.
+    """
+    if kind == "yarn" and f"{prefix}.yarn_attn_factor" in gguf.metadata:
+        raise CheckpointError(f"{gguf.path}: {prefix}.yarn_attn_factor: wanted no such key")
+    for name in ("attn_factor", "yarn_ext_factor") if kind == "yarn" else ("attn_factor",):
+        value = gguf.number(f"{prefix}.{name}", 1.0)
+        if value != 1:
+            raise CheckpointError(f"{gguf.path}: {prefix}.{name} is {value:g}: wanted 1")
+
+
+def _as_meant(stored: float) -> float:
+    """Return a number that is stored as float32: seven digits give back what was meant."""
+    return float(f"{stored:.7g}")
+
+
+def _llama3_scaling_factor(gguf: GgufFile, head_dim: int, rope_theta: float) -> float | None:
     """Return the `factor` of Llama 3's scaling, None where the file has no such tensor.
 
     Raises CheckpointError when the tensor is anything but that scaling.
@@ -47,17 +127,6 @@ def llama3_scaling_factor(gguf: GgufFile, head_dim: int, rope_theta: float) -> f
         f"not Llama 3's scaling of RoPE: supported is that, for a context of first "
         f"{_ORIGINAL_MAX_POSITIONS} tokens and a factor above 1"
     )
-
-
-def rope_scaling(factor: float) -> dict[str, Any]:
-    """Return `rope_scaling` of config.json."""
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LOW_FREQ_FACTOR,
-        "high_freq_factor": _HIGH_FREQ_FACTOR,
-        "original_max_position_embeddings": _ORIGINAL_MAX_POSITIONS,
-    }
 
 
 def _llama3_factors(factor: float, head_dim: int, rope_theta: float) -> list[float]:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.files.kept_files import KeptFiles
+from common.files.model_context import longest_context
 from common.files.tokenizer_files import known_ids, tokenizer_end_ids
 from common.model_names import model_names
 from common.request import SamplingParams
@@ -286,13 +287,14 @@ def _positive_int(config: Mapping[str, Any], key: str, folder: Path) -> int:
 
 
 def _context_length(config: Mapping[str, Any], max_model_len: int, folder: Path) -> int:
-    positions = _positive_int(config, "max_position_embeddings", folder)
-    if max_model_len > positions:
+    _positive_int(config, "max_position_embeddings", folder)
+    longest = longest_context(config)
+    if max_model_len > longest:
         raise ConfigError(
-            f"max_model_len is {max_model_len}: wanted at most {positions}, "
-            "the model's max_position_embeddings"
+            f"max_model_len is {max_model_len}: wanted at most {longest}, the model's longest "
+            "context"
         )
-    return max_model_len or positions
+    return max_model_len or longest
 
 
 def _eos_token_ids(config: Mapping[str, Any], path: Path) -> frozenset[int]:

@@ -26,6 +26,7 @@ FAMILIES = {
     "llama": CONFIGS["llama"],
     "qwen2": CONFIGS["qwen2"],
     "qwen3": CONFIGS["qwen3"],
+    "qwen3_yarn": CONFIGS["qwen3_yarn"],
     "ernie": CONFIGS["ernie"],
 }
 

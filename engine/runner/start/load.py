@@ -52,7 +52,7 @@ def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int],
     if model.max_model_len > spec.max_position:
         raise ConfigError(
             f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
-            "the model's max_position_embeddings"
+            "the model's longest context"
         )
     return spec, eos_token_ids, checkpoint
 

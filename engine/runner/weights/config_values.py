@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
+from common.files.model_context import MOST_POSITIONS
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_SHOWN = 200
@@ -18,7 +19,8 @@ _AT_MOST = {
     "num_key_value_heads": 1 << 16,
     "head_dim": 1 << 14,
     "vocab_size": 1 << 24,
-    "max_position_embeddings": 1 << 40,
+    "max_position_embeddings": MOST_POSITIONS,
+    "original_max_position_embeddings": MOST_POSITIONS,
     "num_experts": 1 << 16,
     "num_local_experts": 1 << 16,
     "moe_num_experts": 1 << 16,

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
+from engine.runner.weights.model_spec import DecoderSpec, RopeSpec, YarnSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
@@ -22,14 +22,37 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
         low, high = rope.low_freq_factor, rope.high_freq_factor
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return frequencies * (share + (1.0 - share) / rope.factor)
+    if isinstance(rope, YarnSpec):
+        share = _yarn_share(rope, head_dim)
+        return frequencies * (share + (1.0 - share) / rope.factor)
     return frequencies
 
 
+def _yarn_share(rope: YarnSpec, head_dim: int) -> np.ndarray:
+    """Return how much of its frequency each pair keeps, from 1 to 0, falling from pair to pair."""
+
+    def pair_that_turns(times: float) -> float:
+        wavelength = rope.original_max_position / times
+        return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = pair_that_turns(rope.high_freq_factor), pair_that_turns(rope.low_freq_factor)
+    if rope.has_whole_bounds:
+        first, last = math.floor(first), math.ceil(last)
+    # The bounds and the step where both are one pair are those of the published code.
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = (last - first) or 0.001
+    return 1.0 - np.clip((np.arange(head_dim // 2) - first) / width, 0.0, 1.0)
+
+
 def rotary_tables(spec: DecoderSpec, max_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines `[max_len, head_dim / 2]`, float32."""
+    """Return cosines and sines `[max_len, head_dim / 2]`, float32.
+
+    Those of YaRN are multiplied by its attention factor, and so are queries and keys by them.
+    """
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).astype(np.float32)
     angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies[None, :]
-    return np.cos(angles), np.sin(angles)
+    factor = spec.rope.attention_factor if isinstance(spec.rope, YarnSpec) else 1.0
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
 
 
 def halves_first(weight: np.ndarray, head_dim: int) -> np.ndarray:

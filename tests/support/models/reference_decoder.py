@@ -31,7 +31,32 @@ def _frequencies(config: Mapping[str, Any], head_dim: int) -> np.ndarray:
             elif wavelength > original / high:
                 smooth = (original / wavelength - low) / (high - low)
                 frequencies[i] = (1 - smooth) * frequency / factor + smooth * frequency
+    if kind == "yarn":
+        bounds = []  # the pairs, as fractions, that turn beta_fast and beta_slow times
+        for turns in (scaling.get("beta_fast", 32), scaling.get("beta_slow", 1)):
+            wavelength = scaling["original_max_position_embeddings"] / turns
+            bounds.append(head_dim / 2 * math.log(wavelength / (2 * math.pi), theta))
+        if scaling.get("truncate", True):
+            bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
+        first, last = max(bounds[0], 0), min(bounds[1], head_dim - 1)
+        for i, frequency in enumerate(frequencies):
+            stretched = min(max((i - first) / (last - first), 0), 1)
+            slow = frequency / scaling["factor"]
+            frequencies[i] = stretched * slow + (1 - stretched) * frequency
     return frequencies
+
+
+def _length(config: Mapping[str, Any]) -> float:
+    """By what YaRN multiplies queries and keys while it rotates them; 1 for other kinds."""
+    scaling: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return 1.0
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
+    growth = math.log(scaling["factor"]) / 10
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return float((1 + growth * scaling["mscale"]) / (1 + growth * scaling["mscale_all_dim"]))
+    return 1 + growth
 
 
 def rotate(x: np.ndarray, frequencies: np.ndarray, is_interleaved: bool) -> np.ndarray:
@@ -77,7 +102,7 @@ def _layer(
     if config["model_type"].startswith("qwen3"):
         q = _norm(q, w[f"{prefix}self_attn.q_norm.weight"], epsilon)
         k = _norm(k, w[f"{prefix}self_attn.k_norm.weight"], epsilon)
-    q, k = (rotate(values, frequencies, is_interleaved) for values in (q, k))
+    q, k = (_length(config) * rotate(values, frequencies, is_interleaved) for values in (q, k))
     attended = causal_attention(q, k, v).swapaxes(0, 1).reshape(len(x), -1)
     x = x + linear(attended, "self_attn.o_proj")
     normed = _norm(x, w[f"{prefix}post_attention_layernorm.weight"], epsilon)

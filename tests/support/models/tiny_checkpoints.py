@@ -83,12 +83,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         }
     },
+    "llama_yarn": _LLAMA
+    | {
+        "max_position_embeddings": 32,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
     "mistral": _LLAMA
     | {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
         "rope_theta": 1000000.0,
         "sliding_window": None,
+    },
+    "mistral_yarn": _LLAMA
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 3.0,
+            "beta_slow": 0.5,
+            "mscale": 1.5,
+            "mscale_all_dim": 0.5,
+            "truncate": False,
+        },
     },
     "qwen2": _COMMON
     | {
@@ -123,6 +145,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 250000.0,
         "tie_word_embeddings": False,
         "pad_token_id": 0,
+    },
+    "qwen3_yarn": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "head_dim": 32,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 80,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 4,
+        },
     },
     "seed_oss": _COMMON
     | {

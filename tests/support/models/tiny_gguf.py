@@ -26,7 +26,7 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3", "phi3", "ernie", "ernie_biased")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "ernie", "ernie_biased")
 """Names of `CONFIGS` whose architectures GGUF files have."""
 K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """A model all of whose rows are whole groups of 256."""
@@ -51,6 +51,21 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         f"{family}.attention.key_length": head_dim,
         f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{family}.rope.freq_base": float(config["rope_theta"]),
+        **{f"{family}.rope.scaling.{key}": value for key, value in scaling_of(config).items()},
+    }
+
+
+def scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that llama.cpp's converter writes for YaRN."""
+    scaling = config.get("rope_scaling", {})
+    if scaling.get("rope_type") != "yarn":
+        return {}
+    return {
+        "type": "yarn",
+        "factor": float(scaling["factor"]),
+        "original_context_length": scaling["original_max_position_embeddings"],
+        "yarn_beta_fast": float(scaling["beta_fast"]),
+        "finetuned": True,
     }
 
 
@@ -65,7 +80,8 @@ def write_gguf(
     family = config["model_type"]
     writer = gguf.GGUFWriter(path, family)
     for key, value in metadata_of(family, config).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+        add: Any = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
+        add.get(type(value), writer.add_uint32)(key, value)
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "qwen2")
     writer.add_array(

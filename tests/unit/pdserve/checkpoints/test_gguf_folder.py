@@ -197,7 +197,7 @@ WRONG_SHAPE = np.zeros((3, 32), np.float32)
         ({"llama.attention.key_length": 5}, {}, "even head size"),
         ({"llama.rope.dimension_count": 2}, {}, "RoPE over the whole head"),
         ({"llama.expert_count": 8}, {}, "dense model"),
-        ({"llama.rope.scaling.type": "yarn"}, {}, "RoPE without scaling"),
+        ({"llama.rope.scaling.type": "yarn"}, {}, "rope.scaling.factor is missing"),
         ({}, {"rope_freqs.weight": np.ones(2, np.float32)}, "not Llama 3's scaling of RoPE"),
         ({"llama.rope.freq_base": 0.0}, {}, "RoPE base above 0"),
         ({}, {"blk.1.ffn_up.weight": None}, "blk.1.ffn_up.weight is missing"),

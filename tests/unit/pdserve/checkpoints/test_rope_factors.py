@@ -1,4 +1,4 @@
-"""Llama 3's scaling of RoPE is recognised from its tensor; anything else is refused."""
+"""Scaling of RoPE: Llama 3's is recognised from its tensor, others are read from keys."""
 
 import json
 from collections.abc import Callable
@@ -29,6 +29,15 @@ LAYERS = {
         ("attn_output", (32, 4 * HEAD_DIM)),
     )
 }
+
+
+KEYS = "llama.rope.scaling"
+YARN = {
+    f"{KEYS}.type": "yarn",
+    f"{KEYS}.factor": 4.0,
+    f"{KEYS}.original_context_length": 8192,
+}
+IN_CONFIG = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def published_factors(factor: float, context: int = 8192) -> np.ndarray:
@@ -88,3 +97,85 @@ def test_other_factors_are_named(
 ) -> None:
     with pytest.raises(CheckpointError, match=wanted):
         folder_of(write_gguf, tmp_path / "hf", factors)
+
+
+def scaling_of(write_gguf: WriteGguf, folder: Path, keys: dict[str, Any]) -> Any:
+    """`rope_scaling` of the folder's config.json, None without."""
+    folder.mkdir()
+    make_gguf_folder(write_gguf(keys), folder)
+    return json.loads((folder / "config.json").read_text()).get("rope_scaling")
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, None),
+        ({f"{KEYS}.type": "none"}, None),
+        ({f"{KEYS}.type": "none", f"{KEYS}.factor": 4.0}, None),
+        ({f"{KEYS}.factor": 1.0}, None),
+        ({f"{KEYS}.factor": 0.0}, None),
+        ({f"{KEYS}.attn_factor": 1.0, f"{KEYS}.finetuned": False}, None),
+        ({f"{KEYS}.type": "linear"}, None),
+        ({f"{KEYS}.type": "linear", f"{KEYS}.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({f"{KEYS}.factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+        ({"llama.rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (YARN, IN_CONFIG),
+        (YARN | {f"{KEYS}.factor": 1.3}, IN_CONFIG | {"factor": 1.3}),
+        (YARN | {f"{KEYS}.finetuned": True, f"{KEYS}.yarn_ext_factor": 1.0}, IN_CONFIG),
+        (YARN | {f"{KEYS}.yarn_log_multiplier": 0.0}, IN_CONFIG),
+        (
+            YARN | {f"{KEYS}.yarn_beta_fast": 16.0, f"{KEYS}.yarn_beta_slow": 0.1},
+            IN_CONFIG | {"beta_fast": 16.0, "beta_slow": 0.1},
+        ),
+        (
+            YARN | {f"{KEYS}.yarn_log_multiplier": 1.0},
+            IN_CONFIG | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+    ],
+)
+def test_keys_go_into_the_config(
+    write_gguf: WriteGguf, tmp_path: Path, keys: dict[str, Any], wanted: Any
+) -> None:
+    assert scaling_of(write_gguf, tmp_path / "hf", keys) == wanted
+
+
+def test_the_context_of_yarn_is_the_extended_one(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    keys = YARN | {"llama.context_length": 8192}
+    assert scaling_of(write_gguf, tmp_path / "hf", keys) == IN_CONFIG
+    assert read_decoder_spec(tmp_path / "hf").max_position == 32768
+    tokenizer = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+    assert tokenizer["model_max_length"] == 32768
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({f"{KEYS}.type": "longrope"}, "scaling.type is 'longrope': wanted none, linear or yarn"),
+        ({f"{KEYS}.factor": None}, "scaling.factor is missing"),
+        ({f"{KEYS}.factor": 0.5}, "scaling.factor is 0.5: wanted at least 1"),
+        ({f"{KEYS}.factor": np.nan}, "scaling.factor is nan"),
+        ({f"{KEYS}.factor": "4"}, "scaling.factor is '4'"),
+        ({f"{KEYS}.original_context_length": None}, "original_context_length is missing"),
+        ({f"{KEYS}.original_context_length": 0}, "original_context_length is 0: wanted at least 1"),
+        ({f"{KEYS}.yarn_beta_fast": 0.5}, "beta_fast is 0.5: wanted more than beta_slow, 1"),
+        ({f"{KEYS}.yarn_beta_slow": -1.0}, "beta_slow is -1.0: wanted a number above 0"),
+        ({f"{KEYS}.yarn_attn_factor": 1.0}, "yarn_attn_factor: wanted no such key"),
+        ({f"{KEYS}.yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5: wanted 1"),
+        ({f"{KEYS}.attn_factor": 1.2}, "attn_factor is 1.2: wanted 1"),
+        ({f"{KEYS}.type": None, f"{KEYS}.attn_factor": 1.2}, "attn_factor is 1.2: wanted 1"),
+        ({f"{KEYS}.type": "linear", f"{KEYS}.factor": -2.0}, "factor is -2: wanted at least 1"),
+    ],
+)
+def test_keys_that_are_not_computed_are_named(
+    write_gguf: WriteGguf, tmp_path: Path, change: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(CheckpointError, match=wanted):
+        scaling_of(write_gguf, tmp_path / "hf", YARN | change)
+
+
+def test_a_tensor_and_keys_are_two_scalings(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    keys = METADATA | YARN
+    path = write_gguf(keys, {**LAYERS, "rope_freqs.weight": published_factors(8.0)})
+    (tmp_path / "hf").mkdir()
+    with pytest.raises(CheckpointError, match="which is 'yarn': wanted one of them"):
+        make_gguf_folder(path, tmp_path / "hf")

@@ -38,6 +38,16 @@ def test_names_and_limits(folder: Path) -> None:
         TextModel.load(folder, "", CONTEXT + 1)
 
 
+def test_a_context_that_yarn_extends(folder: Path) -> None:
+    """As nodes have it: requests of that length reach them."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT}
+    rewrite(folder / "config.json", rope_scaling=scaling)
+    assert TextModel.load(folder, "", 0).max_model_len == 4 * CONTEXT
+    assert TextModel.load(folder, "", 4 * CONTEXT).max_model_len == 4 * CONTEXT
+    with pytest.raises(ConfigError, match=f"{4 * CONTEXT + 1}: wanted at most {4 * CONTEXT}"):
+        TextModel.load(folder, "", 4 * CONTEXT + 1)
+
+
 def test_a_model_can_have_several_names(folder: Path) -> None:
     model = TextModel.load(folder, "first, second", 0)
     assert (model.name, model.names) == ("first", ("first", "second"))

@@ -37,10 +37,11 @@ PARAMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["numba", "paddle"])
+@pytest.fixture(scope="module", params=["numba qwen3", "paddle qwen3", "numba qwen3_yarn"], ids=str)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    folder = write_checkpoint(tmp_path_factory.mktemp("qwen3"), CONFIGS["qwen3"])
-    return load(folder, num_drafts=90, attention_backend=request.param)
+    backend, family = request.param.split()
+    folder = write_checkpoint(tmp_path_factory.mktemp(family), CONFIGS[family])
+    return load(folder, num_drafts=90, attention_backend=backend)
 
 
 def with_logprobs(result: DrawnTokens) -> list[tuple[int, TokenLogprobs | None]]:

@@ -58,7 +58,7 @@ def test_drafts_are_those_of_the_float64_layer(tmp_path: Path, layout: str, back
 
 
 @pytest.mark.parametrize("backend", ["numba", "paddle"])
-@pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3", "qwen2"])
+@pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3", "qwen3_yarn", "qwen2"])
 def test_a_file_with_a_vocabulary_of_its_own(tmp_path: Path, family: str, backend: str) -> None:
     config = CONFIGS[family]
     folder, file = write_beside(tmp_path, family, num_draft_ids=37)

@@ -286,7 +286,7 @@ def test_index_that_names_no_files_here(tmp_path: Path, weight_map: object) -> N
         ({"quantization_config": {"bits": 4}}, ("quantization_config",)),
         ({"use_sliding_window": True}, ("use_sliding_window",)),
         ({"layer_types": ["sliding_attention"] * 2}, ("layer_types", "full_attention")),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ("rope_type", "yarn", "llama3")),
+        ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, ("rope_type", "su", "llama3")),
         ({"rope_scaling": {"type": "linear"}}, ("rope_scaling.factor", "above 0")),
         ({"rope_scaling": "linear"}, ("rope_scaling", "object")),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
@@ -306,7 +306,7 @@ MISTRAL = CONFIGS["mistral"]
 @pytest.mark.parametrize("window", [511, 1])
 def test_a_sliding_window_within_the_context(tmp_path: Path, window: int) -> None:
     write_checkpoint(tmp_path, MISTRAL | {"sliding_window": window})
-    _refused(tmp_path, "config.json", "sliding_window", str(window), "max_position_embeddings")
+    _refused(tmp_path, "config.json", "sliding_window", str(window), "longest context, 512")
 
 
 def test_a_mistral_that_does_not_name_its_window(tmp_path: Path) -> None:

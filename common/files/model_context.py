@@ -1,0 +1,30 @@
+"""The longest context of a model: routers and nodes read it alike from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MOST_POSITIONS = 1 << 40
+"""Far beyond any model: a file with larger numbers is broken, and would take memory."""
+
+
+def longest_context(config: Mapping[str, Any]) -> int:
+    """Return the most tokens of a sequence; `max_position_embeddings` of `config` was checked.
+
+    With YaRN it is at least `factor` times the original context: where users add YaRN to a
+    checkpoint, `max_position_embeddings` often stays that of the model before. It is never less
+    than `max_position_embeddings`, and values that nodes refuse change nothing.
+    """
+    positions: int = config["max_position_embeddings"]
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return positions
+    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
+        return positions
+    key = "original_max_position_embeddings"
+    original, factor = config.get(key) or scaling.get(key), scaling.get("factor")
+    for value in (original, factor):
+        if not isinstance(value, int | float) or not 0 < value <= MOST_POSITIONS:
+            return positions
+    return max(positions, int(original * factor))

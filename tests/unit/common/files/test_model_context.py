@@ -1,0 +1,46 @@
+"""The longest context as config.json has it, also where nodes refuse the file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from common.files.model_context import longest_context
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+OLDER = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 32768}
+BESIDE = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "longest"),
+    [
+        ({}, 40960),
+        ({"rope_scaling": None}, 40960),
+        ({"rope_scaling": YARN}, 131072),
+        ({"rope_scaling": OLDER}, 131072),
+        ({"rope_parameters": YARN}, 131072),
+        ({"rope_parameters": None, "rope_scaling": YARN}, 131072),
+        ({"rope_scaling": BESIDE, "original_max_position_embeddings": 32768}, 131072),
+        ({"rope_scaling": YARN, "max_position_embeddings": 131072}, 131072),
+        ({"rope_scaling": YARN, "max_position_embeddings": 200000}, 200000),
+        ({"rope_scaling": LINEAR}, 40960),
+    ],
+)
+def test_the_longest_context(change: dict[str, Any], longest: int) -> None:
+    assert longest_context({"max_position_embeddings": 40960} | change) == longest
+
+
+@pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
+@pytest.mark.parametrize("value", ["4", None, math.nan, math.inf, -1, 0, 10**400, [4.0], {}])
+def test_values_that_nodes_refuse_change_nothing(key: str, value: object) -> None:
+    config = {"max_position_embeddings": 40960, "rope_scaling": YARN | {key: value}}
+    assert longest_context(config) == 40960
+
+
+@pytest.mark.parametrize("section", ["yarn", ["yarn"], {"rope_type": ["yarn"]}, {}])
+def test_a_section_that_is_none(section: object) -> None:
+    assert longest_context({"max_position_embeddings": 40960, "rope_scaling": section}) == 40960
