@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError, ConfigError
-from engine.runner.weights.model_spec import DecoderSpec, YarnSpec, read_decoder_spec
+from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.rope import inverse_frequencies, rotary_tables
+from engine.runner.weights.rope_spec import YarnSpec
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 

@@ -1,0 +1,151 @@
+"""The rotary positions of a decoder, as config.json states them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.files.model_context import MOST_POSITIONS
+from engine.runner.weights.config_values import ConfigValues
+
+_NOT_COMPUTED = {
+    "alpha": 1,
+    "attn_factor": 1,
+    "extrapolation_factor": 1,
+    "llama_4_scaling_beta": 0,
+}
+"""Keys of other programs and families for rotary positions, and the values that change nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions. `kind` is default, linear, llama3 or yarn.
+
+    `factor` stretches wavelengths. The last three fields are llama3's and yarn's: a pair that turns
+    up to `low_freq_factor` times in the original context is stretched, one that turns at least
+    `high_freq_factor` times is not, and those between in part.
+    """
+
+    kind: str
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnSpec(RopeSpec):
+    """Rotary positions of the kind yarn.
+
+    `attention_factor` multiplies queries and keys. With `has_whole_bounds` the pairs at which
+    stretching begins and ends are rounded outwards to whole ones.
+    """
+
+    attention_factor: float
+    has_whole_bounds: bool
+
+
+def read_rope_spec(config: ConfigValues, default_theta: float, max_position: int) -> RopeSpec:
+    """Return the rotary positions.
+
+    They are in `rope_parameters` (newer files) or in `rope_theta` and `rope_scaling` (older ones).
+    A file with both, which programs read differently, has to say the same twice.
+    """
+    newer, older = config.section("rope_parameters"), config.section("rope_scaling")
+    theta = (newer or config).number("rope_theta", config.number("rope_theta", default_theta))
+    _refuse_partial_rotation(config)
+    specs = [
+        _scaled_rope(config, scaling, theta, max_position)
+        for scaling in (newer, older)
+        if scaling is not None
+    ]
+    if not specs:
+        return RopeSpec(kind="default", theta=theta)
+    if specs[0] != specs[-1]:
+        raise config.refuse("rope_scaling", "what rope_parameters says, or only one of the two")
+    return specs[0]
+
+
+def _refuse_partial_rotation(values: ConfigValues) -> None:
+    if (values.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise values.refuse("partial_rotary_factor", "1: all of a head is rotated")
+
+
+def _scaled_rope(
+    config: ConfigValues, scaling: ConfigValues, theta: float, max_position: int
+) -> RopeSpec:
+    """Return the rotary positions that one of the two sections describes."""
+    _refuse_partial_rotation(scaling)
+    for key, neutral in _NOT_COMPUTED.items():
+        if scaling.get(key) not in (None, neutral):
+            raise scaling.refuse(key, f"{neutral}: it is not computed")
+    theta = scaling.number("rope_theta", theta)
+    key = "rope_type" if scaling.get("rope_type") is not None else "type"
+    kind = scaling.get(key) or "default"
+    if kind in ("default", "dynamic"):
+        # dynamic changes nothing up to max_position_embeddings, and longer contexts are refused.
+        return RopeSpec(kind="default", theta=theta)
+    if kind == "linear":
+        return RopeSpec(kind=kind, theta=theta, factor=scaling.number("factor"))
+    # A length beside the section counts first, as in transformers.
+    is_beside = config.get("original_max_position_embeddings") is not None
+    original = config if is_beside else scaling
+    if kind == "llama3":
+        return RopeSpec(
+            kind=kind,
+            theta=theta,
+            factor=scaling.number("factor"),
+            low_freq_factor=scaling.number("low_freq_factor"),
+            high_freq_factor=scaling.number("high_freq_factor"),
+            original_max_position=original.integer(
+                "original_max_position_embeddings", max_position
+            ),
+        )
+    if kind == "yarn":
+        return _yarn_spec(scaling, theta, original.integer("original_max_position_embeddings"))
+    if kind == "longrope":
+        raise scaling.refuse(
+            key,
+            "default, dynamic, linear, llama3 or yarn: with longrope the keys of a prefix depend "
+            "on the length of the whole sequence",
+        )
+    raise scaling.refuse(key, "default, dynamic, linear, llama3 or yarn")
+
+
+def _yarn_spec(scaling: ConfigValues, theta: float, original: int) -> YarnSpec:
+    """Return the rotary positions of YaRN for a model whose context was `original` tokens."""
+    if theta <= 1:
+        raise scaling.refuse("rope_theta", "a number above 1 with yarn")
+    factor = scaling.number("factor")
+    if not 1 <= factor <= MOST_POSITIONS / original:
+        raise scaling.refuse("factor", "at least 1, and a context that is possible")
+    slow, fast = scaling.number("beta_slow", 1.0), scaling.number("beta_fast", 32.0)
+    if fast <= slow:
+        raise scaling.refuse("beta_fast", f"more than beta_slow, {slow:g}")
+    return YarnSpec(
+        kind="yarn",
+        theta=theta,
+        factor=factor,
+        low_freq_factor=slow,
+        high_freq_factor=fast,
+        original_max_position=original,
+        attention_factor=_attention_factor(scaling, factor),
+        has_whole_bounds=scaling.flag("truncate", True),
+    )
+
+
+def _attention_factor(scaling: ConfigValues, factor: float) -> float:
+    """Return by what YaRN multiplies queries and keys, as given or as its paper has it.
+
+    `mscale` and `mscale_all_dim` (DeepSeek, Mistral) count where neither is missing or 0.
+    """
+    if scaling.get("attention_factor") is not None:
+        return scaling.number("attention_factor")
+    shares = [
+        scaling.number(key) if scaling.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")
+    ]
+    if all(shares):
+        above, below = (1.0 + 0.1 * share * math.log(factor) for share in shares)
+        return above / below
+    return 1.0 + 0.1 * math.log(factor)
