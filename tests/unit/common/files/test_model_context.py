@@ -15,6 +15,7 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "original_max_position_embedding
 BESIDE = {"rope_type": "yarn", "factor": 4.0}
 
 
+@pytest.mark.covers("K19")
 @pytest.mark.parametrize(
     ("change", "longest"),
     [
