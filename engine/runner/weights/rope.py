@@ -51,8 +51,11 @@ def rotary_tables(spec: DecoderSpec, max_len: int) -> tuple[np.ndarray, np.ndarr
     """
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).astype(np.float32)
     angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies[None, :]
-    factor = spec.rope.attention_factor if isinstance(spec.rope, YarnSpec) else 1.0
-    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+    cosines, sines = np.cos(angles), np.sin(angles)
+    if isinstance(spec.rope, YarnSpec):
+        for table in (cosines, sines):
+            table *= np.float32(spec.rope.attention_factor)
+    return cosines, sines
 
 
 def halves_first(weight: np.ndarray, head_dim: int) -> np.ndarray:

@@ -302,6 +302,14 @@ def test_a_missing_original_context_is_named(tmp_path: Path) -> None:
         spec_of(tmp_path, rope_scaling=section)
 
 
+@pytest.mark.parametrize("high", [0.5, 1.0])
+def test_factors_of_llama3_in_the_wrong_order_are_named(tmp_path: Path, high: float) -> None:
+    """The share between them would be a division by 0, or fall where it has to rise."""
+    section = CONFIGS["llama_llama3"]["rope_parameters"] | {"high_freq_factor": high}
+    with pytest.raises(CheckpointError, match="high_freq_factor is .*: wanted more than low_freq"):
+        spec_of(tmp_path, rope_parameters=section)
+
+
 @pytest.mark.covers("K21")
 def test_two_sections_that_differ_are_named(tmp_path: Path) -> None:
     """Programs read either: YaRN that was added to a newer file must not be without effect."""
