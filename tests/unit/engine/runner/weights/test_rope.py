@@ -306,7 +306,7 @@ def test_a_missing_original_context_is_named(tmp_path: Path) -> None:
 def test_factors_of_llama3_in_the_wrong_order_are_named(tmp_path: Path, high: float) -> None:
     """The share between them would be a division by 0, or fall where it has to rise."""
     section = CONFIGS["llama_llama3"]["rope_parameters"] | {"high_freq_factor": high}
-    with pytest.raises(CheckpointError, match="high_freq_factor is .*: wanted more than low_freq"):
+    with pytest.raises(CheckpointError, match=r"high_freq_factor is .*: wanted more than low_freq"):
         spec_of(tmp_path, rope_parameters=section)
 
 
