@@ -23,8 +23,13 @@ def longest_context(config: Mapping[str, Any]) -> int:
     if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
         return positions
     key = "original_max_position_embeddings"
-    original, factor = config.get(key) or scaling.get(key), scaling.get("factor")
-    for value in (original, factor):
-        if not isinstance(value, int | float) or not 0 < value <= MOST_POSITIONS:
-            return positions
+    original = _possible(config.get(key) or scaling.get(key))
+    factor = _possible(scaling.get("factor"))
     return max(positions, int(original * factor))
+
+
+def _possible(value: object) -> float:
+    """Return a number that YaRN may have, 0 for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return value if 0 < value <= MOST_POSITIONS else 0

@@ -10,6 +10,8 @@ from common.model_names import KNOWN_MODELS
 
 _MORE_NODES = "a node computes on one device; `pdserve up --prefill N --decode M` runs more nodes"
 
+_SCALED_POSITIONS = "config.json of the model says how its positions are scaled (docs/models.md)"
+
 # A key of this project's settings, or a sentence.
 SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -18,6 +20,10 @@ SETTINGS: Mapping[str, str] = {
             *("data-parallel-size", "dp-size", "expert-parallel-size", "ep-size"),
         ),
         _MORE_NODES,
+    ),
+    **dict.fromkeys(
+        ("rope-scaling", "rope-scale", "yarn-orig-ctx", "json-model-override-args", "hf-overrides"),
+        _SCALED_POSITIONS,
     ),
     "gpu-memory-utilization": "memory_fraction",
     "mem-fraction-static": "memory_fraction",

@@ -39,9 +39,9 @@ def _yarn_share(rope: YarnSpec, head_dim: int) -> np.ndarray:
     first, last = pair_that_turns(rope.high_freq_factor), pair_that_turns(rope.low_freq_factor)
     if rope.has_whole_bounds:
         first, last = math.floor(first), math.ceil(last)
-    # The bounds and the step where both are one pair are those of the published code.
+    # These limits are those of the published code. Where both are one pair, it is the last to stay.
     first, last = max(first, 0), min(last, head_dim - 1)
-    width = (last - first) or 0.001
+    width = (last - first) or 1
     return 1.0 - np.clip((np.arange(head_dim // 2) - first) / width, 0.0, 1.0)
 
 
@@ -52,8 +52,11 @@ def rotary_tables(spec: DecoderSpec, max_len: int) -> tuple[np.ndarray, np.ndarr
     """
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).astype(np.float32)
     angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies[None, :]
-    factor = spec.rope.attention_factor if isinstance(spec.rope, YarnSpec) else 1.0
-    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+    cosines, sines = np.cos(angles), np.sin(angles)
+    if isinstance(spec.rope, YarnSpec):
+        for table in (cosines, sines):
+            table *= np.float32(spec.rope.attention_factor)
+    return cosines, sines
 
 
 def halves_first(weight: np.ndarray, head_dim: int) -> np.ndarray:

@@ -92,12 +92,15 @@ def _scaled_rope(
     is_beside = config.get("original_max_position_embeddings") is not None
     original = config if is_beside else scaling
     if kind == "llama3":
+        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+        if high <= low:
+            raise scaling.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
         return RopeSpec(
             kind=kind,
             theta=theta,
             factor=scaling.number("factor"),
-            low_freq_factor=scaling.number("low_freq_factor"),
-            high_freq_factor=scaling.number("high_freq_factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
             original_max_position=original.integer(
                 "original_max_position_embeddings", max_position
             ),

@@ -15,6 +15,7 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "original_max_position_embedding
 BESIDE = {"rope_type": "yarn", "factor": 4.0}
 
 
+@pytest.mark.covers("K19")
 @pytest.mark.parametrize(
     ("change", "longest"),
     [
@@ -35,7 +36,7 @@ def test_the_longest_context(change: dict[str, Any], longest: int) -> None:
 
 
 @pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
-@pytest.mark.parametrize("value", ["4", None, math.nan, math.inf, -1, 0, 10**400, [4.0], {}])
+@pytest.mark.parametrize("value", ["4", None, True, math.nan, math.inf, -1, 0, 10**400, [4.0], {}])
 def test_values_that_nodes_refuse_change_nothing(key: str, value: object) -> None:
     config = {"max_position_embeddings": 40960, "rope_scaling": YARN | {key: value}}
     assert longest_context(config) == 40960

@@ -16,6 +16,7 @@ STORED = json.loads((Path(__file__).with_name("data") / "stored_logits.json").re
 TOLERANCE = 1e-4
 
 
+@pytest.mark.covers("K20")
 @pytest.mark.parametrize("backend", ["numba", "paddle"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: str) -> None:

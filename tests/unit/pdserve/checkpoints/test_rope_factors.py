@@ -106,6 +106,7 @@ def scaling_of(write_gguf: WriteGguf, folder: Path, keys: dict[str, Any]) -> Any
     return json.loads((folder / "config.json").read_text()).get("rope_scaling")
 
 
+@pytest.mark.covers("K21")
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [
@@ -139,6 +140,7 @@ def test_keys_go_into_the_config(
     assert scaling_of(write_gguf, tmp_path / "hf", keys) == wanted
 
 
+@pytest.mark.covers("K19")
 def test_the_context_of_yarn_is_the_extended_one(write_gguf: WriteGguf, tmp_path: Path) -> None:
     keys = YARN | {"llama.context_length": 8192}
     assert scaling_of(write_gguf, tmp_path / "hf", keys) == IN_CONFIG
@@ -147,6 +149,7 @@ def test_the_context_of_yarn_is_the_extended_one(write_gguf: WriteGguf, tmp_path
     assert tokenizer["model_max_length"] == 32768
 
 
+@pytest.mark.covers("K21")
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [

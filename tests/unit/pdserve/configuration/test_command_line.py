@@ -106,6 +106,10 @@ def test_the_short_help_has_what_is_set_every_day_and_names_the_groups(
         (["serve", "--max_num_seqs", "2"], "did you mean --max-num-seqs?"),
         (["status", "--port", "1"], "unexpected argument: --port: did you mean --url?"),
         (["drain", "n", "--wiat"], "unexpected argument: --wiat: did you mean --wait?"),
+        (
+            ["up", "--rope-scaling", "{}"],
+            "unknown flag --rope-scaling: config.json of the model says",
+        ),
         (["keys", "init", "d", "--dyas", "1"], "unexpected argument: --dyas"),
     ],
 )

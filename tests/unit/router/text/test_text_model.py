@@ -38,6 +38,7 @@ def test_names_and_limits(folder: Path) -> None:
         TextModel.load(folder, "", CONTEXT + 1)
 
 
+@pytest.mark.covers("K19")
 def test_a_context_that_yarn_extends(folder: Path) -> None:
     """As nodes have it: requests of that length reach them."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT}

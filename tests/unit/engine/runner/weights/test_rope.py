@@ -86,6 +86,7 @@ def yarn_of(folder: Path, **change: Any) -> YarnSpec:
     return rope
 
 
+@pytest.mark.covers("K20")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_yarn_is_that_of_transformers(tmp_path: Path, name: str) -> None:
     head_dim, theta, section, attention_factor, wanted = PUBLISHED[name]
@@ -116,6 +117,7 @@ def published_frequencies(rope: YarnSpec, head_dim: int) -> list[float]:
     return found
 
 
+@pytest.mark.covers("K20")
 def test_any_yarn_is_that_of_the_published_code(tmp_path: Path) -> None:
     choose = random.Random(7)
     for _ in range(200):
@@ -134,6 +136,7 @@ def test_any_yarn_is_that_of_the_published_code(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, published_frequencies(rope, head_dim), rtol=1e-9)
 
 
+@pytest.mark.covers("K20")
 def test_the_attention_factor_is_in_the_cosines_and_the_sines(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, rope_scaling=YARN | {"attention_factor": 1.5})
     cosines, sines = rotary_tables(spec, 600)
@@ -161,6 +164,7 @@ def test_values_that_change_nothing(tmp_path: Path, section: dict[str, Any]) -> 
     assert yarn_of(tmp_path, rope_scaling=YARN | section) == plain
 
 
+@pytest.mark.covers("K21")
 def test_newer_and_older_files_say_the_same(tmp_path: Path) -> None:
     older = yarn_of(tmp_path, rope_scaling={"type": "yarn"} | YARN, rope_theta=5000.0)
     newer = yarn_of(tmp_path, rope_parameters=YARN | {"rope_theta": 5000.0})
@@ -181,12 +185,14 @@ def test_the_original_context_beside_the_section_counts_first(tmp_path: Path) ->
     assert found == spec_of(tmp_path, rope_parameters=llama3 | beside).rope
 
 
+@pytest.mark.covers("K22")
 def test_dynamic_scaling_changes_nothing_within_the_context(tmp_path: Path) -> None:
     plain = spec_of(tmp_path)
     assert spec_of(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}) == plain
     assert plain.max_position == 512
 
 
+@pytest.mark.covers("K19")
 @pytest.mark.parametrize(
     ("positions", "section", "longest"),
     [
@@ -207,6 +213,7 @@ def test_the_longest_context_is_the_extended_one(
     assert spec_of(tmp_path, **change).max_position == longest
 
 
+@pytest.mark.covers("K19")
 def test_a_runner_takes_the_extended_context_and_no_more(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, CONFIGS["qwen3_yarn"])
     assert load(folder).max_model_len == 256
@@ -241,6 +248,7 @@ KINDS = "wanted default, dynamic, linear, llama3 or yarn"
 HUGE = 10**400
 
 
+@pytest.mark.covers("K21", "K22")
 @pytest.mark.parametrize(
     ("section", "words"),
     [
@@ -295,6 +303,15 @@ def test_a_missing_original_context_is_named(tmp_path: Path) -> None:
         spec_of(tmp_path, rope_scaling=section)
 
 
+@pytest.mark.parametrize("high", [0.5, 1.0])
+def test_factors_of_llama3_in_the_wrong_order_are_named(tmp_path: Path, high: float) -> None:
+    """The share between them would be a division by 0, or fall where it has to rise."""
+    section = CONFIGS["llama_llama3"]["rope_parameters"] | {"high_freq_factor": high}
+    with pytest.raises(CheckpointError, match=r"high_freq_factor is .*: wanted more than low_freq"):
+        spec_of(tmp_path, rope_parameters=section)
+
+
+@pytest.mark.covers("K21")
 def test_two_sections_that_differ_are_named(tmp_path: Path) -> None:
     """Programs read either: YaRN that was added to a newer file must not be without effect."""
     newer = {"rope_type": "default", "rope_theta": 10000.0}
