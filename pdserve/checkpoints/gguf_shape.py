@@ -5,11 +5,13 @@ A family attaches here: one row of `_FAMILIES`, and of `engine.runner.weights.mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
+from pdserve.checkpoints.gguf_experts import ernie_experts, qwen3moe_experts
 from pdserve.checkpoints.rope_factors import llama3_scaling_factor, rope_scaling
 
 _MAX_LAYERS = 1024
@@ -20,13 +22,15 @@ _UNBIASED_LLAMA = {"attention_bias": False, "mlp_bias": False}
 class _Family:
     """An architecture's name in config.json, and what it says there about biases.
 
-    `optional_biases` names the key that says whether all layers have them.
+    `optional_biases` names the key that says whether all layers have them. `experts` returns the
+    keys of a mixture of experts, for the file and its `intermediate_size`; None: there is none.
     """
 
     architecture: str
     model_type: str
     biases: dict[str, bool]
     optional_biases: str = ""
+    experts: Callable[[GgufFile, int], dict[str, Any]] | None = None
 
 
 _FAMILIES = {
@@ -34,6 +38,12 @@ _FAMILIES = {
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
     "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),
+    "qwen3moe": _Family(
+        "Qwen3MoeForCausalLM", "qwen3_moe", {"attention_bias": False}, experts=qwen3moe_experts
+    ),
+    "ernie4_5-moe": _Family(
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {}, "use_bias", ernie_experts
+    ),
 }
 
 
@@ -42,7 +52,7 @@ class GgufShape:
     """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
     `family` is the architecture in GGUF's words. `rope_factor` is that of Llama 3's scaling of
-    RoPE, None without scaling.
+    RoPE, None without scaling. `experts` has the keys of config.json for a mixture of experts.
     """
 
     family: str
@@ -59,6 +69,7 @@ class GgufShape:
     has_biases: bool
     has_tied_embeddings: bool
     rope_factor: float | None = None
+    experts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -91,7 +102,9 @@ class GgufShape:
         )
         shape._check(gguf)
         rope_factor = llama3_scaling_factor(gguf, shape.head_dim, shape.rope_theta)
-        return replace(shape, rope_factor=rope_factor)
+        read_experts = _FAMILIES[family].experts
+        experts = {} if read_experts is None else read_experts(gguf, shape.intermediate_size)
+        return replace(shape, rope_factor=rope_factor, experts=experts)
 
     def _check(self, gguf: GgufFile) -> None:
         family = self.family
@@ -113,7 +126,11 @@ class GgufShape:
                 gguf.integer(f"{family}.rope.dimension_count", self.head_dim) == self.head_dim,
                 "RoPE over the whole head",
             ),
-            (gguf.integer(f"{family}.expert_count", 0) == 0, "a dense model without experts"),
+            (
+                _FAMILIES[family].experts is not None
+                or gguf.integer(f"{family}.expert_count", 0) == 0,
+                "a dense model without experts",
+            ),
             (
                 gguf.integer(f"{family}.attention.sliding_window", 0) == 0,
                 "attention to all positions, without a sliding window",
@@ -149,6 +166,7 @@ class GgufShape:
             **({"rope_scaling": scaling} if scaling else {}),
             **family.biases,
             **optional,
+            **self.experts,
             "tie_word_embeddings": self.has_tied_embeddings,
             "torch_dtype": "float32",
         }
