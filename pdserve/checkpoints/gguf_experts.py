@@ -88,9 +88,7 @@ def _experts_and_chosen(keys: _Keys) -> tuple[int, int]:
     if (function := keys.count("expert_gating_func", 0, least=0)) not in _SOFTMAX:
         raise keys.refuse("expert_gating_func", function, "1, softmax")
     if (scale := keys.number("expert_weights_scale", 1.0)) not in (0.0, 1.0):
-        raise keys.refuse(
-            "expert_weights_scale", scale, "1: weights of experts that are not scaled"
-        )
+        raise keys.refuse("expert_weights_scale", scale, "1: weights without a scale")
     if (groups := keys.count("expert_group_count", 0, least=0)) > 1:
         raise keys.refuse("expert_group_count", groups, "experts without groups")
     return num_experts, num_chosen

@@ -27,6 +27,7 @@ ROUTER = "mlp.gate"
 """The projection that scores a layer's experts; expert number n is `mlp.experts.n`."""
 CHOICE_BIAS = "mlp.moe_statics.e_score_correction_bias"
 SHARED_EXPERTS = "mlp.shared_experts"
+_EXPERTS = ".mlp.experts."
 
 
 class Checkpoint(TensorSource):
@@ -52,9 +53,31 @@ class Checkpoint(TensorSource):
         else:
             self._source = TensorFiles(_shards(folder))
         self.metadata = self._source.metadata
+        if spec.experts is not None:
+            self._refuse_other_experts(folder)
         for name, shape in shapes.items():
             self._source.check(folder, name, shape)
         self._check_norms(link.resolve() if link.exists() else folder, shapes)
+
+    def _refuse_other_experts(self, folder: Path) -> None:
+        """Raise `CheckpointError` for experts in one tensor, and for biases that are not zero.
+
+        Some tools write a bias of zeros for each weight that they quantise.
+        """
+        for name in self.names():
+            layer, found, rest = name.partition(_EXPERTS)
+            if not found:
+                continue
+            if rest.startswith(("gate_up_proj", "down_proj")):
+                raise CheckpointError(
+                    f"{folder}: tensor {name} holds all experts of a layer: wanted a tensor for "
+                    f"each, such as {layer}{_EXPERTS}0.down_proj.weight (transformers writes these "
+                    "unless save_original_format is false)"
+                )
+            if rest.endswith(".bias") and self.read(name).any():
+                raise CheckpointError(
+                    f"{folder}: tensor {name} is a bias of an expert: wanted experts without biases"
+                )
 
     def _check_norms(self, where: Path, names: Iterable[str]) -> None:
         """Raise `CheckpointError` for a norm that holds zeros alone.
