@@ -141,11 +141,15 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index_path}: weight_map is not an object of file names")
-    shards: dict[Path, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, file_name in weight_map.items():
+        names.setdefault(file_name, []).append(name)
+    for file_name, of_file in names.items():
         if Path(file_name).name != file_name:
-            raise CheckpointError(f"{index_path}: {name} is in {file_name!r}: wanted a file name")
-        shards.setdefault(folder / file_name, []).append(name)
+            raise CheckpointError(
+                f"{index_path}: {of_file[0]} is in {file_name!r}: wanted a file name"
+            )
+    shards = {folder / file_name: of_file for file_name, of_file in names.items()}
     for path in shards:
         if not path.exists():
             raise CheckpointError(f"{path}: shard is missing: {index_path.name} lists it")

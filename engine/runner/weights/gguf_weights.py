@@ -14,6 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import GroupedTensor
+from engine.runner.weights.stored_tensor import GroupedTensor, row_bytes
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
 
 WEIGHTS_FILE = "weights.gguf"
@@ -214,23 +215,38 @@ class GgufWeights(TensorSource):
         encoded += b" " * (-len(encoded) % 8)
         digest = hashlib.sha256(encoded)
         digest.update(struct.pack("<Q", 8 + len(encoded) + end))
-        for name in self.names():
-            digest.update(self._sample(name))
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                for name in self.names():
+                    digest.update(self._sample(file, name))
+        except OSError as error:
+            raise CheckpointError(f"{self._path}: cannot be read: {error.strerror}") from None
         return digest.hexdigest()
 
-    def _sample(self, name: str) -> bytes:
-        """Return the bytes of the float32 values before the middle of a tensor."""
-        stored = self._stored(name)
-        num_rows, width = stored.shape
+    def _sample(self, file: RawIOBase, name: str) -> bytes:
+        """Return the bytes of the float32 values before the middle of a tensor.
+
+        They are read from `file`: a mixture has a sample in each of tens of thousands of places,
+        and in a mapped file each would take a page fault and what is read ahead there.
+        """
+        place = self._places[name]
+        tensor = self._tensors[place.name]
+        num_rows, width = self._stored(name).shape
         size_bytes = 4 * num_rows * width
         start = max(0, size_bytes // 2 - _SAMPLE_BYTES)
         stop = min(start + _SAMPLE_BYTES, size_bytes)
         first, last = start // (4 * width), -(-stop // (4 * width))
         order = self._row_order(name, num_rows)
         kept = np.arange(first, last) if order is None else order[first:last]
-        rows = GroupedTensor(stored.format, (len(kept), width), stored.rows[kept])
+        stride = row_bytes(tensor.type_name, width)
+        rows = np.empty((len(kept), stride), np.uint8)
+        for row, index in zip(rows, kept + (place.expert or 0) * num_rows, strict=True):
+            file.seek(tensor.offset + int(index) * stride)
+            if file.readinto(row.data) != stride:
+                raise CheckpointError(f"{self._path}: truncated within tensor {tensor.name}")
+        values = dequantise(GroupedTensor(tensor.type_name, (len(kept), width), rows))
         at = start - first * 4 * width
-        return dequantise(rows).tobytes()[at : at + stop - start]
+        return values.tobytes()[at : at + stop - start]
 
 
 def half_split_order(num_rows: int, num_heads: int) -> np.ndarray:

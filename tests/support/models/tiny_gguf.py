@@ -133,7 +133,7 @@ def write_gguf(
     return values
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: float | bool) -> None:
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, float):

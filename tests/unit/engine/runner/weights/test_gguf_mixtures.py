@@ -260,3 +260,15 @@ def test_experts_of_an_architecture_without_them_are_refused(tmp_path: Path) -> 
     (tmp_path / "made").mkdir()
     with pytest.raises(CheckpointError, match="wanted a dense model without experts"):
         make_gguf_folder(path, tmp_path / "made")
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened_has_no_identity(tmp_path: Path) -> None:
+    """The samples are read, and not taken from the mapping, which would end the process."""
+    checkpoint = _opened(_made(tmp_path))
+    path = tmp_path / "model.gguf"
+    wanted = checkpoint.identity()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    assert wanted
+    with pytest.raises(CheckpointError, match=rf"{path}: truncated within tensor "):
+        checkpoint.identity()
