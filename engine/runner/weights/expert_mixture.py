@@ -44,9 +44,12 @@ class ExpertMixture:
 
 def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
     step = config.integer("decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise config.refuse("mlp_only_layers", "a list of layers, or null")
+    dense = config.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(
+        type(layer) is int and 0 <= layer < num_layers for layer in dense
+    ):
+        raise config.refuse("mlp_only_layers", f"a list of layers, 0 to {num_layers - 1}, or null")
     layers = (i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)
     return _checked(
         config,
@@ -67,10 +70,7 @@ def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
 def _ernie4_5(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
     """Return the mixture; layers are in `mlp_layer_types` (newer files) or between two indices."""
     inner_size = config.integer("moe_intermediate_size", 1536)
-    num_shared = config.get("moe_num_shared_experts")
-    num_shared = 2 if num_shared is None else num_shared
-    if num_shared != 0:
-        num_shared = config.integer("moe_num_shared_experts", 2)
+    num_shared = config.integer("moe_num_shared_experts", 2, least=0)
     return _checked(
         config,
         ("moe_num_experts", "moe_k"),
