@@ -27,7 +27,7 @@ from tests.support.models.tiny_checkpoints import (
 
 FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased")
 """Names of `CONFIGS` whose architectures GGUF files have, without experts."""
-MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_biased")
+MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied")
 """The same, with a mixture of experts."""
 _ARCHITECTURES = {"qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe"}
 """By `model_type`, where GGUF files call it otherwise."""

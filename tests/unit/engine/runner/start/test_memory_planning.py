@@ -373,19 +373,14 @@ class NotedLayers:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "ran"),
-    [
-        (["dense"] * 5, [0]),
-        (["sparse"] * 5, [0]),
-        (["dense", "dense", "sparse", "sparse", "dense"], [0, 2]),
-        (["sparse", "sparse", "dense", "sparse", "sparse"], [0, 2]),
-    ],
+    ("without", "ran"),
+    [([0, 1, 2, 3, 4], [0]), ([], [0]), ([0, 1, 4], [0, 2]), ([2], [0, 2])],
 )
 def test_the_first_layer_of_each_kind_is_measured(
-    tmp_path: Path, kinds: list[str], ran: list[int]
+    tmp_path: Path, without: list[int], ran: list[int]
 ) -> None:
     """One with experts may take more than one without, and either may be the first."""
-    config = CONFIGS["ernie_moe"] | {"num_hidden_layers": 5, "mlp_layer_types": kinds}
+    config = CONFIGS["qwen3_moe"] | {"num_hidden_layers": 5, "mlp_only_layers": without}
     (tmp_path / "config.json").write_text(json.dumps(config))
     decoder = NotedLayers()
     layers = FirstLayers(decoder, read_decoder_spec(tmp_path), None)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ OF_FORMER_RELEASES = {
 }
 """Starts of digests, taken with the release before mixtures of experts were read. Nodes of two
 releases exchange KV while a cluster is replaced, so a decoder that both know keeps its text."""
-MIXTURES = ("qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_biased")
+MIXTURES = ("qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied")
 
 
 def _spec(folder: Path, name: str) -> DecoderSpec:

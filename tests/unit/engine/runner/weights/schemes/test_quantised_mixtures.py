@@ -201,7 +201,7 @@ def test_biases_of_experts_are_refused_unless_they_are_zeros(tmp_path: Path) -> 
         _opened(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "ernie_moe", "ernie_moe_biased"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "ernie_moe", "ernie_moe_untied"])
 def test_what_chooses_experts_is_not_quantised_while_loading(tmp_path: Path, name: str) -> None:
     """With 64 experts the bias of the choice has whole groups too."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
