@@ -119,4 +119,4 @@ READ_EXPERTS: Mapping[str, Callable[[ConfigValues, int], ExpertMixture | None]] 
     "Qwen3MoeForCausalLM": _qwen3,
     "Ernie4_5_MoeForCausalLM": _ernie4_5,
 }
-"""By architecture: reads the mixture from config.json, for this many layers."""
+"""What reads the mixture from config.json, for this many layers, by architecture."""

@@ -202,7 +202,8 @@ class GgufWeights(TensorSource):
     def identity(self) -> str:
         """Return the identity of a safetensors file with the same values in float32.
 
-        What was made for such a file, a drafting layer for example, fits this one too.
+        What was made for such a file, a drafting layer for example, fits this one too. Raises
+        `CheckpointError` for a file that is gone or was cut off.
         """
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0

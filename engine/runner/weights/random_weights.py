@@ -41,7 +41,7 @@ _LEVELS = 256
 _LOGIT_DEVIATION = 4.0
 _BIAS_DEVIATION = 0.02
 _CHOICE_BIAS_DEVIATION = 0.25
-"""Of an expert's usual score: it changes some choices, and leaves none of the experts out."""
+"""A share of an expert's usual score: it changes some choices, and leaves no expert out."""
 _EMBEDDING = "model.embed_tokens.weight"
 _EMBEDDING_SHARE = 0.25
 _RESIDUAL = ("o_proj.weight", "down_proj.weight")

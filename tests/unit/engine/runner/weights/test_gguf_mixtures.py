@@ -90,6 +90,7 @@ def test_an_expert_is_a_part_of_the_mapped_file_and_not_a_copy(pair: tuple[Path,
         assert one.ctypes.data == rows[0].ctypes.data + index * rows[0].nbytes
 
 
+@pytest.mark.covers("K20")
 @pytest.mark.parametrize("is_a_row", [True, False])
 def test_the_bias_of_the_choice_may_have_one_dimension_or_two(
     tmp_path: Path, is_a_row: bool
@@ -159,6 +160,7 @@ def _fused(tensors: dict[str, np.ndarray]) -> None:
     tensors["blk.1.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
 
 
+@pytest.mark.covers("K23")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -191,6 +193,7 @@ def test_a_tensor_that_is_not_of_the_mixture_is_named_as_the_file_does(
         make_gguf_folder(path, folder)
 
 
+@pytest.mark.covers("K20")
 def test_a_bias_of_the_choice_that_is_missing_is_an_error_and_not_zero(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     name = "blk.1.exp_probs_b.bias"
@@ -200,6 +203,7 @@ def test_a_bias_of_the_choice_that_is_missing_is_an_error_and_not_zero(tmp_path:
         make_gguf_folder(path, tmp_path / "made")
 
 
+@pytest.mark.covers("K19")
 @pytest.mark.parametrize(("said", "wanted"), [({}, True), ({"expert_weights_norm": False}, False)])
 def test_weights_are_normalised_unless_the_file_says_otherwise(
     tmp_path: Path, said: dict[str, Any], wanted: bool

@@ -83,6 +83,7 @@ def _check(folder: Path, values: dict[str, np.ndarray]) -> Checkpoint:
 LEFT = {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]}
 
 
+@pytest.mark.covers("K21")
 @pytest.mark.parametrize("more", [{}, LEFT, {"dynamic": {"-:.*mlp\\.gate": {}}}])
 def test_gptq_with_a_gate_that_was_left_alone(tmp_path: Path, more: dict[str, Any]) -> None:
     packer = Gptq(group_size=32)
@@ -91,11 +92,13 @@ def test_gptq_with_a_gate_that_was_left_alone(tmp_path: Path, more: dict[str, An
     assert checkpoint.format_and_shape(f"{DOWN}.weight") == ("Q4_0", (64, 32))
 
 
+@pytest.mark.covers("K21")
 @pytest.mark.parametrize("packer", [Awq(32), Fp8(32, 32)])
 def test_awq_and_fp8_with_a_gate_that_was_left_alone(tmp_path: Path, packer: Packer) -> None:
     _check(tmp_path, _write(tmp_path, packer, packer.config() | LEFT))
 
 
+@pytest.mark.covers("K21")
 def test_a_gate_that_was_quantised_has_its_values(tmp_path: Path) -> None:
     """Some tools quantised it, and the file does not say so but by its tensors."""
     config = CONFIG | {"num_experts": 8}
@@ -105,6 +108,7 @@ def test_a_gate_that_was_quantised_has_its_values(tmp_path: Path) -> None:
     assert checkpoint.format_and_shape(GATE) == ("Q4_0", (8, 64))
 
 
+@pytest.mark.covers("K21")
 @pytest.mark.parametrize(
     "ignored",
     [
@@ -141,6 +145,7 @@ def test_a_gate_that_a_group_has_but_the_file_has_plainly_is_named(tmp_path: Pat
         _opened(tmp_path)
 
 
+@pytest.mark.covers("K24")
 @pytest.mark.parametrize(
     ("packer", "part"),
     [
@@ -177,6 +182,7 @@ def test_a_quantised_mixture_computes_what_its_values_compute(
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.covers("K23")
 @pytest.mark.parametrize("part", ["gate_up_proj", "down_proj", "gate_up_proj.weight"])
 def test_experts_in_one_tensor_are_refused_with_the_way_to_write_them(
     tmp_path: Path, part: str
@@ -201,6 +207,7 @@ def test_biases_of_experts_are_refused_unless_they_are_zeros(tmp_path: Path) -> 
         _opened(tmp_path)
 
 
+@pytest.mark.covers("K22")
 @pytest.mark.parametrize("name", ["qwen3_moe", "ernie_moe", "ernie_moe_untied"])
 def test_what_chooses_experts_is_not_quantised_while_loading(tmp_path: Path, name: str) -> None:
     """With 64 experts the bias of the choice has whole groups too."""
