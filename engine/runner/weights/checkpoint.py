@@ -23,7 +23,7 @@ from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
-ROUTER = "mlp.gate"
+EXPERT_GATE = "mlp.gate"
 """The projection that scores a layer's experts; expert number n is `mlp.experts.n`."""
 CHOICE_BIAS = "mlp.moe_statics.e_score_correction_bias"
 SHARED_EXPERTS = "mlp.shared_experts"
@@ -220,7 +220,7 @@ def _mlp_linears(
 
     if mixture is None:
         return mlp("mlp", spec.intermediate_size)
-    linears = {ROUTER: (mixture.num_experts, hidden, False)}
+    linears = {EXPERT_GATE: (mixture.num_experts, hidden, False)}
     for index in range(mixture.num_experts):
         linears |= mlp(f"mlp.experts.{index}", mixture.inner_size)
     if mixture.shared_size:

@@ -1,9 +1,9 @@
 """Layers whose MLP is a mixture of experts, as config.json states them.
 
-A *router* has a row of weights for each expert. A token's scores are the softmax of their products
-with its normed state, in float32; it is sent to the experts with the highest scores, plus their
-bias where a model has one, and of equal ones to the first. Their outputs are added, each times its
-score, with the output of a shared MLP where a model has one.
+The *gate* of a layer's experts has a row of weights for each. A token's scores are the softmax of
+their products with its normed state, in float32; it is sent to the experts with the highest scores,
+plus their bias where a model has one, and of equal ones to the first. Their outputs are added, each
+times its score, with the output of a shared MLP where a model has one.
 
 The arithmetic is that of `modeling_qwen3_moe.py` and `modeling_ernie4_5_moe.py` of transformers.
 """

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.stored_formats import quantise
 from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _KEPT_AT_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
 """Rounding these costs the most accuracy, and they are a small part of a large model."""
-_KEPT = (f".{ROUTER}.weight", f".{CHOICE_BIAS}")
+_KEPT = (f".{EXPERT_GATE}.weight", f".{CHOICE_BIAS}")
 """The ends of names of what chooses experts: rounding it sends tokens to others."""
 WIDE_FORMATS = ("F32", "F16", "BF16")
 """The formats that are quantised."""

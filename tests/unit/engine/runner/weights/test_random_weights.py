@@ -19,7 +19,7 @@ from common.errors import CheckpointError
 from common.settings.config import ModelConfig, SpeculationConfig
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.load import checked_checkpoint
-from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER, expected_shapes
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.random_weights import RandomWeights
 from pdserve.checkpoints.speculative_model import resolve_speculation
@@ -252,7 +252,7 @@ def _mixture_outputs(spec: DecoderSpec, rows: np.ndarray) -> tuple[np.ndarray, n
         added: np.ndarray = (products / (1 + np.exp(-products)) * (x @ up.T)) @ down.T
         return added
 
-    scores = np.exp(rows @ source.read(f"{prefix}{ROUTER}.weight").T)
+    scores = np.exp(rows @ source.read(f"{prefix}{EXPERT_GATE}.weight").T)
     scores /= scores.sum(axis=1, keepdims=True)
     wanted = scores
     if mixture.has_choice_bias:

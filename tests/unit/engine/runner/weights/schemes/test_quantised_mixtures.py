@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER, Checkpoint
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.random_weights import RandomWeights
@@ -50,7 +50,7 @@ def _write(
     packer: Packer,
     quantization: dict[str, Any],
     config: dict[str, Any] = CONFIG,
-    is_left: Callable[[str], bool] = lambda name: name.endswith(f"{ROUTER}.weight"),
+    is_left: Callable[[str], bool] = lambda name: name.endswith(f"{EXPERT_GATE}.weight"),
 ) -> dict[str, np.ndarray]:
     """Pack all linear layers but those that `is_left` names; return the values of all tensors."""
     tensors: dict[str, Tensor] = {}
@@ -219,7 +219,7 @@ def test_what_chooses_experts_is_not_quantised_while_loading(tmp_path: Path, nam
     source = QuantisedSource(wide, "Q4_0")
     for tensor in source.names():
         stored, shape = source.format_and_shape(tensor)
-        is_kept = tensor.endswith((f".{ROUTER}.weight", ".bias", "_bias", "norm.weight"))
+        is_kept = tensor.endswith((f".{EXPERT_GATE}.weight", ".bias", "_bias", "norm.weight"))
         kept_at_8 = tensor in ("model.embed_tokens.weight", "lm_head.weight")
         whole_groups = shape[1] % 32 == 0
         wanted = "BF16" if is_kept or not whole_groups else "Q8_0" if kept_at_8 else "Q4_0"
