@@ -86,8 +86,10 @@ def test_of_experts_those_count_to_which_a_token_is_sent(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIGS["ernie_moe"]))
     spec = read_decoder_spec(folder)
     assert spec.experts is not None
-    sizes = {"num_experts": 128, "num_chosen": 8, "inner_size": 768, "shared_size": 0}
-    experts = replace(spec.experts, layers=tuple(range(48)), **sizes)
+    experts = replace(
+        spec.experts, layers=tuple(range(48)), num_experts=128, num_chosen=8, inner_size=768,
+        shared_size=0,
+    )  # fmt: skip
     # Qwen3-30B-A3B: 57 million weights of a layer's 623 million are multiplied with a token.
     spec = replace(
         spec, num_layers=48, hidden_size=2048, num_heads=32, num_kv_heads=4, head_dim=128,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_mixtures_that_differ_in_anything_differ(tmp_path: Path, name: str) -> N
         other = not value if isinstance(value, bool) else value + (value or 1)
         if isinstance(value, tuple):
             other = (*value, 7)
-        found.add(replace(spec, experts=replace(spec.experts, **{field.name: other})).identity)
+        changed: dict[str, Any] = {field.name: other}
+        found.add(replace(spec, experts=replace(spec.experts, **changed)).identity)
     assert len(found) == 2 + len(fields(ExpertMixture))
 
 
