@@ -31,6 +31,8 @@ _BUDGET_S = 3.0
 _POSITION = 31
 """Position from which measured sequences continue: at their beginning a step would be a prefill."""
 _DRAFTS = 3
+_TOKEN_STRIDE = 7919
+"""A prime that divides no usual size of a vocabulary."""
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 
 Execute = Callable[[StepBatch], object]
@@ -55,8 +57,8 @@ def measure_step_costs(
     """Return the least of a few measurements each, made to rise with the number of rows.
 
     Up to 64 rows are sequences of one token each, or of more where fewer sequences run at a time;
-    more rows are sequences that verify drafts, up to the `widest` step. All write the same KV to
-    the same slots of the first blocks, which must not hold cached KV. `has_proposals`: also measure
+    more rows are sequences that verify drafts, up to the `widest` step. All write KV to the same
+    slots of the first blocks, which must not hold cached KV. `has_proposals`: also measure
     the cost of a proposed draft. It takes at most three seconds; slow models are measured less
     often, and then only what is necessary. Without drafts the widest step that the time allows is
     measured, twice if it can be, and one narrow step.
@@ -70,6 +72,16 @@ def measure_step_costs(
         measuring.rows(_WIDE, _WIDE_BUDGET_S)
     measuring.verified_drafts()
     return measuring.costs()
+
+
+def unlike_tokens(first: int, count: int, vocab_size: int) -> list[int]:
+    """Return the tokens of the rows from number `first` on, for a step that is measured.
+
+    A mixture of experts sends unlike tokens to unlike experts, as it does with those of real
+    requests. Equal ones would all go to the same few, and a wide step would seem to read no more
+    weights than a narrow one.
+    """
+    return [row * _TOKEN_STRIDE % vocab_size for row in range(first, first + count)]
 
 
 class _Measuring:
@@ -172,14 +184,15 @@ class _Measuring:
 
     def _measure(self, sizes: Sequence[int], num_proposals: int = 0) -> float:
         """Measure a step of sequences of so many tokens, of which drafts are as many as may be."""
-        before_s = self._clock()
-        sequences = {
-            size: ScheduledSequence(
-                0, [0] * size, self._start, self._blocks, _GREEDY,
+        sequences = [
+            ScheduledSequence(
+                0, unlike_tokens(first, size, self._limits.vocab_size),
+                self._start, self._blocks, _GREEDY,
                 num_drafts=size - 1 if size <= self._tokens_per_seq else 0,
                 num_proposals=num_proposals,
             )
-            for size in set(sizes)
-        }  # fmt: skip
-        self._execute(batch_of([sequences[size] for size in sizes]))
+            for first, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+        ]  # fmt: skip
+        before_s = self._clock()
+        self._execute(batch_of(sequences))
         return self._clock() - before_s

@@ -78,7 +78,9 @@ def expected_step_s(costs: StepCosts, num_tokens: int) -> float:
 
     It lies on the lines through the steps that were measured. A narrower one takes as long as the
     narrowest of them, because it reads all weights too. A wider one grows with its tokens from the
-    widest, which is more than it takes where the weights are what that waits for.
+    widest, which is more than it takes where the weights are what that waits for. A mixture of
+    experts reads fewer of them in narrow steps, and hardly more in wider ones: there both are more
+    than it takes.
     """
     rows, step_s = costs.rows, costs.step_s
     wider = bisect_right(rows, num_tokens)

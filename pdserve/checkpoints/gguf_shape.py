@@ -5,11 +5,13 @@ A family attaches here: one row of `_FAMILIES`, and of `engine.runner.weights.mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
+from pdserve.checkpoints.gguf_experts import ernie_experts, qwen3moe_experts
 from pdserve.checkpoints.rope_factors import rope_scaling
 
 _MAX_LAYERS = 1024
@@ -20,13 +22,15 @@ _UNBIASED_LLAMA = {"attention_bias": False, "mlp_bias": False}
 class _Family:
     """An architecture's name in config.json, and what it says there about biases.
 
-    `optional_biases` names the key that says whether all layers have them.
+    `optional_biases` names the key that says whether all layers have them. `experts` returns the
+    keys of a mixture of experts, for the file and its `intermediate_size`; None: there is none.
     """
 
     architecture: str
     model_type: str
     biases: dict[str, bool]
     optional_biases: str = ""
+    experts: Callable[[GgufFile, int], dict[str, Any]] | None = None
 
 
 _FAMILIES = {
@@ -35,6 +39,12 @@ _FAMILIES = {
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
     "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),
+    "qwen3moe": _Family(
+        "Qwen3MoeForCausalLM", "qwen3_moe", {"attention_bias": False}, experts=qwen3moe_experts
+    ),
+    "ernie4_5-moe": _Family(
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {}, "use_bias", ernie_experts
+    ),
 }
 
 
@@ -43,7 +53,7 @@ class GgufShape:
     """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
     `family` is the architecture in GGUF's words. `rope_scaling` is that of config.json, empty
-    without scaling.
+    without scaling, and `experts` has its keys for a mixture of experts.
     """
 
     family: str
@@ -60,6 +70,7 @@ class GgufShape:
     has_biases: bool
     has_tied_embeddings: bool
     rope_scaling: dict[str, Any] = field(default_factory=dict)
+    experts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -92,7 +103,9 @@ class GgufShape:
         )
         shape._check(gguf)
         scaling = rope_scaling(gguf, family, shape.head_dim, shape.rope_theta)
-        return replace(shape, rope_scaling=scaling)
+        read_experts = _FAMILIES[family].experts
+        experts = {} if read_experts is None else read_experts(gguf, shape.intermediate_size)
+        return replace(shape, rope_scaling=scaling, experts=experts)
 
     def _check(self, gguf: GgufFile) -> None:
         family = self.family
@@ -114,7 +127,11 @@ class GgufShape:
                 gguf.integer(f"{family}.rope.dimension_count", self.head_dim) == self.head_dim,
                 "RoPE over the whole head",
             ),
-            (gguf.integer(f"{family}.expert_count", 0) == 0, "a dense model without experts"),
+            (
+                _FAMILIES[family].experts is not None
+                or gguf.integer(f"{family}.expert_count", 0) == 0,
+                "a dense model without experts",
+            ),
             (
                 gguf.integer(f"{family}.attention.sliding_window", 0) == 0,
                 "attention to all positions, without a sliding window",
@@ -145,6 +162,7 @@ class GgufShape:
             **({"rope_scaling": self.rope_scaling} if self.rope_scaling else {}),
             **family.biases,
             **optional,
+            **self.experts,
             "tie_word_embeddings": self.has_tied_embeddings,
             "torch_dtype": "float32",
         }

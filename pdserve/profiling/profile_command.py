@@ -57,6 +57,9 @@ class ProfiledRunner(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def vocab_size(self) -> int: ...
+
+    @property
     def device(self) -> str: ...
 
     @property
@@ -173,6 +176,7 @@ def measured(
         block_size=layout.block_size,
         max_rows=config.engine.max_num_seqs,
         most_touched=max(1, TOUCHED_BYTES // layout.block_bytes),
+        vocab_size=runner.vocab_size,
     )
     timer = StepTimer(runner.execute, bounds, tell)
     most_tokens = tokens_per_seq(speculation.speculative_method, speculation.num_speculative_tokens)

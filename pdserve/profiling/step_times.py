@@ -12,6 +12,7 @@ from common.measured_profile import ChunkTime, DecodeTime, VerifiedTime
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.step_costs import unlike_tokens
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 1024, 4096, 16_384, 65_536)
@@ -27,7 +28,7 @@ Point = TypeVar("Point", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBounds:
-    """What a step can have: tokens in all, tokens of a sequence, blocks, sequences.
+    """What a step can have: tokens in all, tokens of a sequence, blocks, sequences, token ids.
 
     No more than `most_touched` of the blocks are used; sequences share them where that is too few.
     """
@@ -38,6 +39,7 @@ class StepBounds:
     block_size: int
     max_rows: int
     most_touched: int
+    vocab_size: int
 
 
 class StepTimer:
@@ -145,7 +147,8 @@ class StepTimer:
         blocks = [one % self._bounds.most_touched for one in range(first, first + num_blocks)]
         num_drafts = num_tokens - 1 if sample is not None else 0
         return ScheduledSequence(
-            index, [0] * num_tokens, context, blocks, sample, num_drafts=num_drafts,
+            index, unlike_tokens(index * num_tokens, num_tokens, self._bounds.vocab_size),
+            context, blocks, sample, num_drafts=num_drafts,
             next_token_id=None if sample is not None else 0,
         )  # fmt: skip
 

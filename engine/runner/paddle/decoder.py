@@ -10,7 +10,7 @@ from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
-from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER, SHARED_EXPERTS
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.model_spec import DecoderSpec
@@ -46,7 +46,7 @@ class Experts:
     """A mixture of MLPs: see `expert_mixture`. `choice_bias` is `[experts]`."""
 
     mixture: ExpertMixture
-    router: Linear
+    gate: Linear
     choice_bias: paddle.Tensor | None
     experts: list[GatedMlp]
     shared: GatedMlp | None
@@ -64,7 +64,7 @@ class Experts:
 
     def _weights(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the weight of each expert for each row, float32 `[rows, experts]`, mostly 0."""
-        scores = paddle.nn.functional.softmax(self.router(x).astype("float32"))
+        scores = paddle.nn.functional.softmax(self.gate(x).astype("float32"))
         wanted = scores if self.choice_bias is None else scores + self.choice_bias
         # A stable sort: of equal scores the first expert is chosen.
         order = paddle.argsort(wanted, axis=-1, descending=True, stable=True)
@@ -164,7 +164,7 @@ class PaddleDecoder:
                 bias = paddle.to_tensor(files.read(prefix + CHOICE_BIAS).reshape(-1))
             shared = mlp(SHARED_EXPERTS) if mixture.shared_size else None
             each = [mlp(f"mlp.experts.{i}") for i in range(mixture.num_experts)]
-            return Experts(mixture, linear([ROUTER], False), bias, each, shared)
+            return Experts(mixture, linear([EXPERT_GATE], False), bias, each, shared)
 
         return PaddleLayer(
             input_norm=norm("input_layernorm"),

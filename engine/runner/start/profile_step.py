@@ -1,7 +1,9 @@
 """The largest step of a node, computed once at its start to see how much memory it takes.
 
-All layers have the same shapes and use the same buffers one after the other, so the first one shows
-what every layer takes. No KV is kept: every position's block is the first one of a small cache.
+Layers use the same buffers one after the other, and those of a kind have the same shapes, so the
+first one of each kind (with one MLP, with a mixture of experts) shows what every layer takes. All
+tokens are equal: those of a mixture go to the same experts, each of which takes the most that it
+can. No KV is kept: every position's block is the first one of a small cache.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch
 from engine.runner.memory_meter import MemoryMeter
 from engine.runner.model_runner import ModelRunner
+from engine.runner.weights.model_spec import DecoderSpec
 
 _PARAMS = (
     SamplingParams(
@@ -32,25 +35,26 @@ _PARAMS = (
 """Everything that takes memory while a token is drawn, on the host and on a device, in turns."""
 
 
-class FirstLayer:
-    """A `Decoder` that has the first layer of another one alone.
+class FirstLayers:
+    """A `Decoder` that has the first layer of each kind of another one alone.
 
     With `most_rows` it computes no layer of steps with more of them. On kernels whose memory does
     not depend on the rows, beside buffers that have been taken before, such a layer takes nothing.
     """
 
-    num_layers = 1
-
-    def __init__(self, decoder: Decoder, most_rows: int | None) -> None:
+    def __init__(self, decoder: Decoder, spec: DecoderSpec, most_rows: int | None) -> None:
         self._decoder = decoder
         self._most_rows = most_rows
+        first = {spec.mixture_of(index): index for index in reversed(range(spec.num_layers))}
+        self._layers = sorted(first.values())
+        self.num_layers = len(self._layers)
 
     def begin(self, batch: FlatBatch) -> Any:
         return self._decoder.begin(batch)
 
     def run_layer(self, index: int, hidden: Any) -> None:
         if self._most_rows is None or len(hidden) <= self._most_rows:
-            self._decoder.run_layer(index, hidden)
+            self._decoder.run_layer(self._layers[index], hidden)
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
         return self._decoder.logits(hidden, rows)

@@ -24,10 +24,11 @@ from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
-ROUTER = "mlp.gate"
+EXPERT_GATE = "mlp.gate"
 """The projection that scores a layer's experts; expert number n is `mlp.experts.n`."""
 CHOICE_BIAS = "mlp.moe_statics.e_score_correction_bias"
 SHARED_EXPERTS = "mlp.shared_experts"
+_EXPERTS = ".mlp.experts."
 
 
 class Checkpoint(TensorSource):
@@ -57,9 +58,31 @@ class Checkpoint(TensorSource):
         if is_fused:
             self._source = FusedWeights(self._source, shapes)
         self.metadata = self._source.metadata
+        if spec.experts is not None:
+            self._refuse_other_experts(folder)
         for name, shape in shapes.items():
             self._source.check(folder, name, shape)
         self._check_norms(link.resolve() if link.exists() else folder, shapes)
+
+    def _refuse_other_experts(self, folder: Path) -> None:
+        """Raise `CheckpointError` for experts in one tensor, and for biases that are not zero.
+
+        Some tools write a bias of zeros for each weight that they quantise.
+        """
+        for name in self.names():
+            layer, found, rest = name.partition(_EXPERTS)
+            if not found:
+                continue
+            if rest.startswith(("gate_up_proj", "down_proj")):
+                raise CheckpointError(
+                    f"{folder}: tensor {name} holds all experts of a layer: wanted a tensor for "
+                    f"each, such as {layer}{_EXPERTS}0.down_proj.weight (transformers writes these "
+                    "unless save_original_format is false)"
+                )
+            if rest.endswith(".bias") and self.read(name).any():
+                raise CheckpointError(
+                    f"{folder}: tensor {name} is a bias of an expert: wanted experts without biases"
+                )
 
     def _check_norms(self, where: Path, names: Iterable[str]) -> None:
         """Raise `CheckpointError` for a norm that holds zeros alone.
@@ -123,11 +146,15 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index_path}: weight_map is not an object of file names")
-    shards: dict[Path, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, file_name in weight_map.items():
+        names.setdefault(file_name, []).append(name)
+    for file_name, of_file in names.items():
         if Path(file_name).name != file_name:
-            raise CheckpointError(f"{index_path}: {name} is in {file_name!r}: wanted a file name")
-        shards.setdefault(folder / file_name, []).append(name)
+            raise CheckpointError(
+                f"{index_path}: {of_file[0]} is in {file_name!r}: wanted a file name"
+            )
+    shards = {folder / file_name: of_file for file_name, of_file in names.items()}
     for path in shards:
         if not path.exists():
             raise CheckpointError(f"{path}: shard is missing: {index_path.name} lists it")
@@ -198,7 +225,7 @@ def _mlp_linears(
 
     if mixture is None:
         return mlp("mlp", spec.intermediate_size)
-    linears = {ROUTER: (mixture.num_experts, hidden, False)}
+    linears = {EXPERT_GATE: (mixture.num_experts, hidden, False)}
     for index in range(mixture.num_experts):
         linears |= mlp(f"mlp.experts.{index}", mixture.inner_size)
     if mixture.shared_size:

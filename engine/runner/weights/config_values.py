@@ -46,11 +46,11 @@ class ConfigValues:
     def get(self, key: str) -> Any:
         return self._values.get(key)
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self._values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refuse(key, "a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(key, f"a whole number of at least {least}")
         if value > _AT_MOST.get(key, value):
             raise self.refuse(key, f"at most {_AT_MOST[key]}")
         return value

@@ -1,9 +1,9 @@
 """Layers whose MLP is a mixture of experts, as config.json states them.
 
-A *router* has a row of weights for each expert. A token's scores are the softmax of their products
-with its normed state, in float32; it is sent to the experts with the highest scores, plus their
-bias where a model has one, and of equal ones to the first. Their outputs are added, each times its
-score, with the output of a shared MLP where a model has one.
+The *gate* of a layer's experts has a row of weights for each. A token's scores are the softmax of
+their products with its normed state, in float32; it is sent to the experts with the highest scores,
+plus their bias where a model has one, and of equal ones to the first. Their outputs are added, each
+times its score, with the output of a shared MLP where a model has one.
 
 The arithmetic is that of `modeling_qwen3_moe.py` and `modeling_ernie4_5_moe.py` of transformers.
 """
@@ -44,9 +44,12 @@ class ExpertMixture:
 
 def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
     step = config.integer("decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise config.refuse("mlp_only_layers", "a list of layers, or null")
+    dense = config.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(
+        type(layer) is int and 0 <= layer < num_layers for layer in dense
+    ):
+        raise config.refuse("mlp_only_layers", f"a list of layers, 0 to {num_layers - 1}, or null")
     layers = (i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)
     count = "num_local_experts" if config.has("num_local_experts") else "num_experts"
     return _checked(
@@ -69,10 +72,7 @@ def _ernie4_5(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
     if config.flag("use_bias", False):
         raise config.refuse("use_bias", "false: with experts the output matrix has a bias too")
     inner_size = config.integer("moe_intermediate_size", 1536)
-    num_shared = config.get("moe_num_shared_experts")
-    num_shared = 2 if num_shared is None else num_shared
-    if num_shared != 0:
-        num_shared = config.integer("moe_num_shared_experts", 2)
+    num_shared = config.integer("moe_num_shared_experts", 2, least=0)
     return _checked(
         config,
         ("moe_num_experts", "moe_k"),
@@ -119,4 +119,4 @@ READ_EXPERTS: Mapping[str, Callable[[ConfigValues, int], ExpertMixture | None]] 
     "Qwen3MoeForCausalLM": _qwen3,
     "Ernie4_5_MoeForCausalLM": _ernie4_5,
 }
-"""By architecture: reads the mixture from config.json, for this many layers."""
+"""What reads the mixture from config.json, for this many layers, by architecture."""

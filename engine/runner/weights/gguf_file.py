@@ -47,13 +47,14 @@ _FORMATS = {
 class GgufTensor:
     """One tensor as stored. `shape` is in row-major order, the last dimension contiguous.
 
-    `raw` is uint8, a part of the mapped file.
+    `raw` is uint8, a part of the mapped file that begins `offset` bytes after the file's start.
     """
 
     name: str
     type_name: str
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
+    offset: int
 
     def grouped(self) -> GroupedTensor:
         """Return the stored rows; all dimensions but the last one are counted as outputs."""
@@ -283,7 +284,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
         cursor.at = start + offset
         cursor.need(size_bytes, f"tensor {name}")
         raw = np.frombuffer(cursor.data, np.uint8, size_bytes, cursor.at)
-        tensors[name] = GgufTensor(name, type_name, shape, raw)
+        tensors[name] = GgufTensor(name, type_name, shape, raw, cursor.at)
     return tensors
 
 

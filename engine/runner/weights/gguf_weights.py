@@ -11,7 +11,10 @@ import hashlib
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,7 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import GroupedTensor
+from engine.runner.weights.stored_tensor import GroupedTensor, row_bytes
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
 
 WEIGHTS_FILE = "weights.gguf"
@@ -38,9 +41,22 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 """Those of files with fused weights (`fused_weights`)."""
+_EXPERT_NAMES = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+}
+"""Tensors of three dimensions, with a matrix for each expert."""
+_EXPERTS = "mlp.experts"
+_CHOICE_BIAS = ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias")
+"""`[1, experts]` with Hugging Face, and also `[experts]` in a GGUF file."""
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -49,17 +65,31 @@ _MODEL_NAMES = {
 _SAMPLE_BYTES = 256
 
 
-def gguf_name(name: str) -> str:
-    """Return the name in a GGUF file of a tensor with this Hugging Face name; it may have none."""
+@dataclass(frozen=True, slots=True)
+class GgufPlace:
+    """The name of a GGUF file's tensor; with `expert` its matrix of that number is meant."""
+
+    name: str
+    expert: int | None = None
+
+
+def gguf_place(name: str) -> GgufPlace:
+    """Return where a GGUF file has the tensor of this Hugging Face name; it may have none."""
     for in_gguf, model_name in _MODEL_NAMES.items():
         if name == model_name:
-            return in_gguf
-    prefix, _, rest = name.removeprefix("model.layers.").partition(".")
+            return GgufPlace(in_gguf)
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    if rest == _CHOICE_BIAS[0]:
+        return GgufPlace(f"blk.{layer}.{_CHOICE_BIAS[1]}")
     part, _, kind = rest.rpartition(".")
     for in_gguf, layer_name in (*_LAYER_NAMES.items(), *_FUSED_NAMES.items()):
         if part == layer_name:
-            return f"blk.{prefix}.{in_gguf}.{kind}"
-    return name
+            return GgufPlace(f"blk.{layer}.{in_gguf}.{kind}")
+    experts, _, projection = part.rpartition(".")
+    experts, _, number = experts.rpartition(".")
+    if experts == _EXPERTS and projection in _EXPERT_NAMES:
+        return GgufPlace(f"blk.{layer}.{_EXPERT_NAMES[projection]}.{kind}", int(number))
+    return GgufPlace(name)
 
 
 class GgufWeights(TensorSource):
@@ -80,8 +110,9 @@ class GgufWeights(TensorSource):
         self.metadata: dict[str, str] = {}
         gguf = GgufFile(path)
         self._path = path
-        self._names = {name: gguf_name(name) for name in shapes}
-        known = {*self._names.values(), ROPE_FACTORS_TENSOR}
+        self._places = {name: gguf_place(name) for name in shapes}
+        self._num_matrices = Counter(place.name for place in self._places.values())
+        known = {*self._num_matrices, ROPE_FACTORS_TENSOR}
         if unknown := sorted(gguf.tensors.keys() - known):
             raise CheckpointError(
                 f"{path}: tensor {unknown[0]} is not part of the decoder that config.json describes"
@@ -91,10 +122,14 @@ class GgufWeights(TensorSource):
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if is_permuted else {}
 
     def names(self) -> Iterable[str]:
-        return [name for name, in_gguf in self._names.items() if in_gguf in self._tensors]
+        return [name for name, place in self._places.items() if place.name in self._tensors]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[self._names[name]].shape
+        place = self._places[name]
+        shape = self._tensors[place.name].shape
+        if place.name.endswith(_CHOICE_BIAS[1]):
+            return 1, shape[-1]
+        return shape if place.expert is None else shape[1:]
 
     def check(
         self,
@@ -103,36 +138,55 @@ class GgufWeights(TensorSource):
         shape: tuple[int, ...],
         dtypes: Sequence[str] | None = None,
     ) -> None:
-        """Raise `CheckpointError` unless the tensor is there, with this shape and a known type."""
-        in_gguf = self._names.get(name, name)
-        tensor = self._tensors.get(in_gguf)
+        """Raise `CheckpointError` unless the tensor is there, with this shape and a known type.
+
+        Of an expert, the tensor of all experts is checked.
+        """
+        place = self._places.get(name, GgufPlace(name))
+        whole = shape if place.expert is None else (self._num_matrices[place.name], *shape)
+        tensor = self._tensors.get(place.name)
         if tensor is None:
             raise CheckpointError(
-                f"{self._path}: tensor {in_gguf} is missing: wanted shape {list(shape)}"
+                f"{self._path}: tensor {place.name} is missing: wanted shape {list(whole)}"
             )
-        if tensor.shape != shape:
+        has_shape = tensor.shape == whole
+        if place.name.endswith(_CHOICE_BIAS[1]):
+            has_shape = tensor.shape in (whole, whole[1:])
+        if not has_shape:
             raise CheckpointError(
-                f"{self._path}: tensor {in_gguf} has shape {list(tensor.shape)}: "
-                f"wanted {list(shape)}"
+                f"{self._path}: tensor {place.name} has shape {list(tensor.shape)}: "
+                f"wanted {list(whole)}"
             )
         if dtypes is not None and tensor.type_name not in dtypes:
             raise CheckpointError(
-                f"{self._path}: tensor {in_gguf} is {tensor.type_name}: wanted {', '.join(dtypes)}"
+                f"{self._path}: tensor {place.name} is {tensor.type_name}: "
+                f"wanted {', '.join(dtypes)}"
             )
 
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        stored = self._tensors[self._names[name]].grouped()
+        stored = self._stored(name)
         return stored.format, stored.shape
 
     def stamps(self) -> list[list[int]]:
         return stamps_of([self._path])
 
     def grouped(self, name: str) -> GroupedTensor:
-        stored = self._tensors[self._names[name]].grouped()
+        stored = self._stored(name)
         order = self._row_order(name, stored.shape[0])
         if order is None:
             return stored
         return GroupedTensor(stored.format, stored.shape, stored.rows[order])
+
+    def _stored(self, name: str) -> GroupedTensor:
+        """Return the rows of a tensor in the file's order; they are a part of the mapped file."""
+        place = self._places[name]
+        tensor = self._tensors[place.name]
+        whole = tensor.grouped()
+        if place.expert is None:
+            return whole
+        num_rows, width = tensor.shape[-2:]
+        first = place.expert * num_rows
+        return GroupedTensor(whole.format, (num_rows, width), whole.rows[first : first + num_rows])
 
     def _row_order(self, name: str, num_rows: int) -> np.ndarray | None:
         """Return which stored row each row is, None where they are in order."""
@@ -150,7 +204,8 @@ class GgufWeights(TensorSource):
     def identity(self) -> str:
         """Return the identity of a safetensors file with the same values in float32.
 
-        What was made for such a file, a drafting layer for example, fits this one too.
+        What was made for such a file, a drafting layer for example, fits this one too. Raises
+        `CheckpointError` for a file that is gone or was cut off.
         """
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
@@ -163,23 +218,38 @@ class GgufWeights(TensorSource):
         encoded += b" " * (-len(encoded) % 8)
         digest = hashlib.sha256(encoded)
         digest.update(struct.pack("<Q", 8 + len(encoded) + end))
-        for name in self.names():
-            digest.update(self._sample(name))
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                for name in self.names():
+                    digest.update(self._sample(file, name))
+        except OSError as error:
+            raise CheckpointError(f"{self._path}: cannot be read: {error.strerror}") from None
         return digest.hexdigest()
 
-    def _sample(self, name: str) -> bytes:
-        """Return the bytes of the float32 values before the middle of a tensor."""
-        stored = self._tensors[self._names[name]].grouped()
-        num_rows, width = stored.shape
+    def _sample(self, file: RawIOBase, name: str) -> bytes:
+        """Return the bytes of the float32 values before the middle of a tensor.
+
+        They are read from `file`: a mixture has a sample in each of tens of thousands of places,
+        and in a mapped file each would take a page fault and what is read ahead there.
+        """
+        place = self._places[name]
+        tensor = self._tensors[place.name]
+        num_rows, width = self._stored(name).shape
         size_bytes = 4 * num_rows * width
         start = max(0, size_bytes // 2 - _SAMPLE_BYTES)
         stop = min(start + _SAMPLE_BYTES, size_bytes)
         first, last = start // (4 * width), -(-stop // (4 * width))
         order = self._row_order(name, num_rows)
         kept = np.arange(first, last) if order is None else order[first:last]
-        rows = GroupedTensor(stored.format, (len(kept), width), stored.rows[kept])
+        stride = row_bytes(tensor.type_name, width)
+        rows = np.empty((len(kept), stride), np.uint8)
+        for row, index in zip(rows, kept + (place.expert or 0) * num_rows, strict=True):
+            file.seek(tensor.offset + int(index) * stride)
+            if file.readinto(row.data) != stride:
+                raise CheckpointError(f"{self._path}: truncated within tensor {tensor.name}")
+        values = dequantise(GroupedTensor(tensor.type_name, (len(kept), width), rows))
         at = start - first * 4 * width
-        return dequantise(rows).tobytes()[at : at + stop - start]
+        return values.tobytes()[at : at + stop - start]
 
 
 def half_split_order(num_rows: int, num_heads: int) -> np.ndarray:

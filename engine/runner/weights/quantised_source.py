@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.stored_formats import quantise
 from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _KEPT_AT_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
 """Rounding these costs the most accuracy, and they are a small part of a large model."""
+_KEPT = (f".{EXPERT_GATE}.weight", f".{CHOICE_BIAS}")
+"""The ends of names of what chooses experts: rounding it sends tokens to others."""
 WIDE_FORMATS = ("F32", "F16", "BF16")
 """The formats that are quantised."""
 
@@ -19,8 +22,8 @@ WIDE_FORMATS = ("F32", "F16", "BF16")
 class QuantisedSource(TensorSource):
     """The weights of `source`, of which those of products are in groups of `format_name`.
 
-    Embedding and head are in Q8_0. What is in groups already, norms, biases, and weights whose rows
-    are no whole groups stay as they are.
+    Embedding and head are in Q8_0. What is in groups already, norms, biases, weights whose rows are
+    no whole groups, and what chooses experts stay as they are.
     """
 
     def __init__(self, source: TensorSource, format_name: str) -> None:
@@ -49,6 +52,7 @@ class QuantisedSource(TensorSource):
         is_kept = (
             stored not in WIDE_FORMATS
             or len(self._source.shape(name)) != 2
+            or name.endswith(_KEPT)
             or shape[1] % GROUP_SIZES[wanted][0] != 0
         )
         return stored if is_kept else wanted, shape

@@ -9,6 +9,9 @@ Each product keeps the size of what it multiplies, what is added to the residual
 by the square root of how often that is done, and logits have a standard deviation of about four.
 Embeddings are small beside what layers add: a head that is the embedding would predict the last
 token again, and answers would say nothing of the context.
+
+Of a mixture, what the chosen experts and the shared MLP add together has the size of what one MLP
+adds; the scores of experts differ from token to token, so tokens go to all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -24,7 +28,8 @@ from statistics import NormalDist
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.checkpoint import CHOICE_BIAS, SHARED_EXPERTS, expected_shapes
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
@@ -35,6 +40,8 @@ _VERSION = 1
 _LEVELS = 256
 _LOGIT_DEVIATION = 4.0
 _BIAS_DEVIATION = 0.02
+_CHOICE_BIAS_DEVIATION = 0.25
+"""A share of an expert's usual score: it changes some choices, and leaves no expert out."""
 _EMBEDDING = "model.embed_tokens.weight"
 _EMBEDDING_SHARE = 0.25
 _RESIDUAL = ("o_proj.weight", "down_proj.weight")
@@ -53,6 +60,7 @@ class RandomWeights(TensorSource):
         self._calm = 1 / math.sqrt(2 * spec.num_layers)
         head_share = _EMBEDDING_SHARE if spec.has_tied_embeddings else 1.0
         self._final_norm = _LOGIT_DEVIATION / head_share
+        self._mixture = spec.experts
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()
@@ -92,8 +100,10 @@ class RandomWeights(TensorSource):
         return GroupedTensor(format_name, shape, values.view(np.uint8).reshape(shape[0], -1))
 
     def identity(self) -> str:
-        """Return a digest of names and shapes, which decide all values."""
+        """Return a digest of what decides all values: names, shapes, and how experts are chosen."""
         described = f"random {_VERSION} {json.dumps(self._shapes)}"
+        if self._mixture is not None:
+            described += f" {json.dumps(asdict(self._mixture), sort_keys=True)}"
         return hashlib.sha256(described.encode()).hexdigest()
 
     def stamps(self) -> list[list[int]]:
@@ -102,10 +112,36 @@ class RandomWeights(TensorSource):
     def _deviation(self, name: str) -> float:
         if name.endswith(".bias"):
             return _BIAS_DEVIATION
+        if name.endswith(CHOICE_BIAS):
+            return _CHOICE_BIAS_DEVIATION / self._shapes[name][-1]
         share = _EMBEDDING_SHARE if name == _EMBEDDING else 1.0
         if name.endswith(_RESIDUAL):
-            share = self._calm
+            share = self._calm * self._share_of_mixture(name)
         return share / math.sqrt(self._shapes[name][-1])
+
+    def _share_of_mixture(self, name: str) -> float:
+        """Return by how much one part of a mixture is larger than an MLP that is alone; else 1."""
+        mixture, is_shared = self._mixture, f".{SHARED_EXPERTS}." in name
+        if mixture is None or not (is_shared or ".mlp.experts." in name):
+            return 1.0
+        share = math.sqrt(0.5) if mixture.shared_size else 1.0
+        return share if is_shared else share / _size_of_weights(mixture)
+
+
+@cache
+def _size_of_weights(mixture: ExpertMixture) -> float:
+    """Return the root of the sum of squares of a token's weights, whose experts are unlike.
+
+    Products with the gate are those of a normal distribution with a deviation of one.
+    """
+    normal, count = NormalDist(), mixture.num_experts
+    scores = [math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
+    whole = sum(scores)
+    chosen = [score / whole for score in scores[-mixture.num_chosen :]]
+    if mixture.is_normalised:
+        chosen_sum = max(sum(chosen), mixture.least_sum)
+        chosen = [score / chosen_sum for score in chosen]
+    return math.sqrt(sum(score * score for score in chosen))
 
 
 def _draw(name: str, count: int, deviation: float) -> np.ndarray:

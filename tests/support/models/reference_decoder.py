@@ -127,7 +127,7 @@ def _layer(
 def _chosen_experts(
     config: Mapping[str, Any], products: np.ndarray, w: Mapping[str, np.ndarray], prefix: str
 ) -> list[list[tuple[int, float]]]:
-    """The experts of each row of router products, with their weights."""
+    """The experts of each row of products with the gate, with their weights."""
     scores = np.exp(products - products.max(-1, keepdims=True))
     scores /= scores.sum(-1, keepdims=True)
     bias = w.get(f"{prefix}mlp.moe_statics.e_score_correction_bias", np.zeros((1, len(scores[0]))))[

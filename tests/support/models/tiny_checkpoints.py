@@ -182,7 +182,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["sparse"] * 2,
     },
 }
-"""Of the last four, all layers of the first and the last have experts, one of the others."""
+"""Layers of the last four have experts; in all but `qwen3_moe` the first layer has none."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:

@@ -12,7 +12,7 @@ from gguf import quants
 
 from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.fused_weights import fused_shapes, has_fused_weights
-from engine.runner.weights.gguf_weights import gguf_name
+from engine.runner.weights.gguf_weights import gguf_place
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.stored_tensor import GroupedTensor
@@ -27,9 +27,16 @@ from tests.support.models.tiny_checkpoints import (
 )
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "ernie", "ernie_biased")
-"""Names of `CONFIGS` whose architectures GGUF files have."""
+"""Names of `CONFIGS` whose architectures GGUF files have, without experts."""
+MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied")
+"""The same, with a mixture of experts."""
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe"}
+"""By `model_type`, where GGUF files call it otherwise."""
+K_MIXTURE = CONFIGS["qwen3_moe"] | {
+    "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "moe_intermediate_size": 256,
+}  # fmt: skip
 K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-"""A model all of whose rows are whole groups of 256."""
+"""Models all of whose rows are whole groups of 256."""
 _K_SCALE = 1e-4
 """Scale of groups of any bits that makes values about as large as those of `weights_of`."""
 
@@ -51,6 +58,7 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         f"{family}.attention.key_length": head_dim,
         f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{family}.rope.freq_base": float(config["rope_theta"]),
+        **_expert_metadata(family, config),
         **{f"{family}.rope.scaling.{key}": value for key, value in scaling_of(config).items()},
     }
 
@@ -69,19 +77,44 @@ def scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _expert_metadata(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp's converter writes of the experts."""
+    if family == "qwen3moe":
+        found = {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+        }
+    elif family == "ernie4_5-moe":
+        found = {
+            "expert_count": config["moe_num_experts"],
+            "expert_used_count": config["moe_k"],
+            "interleave_moe_layer_step": config["moe_layer_interval"],
+            "leading_dense_block_count": config["moe_layer_start_index"],
+            "expert_shared_count": config["moe_num_shared_experts"],
+        }
+    else:
+        return {}
+    found["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    return {f"{family}.{key}": value for key, value in found.items()}
+
+
 def write_gguf(
-    path: Path, config: Mapping[str, Any], formats: Mapping[str, str]
+    path: Path,
+    config: Mapping[str, Any],
+    formats: Mapping[str, str],
+    metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, np.ndarray]:
     """Write a model's file; return the values it holds, by Hugging Face name.
 
     `formats` are by part of a tensor's name, such as `q_proj`; others are in F32. The values of K
-    types are any bits.
+    types are any bits. `metadata` is added to what the converter writes, or replaces it; None takes
+    a key away.
     """
-    family = config["model_type"]
+    family = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, family)
-    for key, value in metadata_of(family, config).items():
-        add: Any = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
-        add.get(type(value), writer.add_uint32)(key, value)
+    for key, value in (metadata_of(family, config) | dict(metadata or {})).items():
+        if value is not None:
+            _add(writer, key, value)
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "qwen2")
     writer.add_array(
@@ -91,6 +124,7 @@ def write_gguf(
     writer.add_array("tokenizer.ggml.merges", ["a b"])
     writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
     values = {}
+    tensors: dict[str, tuple[list[np.ndarray], gguf.GGMLQuantizationType]] = {}
     for seed, (name, weight) in enumerate(weights_of(config).items()):
         part = name.split(".")[-2]
         kind = formats.get(part, "F32") if weight.ndim == 2 else "F32"
@@ -104,12 +138,26 @@ def write_gguf(
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
         if family == "llama" and heads is not None:
             raw = interleaved(raw, config[heads])
-        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind_type)
+        tensors.setdefault(gguf_place(name).name, ([], kind_type))[0].append(raw)
+    for in_gguf, (parts, kind_type) in tensors.items():
+        stacked = np.stack(parts) if in_gguf.endswith("_exps.weight") else parts[0]
+        writer.add_tensor(in_gguf, stacked, raw_dtype=kind_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return values
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif value < 0:
+        writer.add_int32(key, value)
+    else:
+        writer.add_uint32(key, value)
 
 
 def _values(kind: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,6 +41,46 @@ class Machine:
         return measure_step_costs(
             self.execute, limits, widest, has_proposals=has_proposals, clock=lambda: self.now_s
         )
+
+
+class MixtureMachine(Machine):
+    """Steps that take as long as reading the experts to which their tokens are sent: 8 of 128."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, 0.0)
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> None:
+        tokens = {token for one in batch for token in one.token_ids}
+        chosen = {expert for token in tokens for expert in experts_of(token)}
+        self.now_s += 0.001 * len(chosen)
+        self.batches.append(list(batch))
+
+
+def experts_of(token: int) -> list[int]:
+    """The experts of a token, the same for equal ones."""
+    return random.Random(token).sample(range(128), 8)
+
+
+def test_rows_of_a_mixture_are_sent_to_experts_of_their_own() -> None:
+    """With equal tokens a step of 64 rows would seem to read no more experts than one of a row."""
+    limits = replace(LIMITS, vocab_size=32_000)
+    costs = MixtureMachine().measure(limits, DecodeShape(64, 4), has_proposals=True)
+    for rows, step_s in zip(costs.rows, costs.step_s, strict=True):
+        expected = 128 * (1 - (1 - 8 / 128) ** rows)
+        assert step_s == pytest.approx(0.001 * expected, rel=0.15)
+    [alone, wide] = MixtureMachine().measure(limits).step_s
+    assert wide > 2 * alone
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (64, 1), (16, 4)])
+def test_no_two_tokens_of_a_measured_step_are_equal(sizes: tuple[int, int]) -> None:
+    machine = Machine(0.0001, 0.001)
+    machine.measure(replace(LIMITS, vocab_size=32_000), DecodeShape(*sizes), has_proposals=True)
+    for batch in machine.batches:
+        tokens = [token for one in batch for token in one.token_ids]
+        assert len(set(tokens)) == len(tokens)
+    machine.measure(LIMITS, DecodeShape(*sizes), has_proposals=True)
+    assert all(max(one.token_ids) < 97 for batch in machine.batches[-9:] for one in batch)
 
 
 def test_the_least_of_several_measurements_counts() -> None:

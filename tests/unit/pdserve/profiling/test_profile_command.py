@@ -32,6 +32,7 @@ class Played:
     layout = LAYOUT
     num_blocks = 500
     max_model_len = 4000
+    vocab_size = 32_000
     device = "a card"
     attention_backend = "played"
 

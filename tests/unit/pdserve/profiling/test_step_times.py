@@ -11,7 +11,13 @@ from engine.core.runner_contract import ScheduledSequence
 from pdserve.profiling.step_times import MOST_REPEATS, StepBounds, StepTimer
 
 BOUNDS = StepBounds(
-    max_tokens=512, max_len=2048, num_blocks=300, block_size=16, max_rows=16, most_touched=10**6
+    max_tokens=512,
+    max_len=2048,
+    num_blocks=300,
+    block_size=16,
+    max_rows=16,
+    most_touched=10**6,
+    vocab_size=32_000,
 )
 
 
@@ -56,6 +62,19 @@ def test_decodes_are_measured_by_rows_and_context() -> None:
         blocks = [block for one in batch for block in one.block_table]
         assert len(set(blocks)) == len(blocks), "sequences share no block"
         assert max(blocks) < BOUNDS.num_blocks
+
+
+def test_no_two_tokens_of_a_step_are_equal() -> None:
+    """Equal ones would be sent to the same experts of a mixture, and wide steps seem cheap."""
+    machine = Machine()
+    timer = machine.timer()
+    timer.decodes(1e9)
+    timer.chunks(1e9)
+    timer.verified(4, 1e9)
+    for batch in machine.batches:
+        tokens = [token for one in batch for token in one.token_ids]
+        assert len(set(tokens)) == len(tokens)
+        assert max(tokens) < BOUNDS.vocab_size
 
 
 def test_chunks_are_measured_by_tokens_and_context() -> None:

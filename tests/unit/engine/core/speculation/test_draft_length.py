@@ -152,3 +152,35 @@ def test_probes_cost_at_most_their_share(costs: StepCosts, width: int) -> None:
     steps_s = length.probe_period(width) * length.cost_s(width)
     assert width * probe_s <= PROBE_SHARE * steps_s * (1 + 1e-9)
     assert all(a <= b for a, b in pairwise(length.probe_period(w) for w in (1, 8, 64)))
+
+
+def _mixture_costs(rows: tuple[int, ...]) -> StepCosts:
+    """A step reads all of a decoder but its experts, and those of 128 that its rows chose, 8 each.
+
+    As with Qwen3-30B-A3B's shape: one row's experts are 0.66 of what it reads. The whole costs 1 s.
+    """
+    return StepCosts(rows, tuple(0.34 + 0.66 * 16 * (1 - (1 - 8 / 128) ** count) for count in rows))
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "probability", "expected"),
+    [(1, 0.5, 0), (1, 0.99, 8), (4, 0.7, 0), (64, 0.95, 8)],
+)
+def test_few_rows_of_a_mixture_draft_less_and_many_more(
+    num_sequences: int, probability: float, expected: int
+) -> None:
+    """A second row reads other experts than the first; a 65th reads hardly any that no other did.
+
+    The dense model of these tests drafts at 0.5 and 0.7, and nothing in a wide batch.
+    """
+    costs = _mixture_costs((1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 16, 32, 64, 128, 256, 512, 576))
+    lengths = DraftLength(costs, 8).lengths([powers(probability, 8)] * num_sequences)
+    assert lengths == [expected] * num_sequences
+
+
+def test_a_curve_of_a_mixture_is_that_of_its_steps_between_measured_rows() -> None:
+    """It is concave, and lines between few measured numbers of rows stay near it."""
+    found = DraftLength(_mixture_costs((1, 2, 3, 4, 6, 8, 16, 32, 64)), 8)
+    for rows in range(1, 65):
+        [wanted_s] = _mixture_costs((rows,)).step_s
+        assert found.cost_s(rows) == pytest.approx(wanted_s, rel=0.06)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -79,6 +80,26 @@ def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder:
     # An 8B model: 218 million weights a layer, and 2 x 32 x 128 products for each pair.
     assert spec.pairs_per_token == 218_103_808 // 8192 == 26_624
     assert replace(spec, hidden_size=1, intermediate_size=1).pairs_per_token == 1
+
+
+def test_of_experts_those_count_to_which_a_token_is_sent(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIGS["ernie_moe"]))
+    spec = read_decoder_spec(folder)
+    assert spec.experts is not None
+    experts = replace(
+        spec.experts, layers=tuple(range(48)), num_experts=128, num_chosen=8, inner_size=768,
+        shared_size=0,
+    )  # fmt: skip
+    # Qwen3-30B-A3B: 57 million weights of a layer's 623 million are multiplied with a token.
+    spec = replace(
+        spec, num_layers=48, hidden_size=2048, num_heads=32, num_kv_heads=4, head_dim=128,
+        intermediate_size=6144, experts=experts,
+    )  # fmt: skip
+    assert spec.pairs_per_token == (2048 * (5120 + 4096) + 3 * 2048 * 8 * 768) // 8192 == 6912
+    with_shared = replace(spec, experts=replace(experts, shared_size=1536))
+    assert with_shared.pairs_per_token == 6912 + 3 * 2048 * 1536 // 8192
+    half = replace(spec, experts=replace(experts, layers=tuple(range(24))))
+    assert half.pairs_per_token == 6912, "an MLP of 6,144 is as much as 8 experts of 768"
 
 
 def test_a_missing_paddle_is_told_with_the_command_that_installs_it(

@@ -25,12 +25,13 @@ from engine.runner.cache.contract import HostMemory
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
-from engine.runner.start.profile_step import profile_batches
+from engine.runner.start.profile_step import FirstLayers, profile_batches
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.support.engine.choices import FREE_METHODS
 from tests.support.models.mtp_running import TARGETS, write_inside
 from tests.support.models.pressure import BLOCK_SIZE, Node
 from tests.support.models.running import logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 MIB = 1 << 20
 NUM_SEATS = 6
@@ -356,3 +357,44 @@ def test_no_step_takes_more_memory_than_the_largest_one(
     counted = node.scheduler.statistics().counters
     assert (counted.num_drafted > 0) == (method != "none")
     assert counted.num_preemptions > 0
+
+
+class NotedLayers:
+    """A decoder that notes which of its layers run."""
+
+    num_layers = 5
+
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+
+    def run_layer(self, index: int, hidden: Any) -> None:
+        del hidden
+        self.ran.append(index)
+
+
+@pytest.mark.parametrize(
+    ("without", "ran"),
+    [([0, 1, 2, 3, 4], [0]), ([], [0]), ([0, 1, 4], [0, 2]), ([2], [0, 2])],
+)
+def test_the_first_layer_of_each_kind_is_measured(
+    tmp_path: Path, without: list[int], ran: list[int]
+) -> None:
+    """One with experts may take more than one without, and either may be the first."""
+    config = CONFIGS["qwen3_moe"] | {"num_hidden_layers": 5, "mlp_only_layers": without}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    decoder = NotedLayers()
+    layers = FirstLayers(decoder, read_decoder_spec(tmp_path), None)  # type: ignore[arg-type]
+    for index in range(layers.num_layers):
+        layers.run_layer(index, [])
+    assert decoder.ran == ran
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe_mixed", "ernie_moe"])
+def test_a_mixture_is_planned_beside_its_largest_step(tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS[name])
+    meter = FakeMeter()
+    runner = planned(folder, meter, attention_backend="paddle")
+    assert meter.calls == ["memory", "reset", "peak", "memory"]
+    assert runner.num_blocks == 20 * MIB // runner.layout.block_bytes
+    [logits] = logits_of(runner, scheduled(prompt_of(33), 0, range(10)))
+    assert np.isfinite(logits).all()

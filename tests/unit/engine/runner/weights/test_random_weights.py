@@ -19,7 +19,7 @@ from common.errors import CheckpointError
 from common.settings.config import ModelConfig, SpeculationConfig
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.load import checked_checkpoint
-from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.random_weights import RandomWeights
 from pdserve.checkpoints.speculative_model import resolve_speculation
@@ -228,3 +228,94 @@ def test_there_is_no_drafting_layer_among_them(tmp_path: Path) -> None:
     spec = read_decoder_spec(folder)
     with pytest.raises(CheckpointError, match=r"no MTP layer in it: wanted .*--speculative-model"):
         read_mtp_weights("", folder, RandomWeights(spec), spec)
+
+
+def _mixture_spec(folder: Path, name: str, **changed: Any) -> DecoderSpec:
+    """The shape of `name` with 64 experts, of which a token has 8, and `changed` of its mixture."""
+    spec = read_decoder_spec(shape_only(folder, CONFIGS[name]))
+    assert spec.experts is not None
+    sizes = {"num_experts": 64, "num_chosen": 8, "inner_size": 96} | changed
+    experts = replace(spec.experts, **sizes)
+    return replace(spec, hidden_size=256, num_layers=8, experts=experts)
+
+
+def _mixture_outputs(spec: DecoderSpec, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the chosen experts `[rows, chosen]` and what layer 1 adds, `[rows, hidden]`."""
+    source, mixture, prefix = RandomWeights(spec), spec.experts, "model.layers.1."
+    assert mixture is not None
+
+    def mlp(part: str, x: np.ndarray) -> np.ndarray:
+        gate, up, down = (
+            source.read(f"{prefix}{part}.{name}_proj.weight") for name in ("gate", "up", "down")
+        )
+        products = x @ gate.T
+        added: np.ndarray = (products / (1 + np.exp(-products)) * (x @ up.T)) @ down.T
+        return added
+
+    scores = np.exp(rows @ source.read(f"{prefix}{EXPERT_GATE}.weight").T)
+    scores /= scores.sum(axis=1, keepdims=True)
+    wanted = scores
+    if mixture.has_choice_bias:
+        wanted = scores + source.read(prefix + CHOICE_BIAS)
+    chosen = np.argsort(-wanted, axis=1, kind="stable")[:, : mixture.num_chosen]
+    weights = np.take_along_axis(scores, chosen, axis=1)
+    if mixture.is_normalised:
+        weights /= weights.sum(axis=1, keepdims=True)
+    added = np.zeros_like(rows)
+    for expert in range(mixture.num_experts):
+        at = np.nonzero(chosen == expert)
+        added[at[0]] += mlp(f"mlp.experts.{expert}", rows[at[0]]) * weights[at][:, None]
+    if mixture.shared_size:
+        added += mlp("mlp.shared_experts", rows)
+    return chosen, added
+
+
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "normalised": ("qwen3_moe", {}),
+    "unnormalised": ("qwen3_moe_mixed", {}),
+    "one of many": ("qwen3_moe_mixed", {"num_chosen": 1}),
+    "all": ("qwen3_moe", {"num_chosen": 64}),
+    "shared, biased choice": ("ernie_moe", {"shared_size": 192}),
+    "biased choice": ("ernie_moe", {"shared_size": 0}),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_adds_as_much_as_one_mlp(tmp_path: Path, name: str) -> None:
+    config, changed = MIXTURES[name]
+    spec = _mixture_spec(tmp_path, config, **changed)
+    rows = np.random.RandomState(0).standard_normal((1600, 256)).astype(np.float32)
+    chosen, added = _mixture_outputs(spec, rows)
+    products = np.random.RandomState(1).standard_normal((2, 100_000))
+    of_an_mlp = products[0] / (1 + np.exp(-products[0])) * products[1]
+    wanted = np.sqrt(np.square(of_an_mlp).mean()) / np.sqrt(2 * spec.num_layers)
+    found = np.sqrt(np.square(added).mean())
+    assert 0.8 < found / wanted < 1.25
+    per_expert = np.bincount(chosen.reshape(-1), minlength=64)
+    usual = chosen.size / 64
+    assert per_expert.min() > 0.3 * usual, "no expert is left out"
+    assert per_expert.max() < 3 * usual, "none has most of the tokens"
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied"])
+def test_nodes_with_a_random_mixture_agree(tmp_path: Path, name: str) -> None:
+    folder = shape_only(tmp_path, CONFIGS[name] | {"vocab_size": 1600})
+    first, second = (
+        load(folder, load_format="random", attention_backend="paddle") for _ in range(2)
+    )
+    assert first.layout.fingerprint == second.layout.fingerprint
+    found, again = (
+        logits_of(one, scheduled(prompt_of(60), 0, range(10))) for one in (first, second)
+    )
+    np.testing.assert_array_equal(found, again)
+    assert 2 < np.std(found[0]) < 8
+
+
+def test_how_experts_are_chosen_is_a_part_of_the_identity(tmp_path: Path) -> None:
+    """It decides how large their matrices are."""
+    spec = _mixture_spec(tmp_path, "qwen3_moe")
+    others = [
+        _mixture_spec(tmp_path, "qwen3_moe", num_chosen=4),
+        _mixture_spec(tmp_path, "qwen3_moe", is_normalised=False),
+    ]
+    assert len({RandomWeights(one).identity() for one in (spec, *others)}) == 3

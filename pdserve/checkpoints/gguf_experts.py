@@ -1,0 +1,94 @@
+"""The mixture of experts that a GGUF file describes, in the keys of a config.json of Hugging Face.
+
+Keys and defaults are those of llama.cpp: its `qwen3moe` has experts in every layer, and divides the
+weights of the chosen ones by their sum where the file does not say whether to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.errors import CheckpointError
+from engine.runner.weights.gguf_file import GgufFile
+
+_MOST = 1 << 16
+"""Far beyond any model, of experts as of the outputs of one."""
+_SOFTMAX = (0, 1)
+"""Values of `expert_gating_func`: not said, and softmax."""
+
+
+class _Keys:
+    """The metadata keys of one architecture, with errors that name them."""
+
+    def __init__(self, gguf: GgufFile, family: str) -> None:
+        self._gguf, self._family = gguf, family
+
+    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
+        found = self._gguf.integer(self._key(name), default)
+        if not least <= found <= _MOST:
+            raise self.refuse(name, found, f"a whole number from {least} to {_MOST}")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self._gguf.flag(self._key(name), default)
+
+    def number(self, name: str, default: float) -> float:
+        return self._gguf.number(self._key(name), default)
+
+    def refuse(self, name: str, found: object, wanted: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._gguf.path}: metadata key {self._key(name)} is {found}: wanted {wanted}"
+        )
+
+    def _key(self, name: str) -> str:
+        return f"{self._family}.{name}"
+
+
+def qwen3moe_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
+    """Return the keys of `Qwen3MoeForCausalLM`.
+
+    Raises `CheckpointError`, naming the metadata key, for what cannot be computed.
+    """
+    keys = _Keys(gguf, "qwen3moe")
+    num_experts, num_chosen = _experts_and_chosen(keys)
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": num_chosen,
+        "moe_intermediate_size": keys.count(
+            "expert_feed_forward_length", intermediate_size // num_chosen
+        ),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def ernie_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
+    """Return the keys of `Ernie4_5_MoeForCausalLM`, raising `CheckpointError` as above."""
+    del intermediate_size
+    keys = _Keys(gguf, "ernie4_5-moe")
+    num_experts, num_chosen = _experts_and_chosen(keys)
+    if not keys.flag("expert_weights_norm", True):
+        raise keys.refuse("expert_weights_norm", False, "true, as this architecture has it")
+    return {
+        "moe_num_experts": num_experts,
+        "moe_k": num_chosen,
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.count("expert_shared_count", 0, least=0),
+        "moe_layer_start_index": keys.count("leading_dense_block_count", 0, least=0),
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
+    }
+
+
+def _experts_and_chosen(keys: _Keys) -> tuple[int, int]:
+    num_experts, num_chosen = keys.count("expert_count"), keys.count("expert_used_count")
+    if num_chosen > num_experts:
+        raise keys.refuse("expert_used_count", num_chosen, f"at most {num_experts}, expert_count")
+    if (function := keys.count("expert_gating_func", 0, least=0)) not in _SOFTMAX:
+        raise keys.refuse("expert_gating_func", function, "1, softmax")
+    if (scale := keys.number("expert_weights_scale", 1.0)) not in (0.0, 1.0):
+        raise keys.refuse("expert_weights_scale", scale, "1: weights without a scale")
+    if (groups := keys.count("expert_group_count", 0, least=0)) > 1:
+        raise keys.refuse("expert_group_count", groups, "experts without groups")
+    return num_experts, num_chosen
