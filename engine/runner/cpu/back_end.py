@@ -60,7 +60,7 @@ class CpuBackEnd:
         set_num_threads(num_threads)
         if packed_folder is not None:  # A full disk is told before minutes of compiling.
             SharedWeights(files.weights, decoder_plans(files.spec), packed_folder).write()
-        compile_common_kernels()
+        compile_common_kernels(has_experts=files.spec.experts is not None)
         release_pages("libllvmlite.so")  # computing does not need LLVM
 
     def meter(self) -> HostMeter:

@@ -96,7 +96,7 @@ def test_weights_that_cannot_be_packed_are_told_before_kernels_are_compiled(
 ) -> None:
     """Compiling takes a minute or more where the cache is empty, as it is where it is full."""
     compile_all = "engine.runner.cpu.common_kernels.compile_common_kernels"
-    monkeypatch.setattr(compile_all, lambda: pytest.fail("kernels are compiled first"))
+    monkeypatch.setattr(compile_all, lambda **_: pytest.fail("kernels are compiled first"))
     (tmp_path / "full").touch()
     model, engine = ModelConfig(model=str(folder)), EngineConfig(attention_backend="numba")
     with pytest.raises(CheckpointError, match=r"cannot be written: Not a directory"):
@@ -183,9 +183,8 @@ def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
 @pytest.fixture
 def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling the first time takes up to a minute: wrong settings are reported before."""
-    monkeypatch.setattr(
-        "engine.runner.cpu.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
-    )
+    compile_all = "engine.runner.cpu.common_kernels.compile_common_kernels"
+    monkeypatch.setattr(compile_all, lambda **_: pytest.fail("compiles"))
 
 
 @pytest.mark.usefixtures("compiles_nothing")
