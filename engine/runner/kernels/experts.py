@@ -144,9 +144,7 @@ def choice_phase(counters, tables, buffers) -> None:  # type: ignore[no-untyped-
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
             _softmax(scores[row])
             _choose(scores[row], tables.choice_bias, chosen[row])
-            _weigh(
-                scores[row], chosen[row], tables.is_normalised, tables.least_sum, weights[row]
-            )
+            _weigh(scores[row], chosen[row], tables.is_normalised, tables.least_sum, weights[row])
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)

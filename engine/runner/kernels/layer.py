@@ -226,7 +226,9 @@ def _expert_half(progress, hidden, layer, experts, model, buffers, chosen, membe
         return
     at = _EXPERT_PHASES
     quantise_phase(progress[at], normed, quantised, is_fine(gate_up))
-    gated_phase(progress[at + 1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads)
+    gated_phase(
+        progress[at + 1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads
+    )
     quantise_phase(progress[at + 2], gated, quantised, is_fine(down))
     bias = layer.down_bias
     linear_phase(progress[at + 3], gated, down, bias, hidden, quantised, hidden, num_threads)

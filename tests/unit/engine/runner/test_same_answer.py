@@ -16,9 +16,9 @@ PROMPT = prompt_of(150)
 TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("qwen3"), CONFIGS["qwen3"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe", "ernie_moe"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
 
 
 @pytest.fixture(scope="module")
