@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 
 from common.kv.blocks import blocks_for
 from common.request import SamplingParams
@@ -31,6 +31,8 @@ _BUDGET_S = 3.0
 _POSITION = 31
 """Position from which measured sequences continue: at their beginning a step would be a prefill."""
 _DRAFTS = 3
+_TOKEN_STEP = 997
+"""A prime number: tokens that follow each other by so many are of all parts of a vocabulary."""
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 
 Execute = Callable[[StepBatch], object]
@@ -55,11 +57,12 @@ def measure_step_costs(
     """Return the least of a few measurements each, made to rise with the number of rows.
 
     Up to 64 rows are sequences of one token each, or of more where fewer sequences run at a time;
-    more rows are sequences that verify drafts, up to the `widest` step. All write the same KV to
-    the same slots of the first blocks, which must not hold cached KV. `has_proposals`: also measure
-    the cost of a proposed draft. It takes at most three seconds; slow models are measured less
-    often, and then only what is necessary. Without drafts the widest step that the time allows is
-    measured, twice if it can be, and one narrow step.
+    more rows are sequences that verify drafts, up to the `widest` step. All write their KV to the
+    same slots of the first blocks, which must not hold cached KV. Rows have different tokens, which
+    are sent to different experts as those of requests are. `has_proposals`: also measure the cost
+    of a proposed draft. It takes at most three seconds; slow models are measured less often, and
+    then only what is necessary. Without drafts the widest step that the time allows is measured,
+    twice if it can be, and one narrow step.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
     if not has_proposals and widest.tokens_per_seq == 1:
@@ -172,14 +175,16 @@ class _Measuring:
 
     def _measure(self, sizes: Sequence[int], num_proposals: int = 0) -> float:
         """Measure a step of sequences of so many tokens, of which drafts are as many as may be."""
-        before_s = self._clock()
-        sequences = {
-            size: ScheduledSequence(
-                0, [0] * size, self._start, self._blocks, _GREEDY,
+        vocab_size, rows = self._limits.vocab_size, count()
+        sequences = [
+            ScheduledSequence(
+                0, [next(rows) * _TOKEN_STEP % vocab_size for _ in range(size)], self._start,
+                self._blocks, _GREEDY,
                 num_drafts=size - 1 if size <= self._tokens_per_seq else 0,
                 num_proposals=num_proposals,
             )
-            for size in set(sizes)
-        }  # fmt: skip
-        self._execute(batch_of([sequences[size] for size in sizes]))
+            for size in sizes
+        ]  # fmt: skip
+        before_s = self._clock()
+        self._execute(batch_of(sequences))
         return self._clock() - before_s

@@ -22,7 +22,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.memory_meter import MemoryMeter
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.cache_size import CacheSize
-from engine.runner.start.profile_step import FirstLayer, measured_peak_bytes, profile_batches
+from engine.runner.start.profile_step import FirstLayers, measured_peak_bytes, profile_batches
 from engine.runner.step_costs import DecodeShape
 from engine.runner.weights.arithmetic import Arithmetic
 from engine.runner.weights.key_scales import has_key_scales, key_scales_digest
@@ -75,8 +75,10 @@ def assemble_runner(
     widest = DecodeShape(engine.max_num_seqs, 1 + share.num_drafts)
     peak_bytes = 0
     if size.is_planned:
-        first_layer = FirstLayer(loaded.decoder, back_end.most_profiled_rows)
-        runner = make(replace(loaded, decoder=first_layer), cache, limits, widest)
+        first_layers = FirstLayers(
+            loaded.decoder, files.spec.different_layers, back_end.most_profiled_rows
+        )
+        runner = make(replace(loaded, decoder=first_layers), cache, limits, widest)
         batches = profile_batches(
             shape, limits, share.num_drafts, has_longest_context=back_end.has_context_buffers
         )
@@ -141,7 +143,7 @@ def _memory_plan(
 
 
 def _peak_bytes(
-    first_layer: ModelRunner,
+    first_layers: ModelRunner,
     batches: Sequence[Sequence[ScheduledSequence]],
     meter: MemoryMeter,
     loaded: LoadedDecoder,
@@ -151,9 +153,9 @@ def _peak_bytes(
     The meter leaves out mapped files, of which the machine has one copy for all nodes.
     """
     loaded.take_buffers()
-    with compile_once(f"steps of {first_layer.attention_backend}, {loaded.mtp is not None}"):
+    with compile_once(f"steps of {first_layers.attention_backend}, {loaded.mtp is not None}"):
         shared_bytes = loaded.shared_bytes
-        return measured_peak_bytes(first_layer, batches, meter, shared_bytes) + shared_bytes
+        return measured_peak_bytes(first_layers, batches, meter, shared_bytes) + shared_bytes
 
 
 def _layout(files: ModelFiles, arithmetic: Arithmetic, engine: EngineConfig) -> KVLayout:

@@ -1,7 +1,8 @@
 """The largest step of a node, computed once at its start to see how much memory it takes.
 
-All layers have the same shapes and use the same buffers one after the other, so the first one shows
-what every layer takes. No KV is kept: every position's block is the first one of a small cache.
+Layers of one kind have the same shapes and use the same buffers one after the other, so the first
+one of each kind shows what every layer takes. No KV is kept: every position's block is the first
+one of a small cache.
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ _PARAMS = (
 """Everything that takes memory while a token is drawn, on the host and on a device, in turns."""
 
 
-class FirstLayer:
-    """A `Decoder` that has the first layer of another one alone.
+class FirstLayers:
+    """A `Decoder` that has some `layers` of another one alone: the first of each kind.
 
     With `most_rows` it computes no layer of steps with more of them. On kernels whose memory does
     not depend on the rows, beside buffers that have been taken before, such a layer takes nothing.
     """
 
-    num_layers = 1
-
-    def __init__(self, decoder: Decoder, most_rows: int | None) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, layers: Sequence[int], most_rows: int | None) -> None:
+        self.num_layers = len(layers)
+        self._decoder, self._layers = decoder, layers
         self._most_rows = most_rows
 
     def begin(self, batch: FlatBatch) -> Any:
@@ -50,7 +50,7 @@ class FirstLayer:
 
     def run_layer(self, index: int, hidden: Any) -> None:
         if self._most_rows is None or len(hidden) <= self._most_rows:
-            self._decoder.run_layer(index, hidden)
+            self._decoder.run_layer(self._layers[index], hidden)
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
         return self._decoder.logits(hidden, rows)

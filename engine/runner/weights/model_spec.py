@@ -75,6 +75,12 @@ class DecoderSpec:
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     @property
+    def different_layers(self) -> tuple[int, ...]:
+        """The first layer with one MLP, and the first with experts, if there is one; sorted."""
+        layers = reversed(range(self.num_layers))
+        return tuple(sorted({self.mixture_of(layer) is None: layer for layer in layers}.values()))
+
+    @property
     def qkv_size(self) -> int:
         """Outputs of the fused query, key and value projection."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim

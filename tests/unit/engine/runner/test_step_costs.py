@@ -49,6 +49,16 @@ def test_the_least_of_several_measurements_counts() -> None:
     assert costs.draft_s == pytest.approx(0.0005)
 
 
+def test_rows_of_a_step_have_different_tokens() -> None:
+    """Equal ones would all go to the same experts, and a step of many rows would seem cheap."""
+    machine = Machine(0.0001, 0.001)
+    machine.measure(widest=DecodeShape(16, 4), has_proposals=True)
+    for batch in machine.batches:
+        tokens = [token for one in batch for token in one.token_ids]
+        assert len(set(tokens)) == min(len(tokens), LIMITS.vocab_size)
+        assert max(tokens) < LIMITS.vocab_size
+
+
 def test_without_drafts_the_widest_step_is_measured_twice_and_a_narrow_one_once() -> None:
     machine = Machine(0.0001, 0.001)
     costs = machine.measure()

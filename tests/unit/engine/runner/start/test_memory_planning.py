@@ -22,6 +22,7 @@ from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, 
 from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.back_end import StepShape
 from engine.runner.cache.contract import HostMemory
+from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
@@ -30,7 +31,7 @@ from tests.support.engine.choices import FREE_METHODS
 from tests.support.models.mtp_running import TARGETS, write_inside
 from tests.support.models.pressure import BLOCK_SIZE, Node
 from tests.support.models.running import logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 MIB = 1 << 20
 NUM_SEATS = 6
@@ -356,3 +357,22 @@ def test_no_step_takes_more_memory_than_the_largest_one(
     counted = node.scheduler.statistics().counters
     assert (counted.num_drafted > 0) == (method != "none")
     assert counted.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"), [("llama", [0]), ("qwen3_moe", [0]), ("ernie_moe", [0, 1])]
+)
+def test_the_first_layer_of_each_kind_is_measured(
+    tmp_path: Path, family: str, layers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with experts takes other memory than one without."""
+    computed: list[int] = []
+    run_layer = NumbaDecoder.run_layer
+
+    def noting(decoder: NumbaDecoder, index: int, hidden: np.ndarray) -> None:
+        computed.append(index)
+        run_layer(decoder, index, hidden)
+
+    monkeypatch.setattr(NumbaDecoder, "run_layer", noting)
+    planned(write_checkpoint(tmp_path, CONFIGS[family]), FakeMeter())
+    assert sorted(set(computed)) == layers
