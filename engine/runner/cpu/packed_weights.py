@@ -170,7 +170,11 @@ class SharedWeights:
         self._source, self._plans = source, plans
         self._described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
         self._sizes = {key: packed_bytes(one) for key, one in self._described.items()}
-        plans_json = [asdict(plan) for plan in plans]
+        plans_json = [
+            # What a release before did not know, and changes no byte, is no part of the name.
+            {name: value for name, value in asdict(plan).items() if name != "in_floats"}
+            for plan in plans
+        ]
         described = list(self._described.items())
         identity = [_code_digest(), source.identity(), source.stamps(), plans_json, described]
         self._key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()

@@ -193,6 +193,12 @@ def test_a_cpu_computes_in_float32(folder: Path) -> None:
         load_model_runner(ModelConfig(model=str(folder), dtype="bfloat16"), EngineConfig())
 
 
+def test_sizes_of_experts_that_the_cpu_kernels_cannot_take(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["qwen3_moe"] | {"moe_intermediate_size": 40})
+    with pytest.raises(ConfigError, match="moe_intermediate_size is 40"):
+        load(folder, attention_backend="numba")
+
+
 def test_sizes_that_the_cpu_kernels_cannot_take(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
