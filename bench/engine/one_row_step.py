@@ -115,12 +115,23 @@ def _parts_of(
 
 
 def layer_weights(decoder: NumbaDecoder) -> list[PackedWeight]:
-    """Return the weights of all layers in the order in which a step reads them."""
+    """Return the weights of all layers in the order in which a step reads them.
+
+    Of a layer's experts the first ones stand for those that a row is sent to.
+    """
+    experts = decoder.spec.experts
+    share = 1.0 if experts is None else experts.num_chosen / experts.num_experts
     return [
-        weight
+        _first_part(weight, share) if name.startswith("experts") else weight
         for layer in decoder.layers
-        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        for name, weight in layer.packed.items()
     ]
+
+
+def _first_part(weight: PackedWeight, share: float) -> PackedWeight:
+    """Return the first matrices of a packed weight, whose matrices are of equal size."""
+    count, num_bytes = (round(size * share) for size in (len(weight.table), len(weight.data)))
+    return PackedWeight(weight.data[:num_bytes], weight.table[:count])
 
 
 def _products_s(decoder: NumbaDecoder, weights: list[PackedWeight]) -> float:

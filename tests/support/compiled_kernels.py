@@ -35,7 +35,7 @@ PACKAGES = ("numba", "llvmlite", "numpy")
 
 
 def compile_layers() -> None:
-    """Compile a layer, and what multiplies float32 rows with every format."""
+    """Compile both kinds of layers, and what multiplies float32 rows with every format."""
     from engine.runner.cpu import common_kernels
     from engine.runner.kernels.products.group_layout import CODES
     from engine.runner.kernels.products.group_product import few_rows_kernel, widening_kernel
@@ -43,6 +43,7 @@ def compile_layers() -> None:
 
     common_kernels.compile_layers()
     common_kernels.compile_attention()
+    common_kernels.compile_expert_layers()
     float_kernel()
     for code in CODES.values():
         few_rows_kernel(code)

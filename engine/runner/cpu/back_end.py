@@ -39,10 +39,16 @@ class CpuBackEnd:
             )
 
     def why_not(self, files: ModelFiles) -> str:
-        if files.spec.experts is not None:
-            return "the model has a mixture of experts"
-        for name in ("hidden_size", "intermediate_size", "head_dim"):
-            size = getattr(files.spec, name)
+        spec, experts = files.spec, files.spec.experts
+        sizes = {
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": spec.intermediate_size,
+            "head_dim": spec.head_dim,
+        }
+        if experts is not None:
+            # Those of a shared MLP are a multiple of the experts'.
+            sizes["moe_intermediate_size"] = experts.inner_size
+        for name, size in sizes.items():
             if size % LANES:
                 return f"{name} is {size}: the CPU kernels require a multiple of {LANES}"
         return ""
@@ -54,7 +60,7 @@ class CpuBackEnd:
         set_num_threads(num_threads)
         if packed_folder is not None:  # A full disk is told before minutes of compiling.
             SharedWeights(files.weights, decoder_plans(files.spec), packed_folder).write()
-        compile_common_kernels()
+        compile_common_kernels(has_experts=files.spec.experts is not None)
         release_pages("libllvmlite.so")  # computing does not need LLVM
 
     def meter(self) -> HostMeter:

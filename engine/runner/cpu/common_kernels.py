@@ -2,12 +2,14 @@
 
 They do not depend on a model's sizes, so a small model of constant weights compiles them. Products
 with float32 weights are among them, whatever formats the model has. The nodes of a machine that
-start together divide them: see `compile_once.compile_together`.
+start together divide them: see `compile_once.compile_together`. Layers with experts are compiled
+for models that have some, after what they share with others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from engine.runner.kernels.attention import STATE_LANES, attention_phase
 from engine.runner.kernels.attention_plan import PART_ROWS
 from engine.runner.kernels.team import new_progress
 from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope_spec import RopeSpec
 from engine.runner.weights.stored_tensor import GroupedTensor
@@ -37,6 +40,13 @@ _SPEC = DecoderSpec(
     num_kv_heads=1, head_dim=16, vocab_size=256, max_position=64, rms_epsilon=1e-5,
     rope=RopeSpec(kind="default", theta=1e4), is_rope_interleaved=False, has_tied_embeddings=True,
     has_qkv_bias=False, has_output_bias=False, has_mlp_bias=False, has_head_norms=False,
+)  # fmt: skip
+_EXPERTS = replace(
+    _SPEC,
+    experts=ExpertMixture(
+        layers=(0,), num_experts=2, num_chosen=1, inner_size=32, shared_size=32,
+        is_normalised=True, least_sum=0.0, has_choice_bias=True,
+    ),
 )  # fmt: skip
 _BLOCK_SIZE = 16
 _LIMITS = BatchLimits(
@@ -52,7 +62,7 @@ _WAYS = (
 )  # fmt: skip
 
 
-def compile_common_kernels() -> None:
+def compile_common_kernels(*, has_experts: bool) -> None:
     """Compile what no process of this machine has compiled yet.
 
     A layer comes to its attention when the first half is compiled, so another process that begins
@@ -65,11 +75,21 @@ def compile_common_kernels() -> None:
             "draws": compile_draws,
         }
     )
+    if has_experts:
+        compile_together({"layers with experts": compile_expert_layers})
 
 
 def compile_layers() -> None:
+    _compute_layer(_SPEC)
+
+
+def compile_expert_layers() -> None:
+    _compute_layer(_EXPERTS)
+
+
+def _compute_layer(spec: DecoderSpec) -> None:
     shape = StepShape(num_tokens=_LIMITS.max_tokens, num_seqs=1, num_logits_rows=1)
-    decoder = NumbaDecoder(_SPEC, _Constant(), _cache(), _LIMITS.max_len, shape)
+    decoder = NumbaDecoder(spec, _Constant(spec), _cache(), _LIMITS.max_len, shape)
     sequence = ScheduledSequence(0, [1, 2, 3], 0, [0], None)
     hidden = decoder.begin(flatten(batch_of([sequence]), _LIMITS))
     decoder.run_layer(0, hidden)
@@ -132,11 +152,11 @@ class _NoLayers:
 
 
 class _Constant(TensorSource):
-    """The weights of `_SPEC`, all equal, in float32."""
+    """The weights of a decoder, all equal, in float32."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         self.metadata: dict[str, str] = {}
-        self._shapes: Mapping[str, tuple[int, ...]] = expected_shapes(_SPEC)
+        self._shapes: Mapping[str, tuple[int, ...]] = expected_shapes(spec)
 
     def names(self) -> Iterable[str]:
         return self._shapes

@@ -12,11 +12,12 @@ from engine.runner.back_end import StepShape
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, load_layer
 from engine.runner.cpu.packed_weights import SharedWeights, decoder_plans, pack_privately
-from engine.runner.cpu.step_buffers import StepBuffers
+from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.experts import ExpertBuffers, scratch_floats
 from engine.runner.kernels.layer import (
     Attended,
     LayerBuffers,
@@ -24,11 +25,13 @@ from engine.runner.kernels.layer import (
     LayerConstants,
     LayerTables,
     Plain,
+    whole_expert_layer,
     whole_layer,
 )
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.norms import quantise_rows, rms_norm
 from engine.runner.kernels.products.linear import gather_columns, is_fine, linear
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
@@ -46,14 +49,19 @@ class _Buffers:
         self.normed = made.rows(rows, width)
         self.qkv = made.rows(rows, spec.qkv_size)
         self.attended = made.rows(rows, attended)
-        self.gated = made.rows(rows, spec.intermediate_size)
+        inner_size = _widest_inner(spec)
+        self.gated = made.rows(rows, inner_size)
         self.chosen = made.rows(shape.num_logits_rows, width)
         self.final = made.rows(shape.num_logits_rows, width)
         self.logits = made.rows(shape.num_logits_rows, spec.vocab_size)
-        widest = max(width, attended, spec.intermediate_size)
+        widest = max(width, attended, inner_size)
         # Two bytes per value: int8, with the scales and sums of its groups.
         self.quantised = made.rows(rows, widest // 2 if with_bytes else 0)
         self.parts = made.rows(PART_ROWS, spec.head_dim + STATE_LANES)
+        self._inner_size = spec.intermediate_size
+        self.experts: _ExpertRows | None = None
+        if spec.experts is not None:
+            self.experts = _ExpertRows(spec.experts, rows, width, made)
 
     def first(self, count: int) -> _Rows:
         """Return the first rows of those that layers use."""
@@ -61,6 +69,7 @@ class _Buffers:
             count=count,
             hidden=self.hidden.first(count),
             of_layer=self.of_layer(count, self.qkv.first(count)),
+            of_experts=() if self.experts is None else self.experts.first(count, self.gated),
         )
 
     def of_layer(self, count: int, qkv: np.ndarray) -> Plain:
@@ -69,19 +78,60 @@ class _Buffers:
             normed=self.normed.first(count),
             qkv=qkv,
             attended=self.attended.first(count),
-            gated=self.gated.first(count),
+            gated=self.gated.first(count, self._inner_size),
             quantised=self.quantised.first(count),
         )
         return tuple(rows)
 
 
+def _widest_inner(spec: DecoderSpec) -> int:
+    """Return the most floats of a row between gate and down."""
+    experts = spec.experts
+    if experts is None:
+        return spec.intermediate_size
+    slots = experts.num_chosen * experts.inner_size
+    return max(spec.intermediate_size, slots, experts.shared_size)
+
+
+class _ExpertRows:
+    """What layers with experts need beside the buffers of all layers."""
+
+    def __init__(
+        self, mixture: ExpertMixture, num_rows: int, hidden_size: int, made: StepBuffers
+    ) -> None:
+        self._mixture = mixture
+        self._scores = made.rows(num_rows, mixture.num_experts)
+        self._chosen, self._weights, self._order = (
+            made.rows(num_rows, mixture.num_chosen) for _ in range(3)
+        )
+        self._ends = made.rows(1, mixture.num_experts)
+        self._scratch = made.rows(get_num_threads(), scratch_floats(hidden_size, num_rows))
+
+    def first(self, count: int, gated: RowBuffer) -> Plain:
+        """Return the first rows: an `ExpertBuffers`, whose `gated` ones are in this buffer."""
+        mixture = self._mixture
+        slots = gated.first(count, mixture.num_chosen * mixture.inner_size)
+        buffers = ExpertBuffers(
+            scores=self._scores.first(count),
+            chosen=self._chosen.first(count).view(np.int32),
+            weights=self._weights.first(count),
+            order=self._order.first(count).view(np.int32).reshape(-1),
+            ends=self._ends.first(1).view(np.int32)[0],
+            gated=slots.reshape(-1, mixture.inner_size),
+            shared_gated=gated.first(count, mixture.shared_size),
+            scratch=self._scratch.first(self._scratch.num_rows),
+        )
+        return tuple(buffers)
+
+
 @dataclass(slots=True)
 class _Rows:
-    """A step's part of the buffers, `[count, …]` each."""
+    """A step's part of the buffers, `[count, …]` each; `of_experts` is empty without experts."""
 
     count: int
     hidden: np.ndarray
     of_layer: Plain
+    of_experts: Plain
 
 
 class NumbaDecoder:
@@ -132,8 +182,14 @@ class NumbaDecoder:
         self.head = packed.get("head", self.embedding)
         self._final_norm = checkpoint.read("model.norm.weight")
         self.layers = [
-            load_layer(checkpoint, f"model.layers.{i}.", spec, packed, cache.layout.dtype)
+            load_layer(
+                checkpoint, f"model.layers.{i}.", spec, packed, cache.layout.dtype,
+                spec.mixture_of(i),
+            )
             for i in range(spec.num_layers)
+        ]  # fmt: skip
+        self._experts = [
+            None if layer.experts is None else tuple(layer.experts) for layer in self.layers
         ]
         self.use_cache(cache)
 
@@ -172,14 +228,15 @@ class NumbaDecoder:
         return tuple(Attended(positions, block_tables, plan.items, plan.merges, parts))
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
+        layer, experts, rows = self._layers[index], self._experts[index], self._rows
+        slots, attention = self._batch.slots, self._attention
         with KERNEL_LOCK:
-            whole_layer(
-                hidden,
-                self._layers[index],
-                self._batch.slots,
-                self._attention,
-                self._rows.of_layer,
-            )
+            if experts is None:
+                whole_layer(hidden, layer, slots, attention, rows.of_layer)
+            else:
+                whole_expert_layer(
+                    hidden, layer, experts, slots, attention, rows.of_layer, rows.of_experts
+                )
 
     def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:
         """Write `states` `[rows, hidden_size]` after the final norm into `out`."""

@@ -39,6 +39,6 @@ def integer_weights(source: TensorSource, plans: list[PackedPlan]) -> IntegerWei
     found: list[tuple[str, str]] = []
     for plan in plans:
         formats = [name for name, _ in plan.formats_and_shapes(source)]
-        if not set(formats).intersection(WIDE_FORMATS):
+        if not plan.in_floats and not set(formats).intersection(WIDE_FORMATS):
             found += zip(plan.names, formats, strict=True)
     return tuple(found)

@@ -1,8 +1,4 @@
-"""One decoder layer's weights for the CPU kernels.
-
-A mixture-of-experts layer attaches here: `load_layer` takes one MLP's `gate_up` and `down`; with
-experts they become one pair per expert, and `kernels.layer` chooses by row.
-"""
+"""One decoder layer's weights for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.runner.cpu.packed_weights import layer_plans
+from engine.runner.kernels.experts import ExpertTables
 from engine.runner.kernels.layer import LayerTables
+from engine.runner.kernels.products.linear import FIELDS
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.kernels.vector_ir import LANES
+from engine.runner.weights.checkpoint import CHOICE_BIAS, SHARED_EXPERTS
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.key_scales import key_scales
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
@@ -24,15 +25,19 @@ NONE_2D = np.zeros((0, 0), np.float32)
 """Stands for an absent bias, norm or residual."""
 
 
+_NO_TABLE = np.zeros((0, FIELDS), np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class NumbaLayer:
-    """One layer's weights: the packed ones, and `tables`, by which the kernels read all of them."""
+    """One layer's weights: the packed ones by their name in `packed_weights.layer_plans`.
 
-    qkv: PackedWeight
-    output: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    By `tables`, and `experts` where the layer has some, the kernels read all of them.
+    """
+
+    packed: Mapping[str, PackedWeight]
     tables: LayerTables
+    experts: ExpertTables | None
 
 
 def load_layer(
@@ -41,11 +46,12 @@ def load_layer(
     spec: DecoderSpec,
     packed: Mapping[str, PackedWeight],
     stored: str,
+    mixture: ExpertMixture | None = None,
 ) -> NumbaLayer:
     """Return the layer whose tensors' names begin with `prefix`.
 
     `packed` has its weights, as `packed_weights.layer_plans` names them. The KV cache stores
-    numbers as `stored`.
+    numbers as `stored`. `mixture` is that of the layer, None for one with a single MLP.
     """
     divisors = key_scales(files, prefix, spec, stored)
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
@@ -54,12 +60,13 @@ def load_layer(
     if spec.has_head_norms:
         norms = [files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"]
         head_norms = np.stack([halves_first(n, rotated) if rotated else n for n in norms])
-    gate_up_bias = NONE_1D
-    if spec.has_mlp_bias:
-        names = (f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj")
-        biases = [files.read(f"{name}.bias").reshape(-1, LANES) for name in names]
-        gate_up_bias = np.stack(biases, axis=1).reshape(-1)
-    products = {name: packed[prefix + name] for name in ("qkv", "output", "gate_up", "down")}
+    products = {
+        plan.key.removeprefix(prefix): packed[plan.key]
+        for plan in layer_plans(spec, prefix, mixture)
+    }
+    has_mlp = "gate_up" in products
+    mlp = f"{prefix}mlp" if mixture is None else f"{prefix}{SHARED_EXPERTS}"
+    has_mlp_bias = has_mlp and spec.has_mlp_bias
     tables = LayerTables(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
         qkv=products["qkv"].table,
@@ -71,12 +78,39 @@ def load_layer(
             _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D
         ),
         mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=products["gate_up"].table,
-        gate_up_bias=gate_up_bias,
-        down=products["down"].table,
-        down_bias=_biases(files, [f"{prefix}mlp.down_proj"]) if spec.has_mlp_bias else NONE_1D,
+        gate_up=products["gate_up"].table if has_mlp else _NO_TABLE,
+        gate_up_bias=_gate_up_bias(files, mlp) if has_mlp_bias else NONE_1D,
+        down=products["down"].table if has_mlp else _NO_TABLE,
+        down_bias=_biases(files, [f"{mlp}.down_proj"]) if has_mlp_bias else NONE_1D,
     )
-    return NumbaLayer(**products, tables=tables)
+    experts = None if mixture is None else _experts(files, prefix, mixture, products)
+    return NumbaLayer(products, tables, experts)
+
+
+def _experts(
+    files: TensorSource,
+    prefix: str,
+    mixture: ExpertMixture,
+    products: Mapping[str, PackedWeight],
+) -> ExpertTables:
+    bias = NONE_1D
+    if mixture.has_choice_bias:
+        bias = files.read(prefix + CHOICE_BIAS).reshape(-1)
+    return ExpertTables(
+        router=products["router"].table,
+        choice_bias=bias,
+        gate_up=products["experts_gate_up"].table,
+        down=products["experts_down"].table,
+        is_normalised=mixture.is_normalised,
+        least_sum=np.float32(mixture.least_sum),
+    )
+
+
+def _gate_up_bias(files: TensorSource, mlp: str) -> np.ndarray:
+    """Return the biases of gate and up in turn, sixteen at a time."""
+    names = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
+    biases = [files.read(f"{name}.bias").reshape(-1, LANES) for name in names]
+    return np.stack(biases, axis=1).reshape(-1)
 
 
 def _biases(files: TensorSource, names: list[str], rotated: int = 0) -> np.ndarray:

@@ -26,12 +26,16 @@ from common.files.cache_folder import build_once, rebuild
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.kernels.products import group_layout, packed
 from engine.runner.kernels.products.packed import (
+    Bytes,
+    FormatAndShape,
     PackedWeight,
     pack_into,
     packed_bytes,
     packed_view,
 )
 from engine.runner.weights import quantised_source, rope, stored_formats
+from engine.runner.weights.checkpoint import ROUTER, SHARED_EXPERTS
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
 from engine.runner.weights.schemes import float8_scheme, integer_formats, integer_schemes
@@ -56,7 +60,8 @@ class PackedPlan:
 
     The first `num_rotated` (query and key) have heads of neighbouring rotary pairs of size
     `head_dim`, which are reordered, halves first. With `is_fine`, activations in int8 have a step
-    for 16 values: where their error changes logits most for the time that this costs.
+    for 16 values: where their error changes logits most for the time that this costs. Products
+    `in_floats` never take activations in int8.
     """
 
     key: str
@@ -64,6 +69,7 @@ class PackedPlan:
     num_rotated: int = 0
     head_dim: int = 0
     is_fine: bool = False
+    in_floats: bool = False
 
     def tensors(self, source: TensorSource) -> list[GroupedTensor]:
         """Return the stored rows in the order in which they are packed."""
@@ -75,21 +81,49 @@ class PackedPlan:
         """Return the format and (outputs, inputs) of each tensor, reading none."""
         return [source.format_and_shape(name) for name in self.names]
 
+    def view(
+        self, formats_and_shapes: Sequence[FormatAndShape], data: Bytes, *, with_bytes: bool
+    ) -> PackedWeight:
+        """Return what was packed into `data` for the kernels; `with_bytes` as in `packed_view`."""
+        with_bytes = with_bytes and not self.in_floats
+        return packed_view(formats_and_shapes, data, with_bytes=with_bytes, is_fine=self.is_fine)
+
     def _reordered(self, tensor: GroupedTensor) -> GroupedTensor:
         rows = halves_first(tensor.rows, self.head_dim)
         return GroupedTensor(tensor.format, tensor.shape, rows)
 
 
-def layer_plans(spec: DecoderSpec, prefix: str) -> list[PackedPlan]:
-    """Return the packed weights of one layer, whose tensors' names begin with `prefix`."""
+def layer_plans(
+    spec: DecoderSpec, prefix: str, mixture: ExpertMixture | None = None
+) -> list[PackedPlan]:
+    """Return the packed weights of one layer, whose tensors' names begin with `prefix`.
+
+    `mixture` is that of the layer, None for one with a single MLP.
+    """
     num_rotated = 2 if spec.is_rope_interleaved else 0
     qkv = tuple(f"{prefix}self_attn.{name}_proj.weight" for name in "qkv")
-    gate_up = tuple(f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up"))
-    return [
+    plans = [
         PackedPlan(f"{prefix}qkv", qkv, num_rotated, spec.head_dim, is_fine=True),
         PackedPlan(f"{prefix}output", (f"{prefix}self_attn.o_proj.weight",)),
-        PackedPlan(f"{prefix}gate_up", gate_up),
-        PackedPlan(f"{prefix}down", (f"{prefix}mlp.down_proj.weight",)),
+    ]
+    if mixture is None:
+        return plans + _mlp_plans(prefix, "", [f"{prefix}mlp"])
+    # A choice that int8 activations changed would be that of another model.
+    plans.append(PackedPlan(f"{prefix}router", (f"{prefix}{ROUTER}.weight",), in_floats=True))
+    experts = [f"{prefix}mlp.experts.{number}" for number in range(mixture.num_experts)]
+    plans += _mlp_plans(prefix, "experts_", experts)
+    if mixture.shared_size:
+        plans += _mlp_plans(prefix, "", [f"{prefix}{SHARED_EXPERTS}"])
+    return plans
+
+
+def _mlp_plans(prefix: str, kind: str, mlps: Sequence[str]) -> list[PackedPlan]:
+    """Return gate and up of each MLP in turn, and the down projections of all."""
+    gate_up = [f"{mlp}.{name}_proj.weight" for mlp in mlps for name in ("gate", "up")]
+    down = [f"{mlp}.down_proj.weight" for mlp in mlps]
+    return [
+        PackedPlan(f"{prefix}{kind}gate_up", tuple(gate_up)),
+        PackedPlan(f"{prefix}{kind}down", tuple(down)),
     ]
 
 
@@ -99,7 +133,7 @@ def decoder_plans(spec: DecoderSpec) -> list[PackedPlan]:
     if not spec.has_tied_embeddings:
         plans.append(PackedPlan("head", ("lm_head.weight",), is_fine=True))
     for layer in range(spec.num_layers):
-        plans += layer_plans(spec, f"model.layers.{layer}.")
+        plans += layer_plans(spec, f"model.layers.{layer}.", spec.mixture_of(layer))
     return plans
 
 
@@ -118,22 +152,14 @@ def pack_privately(
 
     `with_bytes` chooses int8 activations.
     """
-    return {
-        plan.key: _pack_tensors(
-            plan.tensors(source), memory, with_bytes=with_bytes, is_fine=plan.is_fine
-        )
-        for plan in plans
-    }
-
-
-def _pack_tensors(
-    tensors: Sequence[GroupedTensor], memory: WeightMemory, *, with_bytes: bool, is_fine: bool
-) -> PackedWeight:
-    """Return tensors with equal inputs as one packed weight, in memory of this process."""
-    described = [(tensor.format, tensor.shape) for tensor in tensors]
-    data = memory.zeros((packed_bytes(described),), np.dtype(np.uint8))
-    pack_into(tensors, data)
-    return packed_view(described, data, with_bytes=with_bytes, is_fine=is_fine)
+    packed = {}
+    for plan in plans:
+        tensors = plan.tensors(source)
+        described = [(tensor.format, tensor.shape) for tensor in tensors]
+        data = memory.zeros((packed_bytes(described),), np.dtype(np.uint8))
+        pack_into(tensors, data)
+        packed[plan.key] = plan.view(described, data, with_bytes=with_bytes)
+    return packed
 
 
 class SharedWeights:
@@ -144,7 +170,11 @@ class SharedWeights:
         self._source, self._plans = source, plans
         self._described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
         self._sizes = {key: packed_bytes(one) for key, one in self._described.items()}
-        plans_json = [asdict(plan) for plan in plans]
+        plans_json = [
+            # What a release before did not know, and changes no byte, is no part of the name.
+            {name: value for name, value in asdict(plan).items() if name != "in_floats"}
+            for plan in plans
+        ]
         described = list(self._described.items())
         identity = [_code_digest(), source.identity(), source.stamps(), plans_json, described]
         self._key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -171,9 +201,7 @@ class SharedWeights:
         weights, start = {}, 0
         for plan in self._plans:
             end, described = start + self._sizes[plan.key], self._described[plan.key]
-            weights[plan.key] = packed_view(
-                described, data[start:end], with_bytes=with_bytes, is_fine=plan.is_fine
-            )
+            weights[plan.key] = plan.view(described, data[start:end], with_bytes=with_bytes)
             start = end
         return weights
 

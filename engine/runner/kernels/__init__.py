@@ -14,6 +14,7 @@ last bit however prompts are chunked and requests are batched.
     step_rows       a step's rows and its draws, laid out in one call each
     kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
+    experts         a mixture of experts: which a row is sent to, and their products
     layer           a whole decoder layer out of these, in few entries into the thread pool
     lock            held around them
     team            phases that a few threads share

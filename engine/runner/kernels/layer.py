@@ -15,6 +15,14 @@ import numpy as np
 from numba import njit
 
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
+from engine.runner.kernels.experts import (
+    ExpertBuffers,
+    ExpertTables,
+    choice_phase,
+    expert_down_phase,
+    expert_gated_phase,
+    order_phase,
+)
 from engine.runner.kernels.norms import norm_phase, quantise_phase
 from engine.runner.kernels.products.linear import gated_phase, gather_columns, is_fine, linear_phase
 from engine.runner.kernels.rotary import rotary_phase
@@ -23,13 +31,14 @@ from engine.runner.kernels.team import new_progress, run_team
 Plain = tuple[Any, ...]
 """One of the named tuples below, as a plain one."""
 
-_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 4, 4
+_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES, _EXPERT_PHASES = 3, 4, 4, 7
 
 
 class LayerTables(NamedTuple):
     """A layer's weights: norms, biases, key scales and tables; empty where a family has none.
 
-    `scales` and `head_norms` are as in `rotary_phase`.
+    `scales` and `head_norms` are as in `rotary_phase`. In a layer with experts (`ExpertTables`)
+    `gate_up` and `down` are the shared MLP.
     """
 
     input_norm: np.ndarray
@@ -195,6 +204,70 @@ def whole_layer(hidden, layer, slots, work, buffers) -> None:  # type: ignore[no
             slots,
             Attended(*work),
             LayerBuffers(*buffers),
+        ),
+    )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _expert_half(progress, hidden, layer, experts, model, buffers, chosen, member) -> None:  # type: ignore[no-untyped-def]
+    """Add the outputs of each row's experts to `hidden`, and then that of the shared MLP."""
+    normed, quantised, num_threads = buffers.normed, buffers.quantised, model.num_threads
+    none, no_bias = hidden[:0], layer.output_bias[:0]
+    is_fine_mlp, router = is_fine(experts.gate_up), experts.router
+    norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
+    linear_phase(progress[1], normed, router, no_bias, none, none, chosen.scores, num_threads)
+    choice_phase(progress[2], experts, chosen)
+    order_phase(progress[3], chosen)
+    expert_gated_phase(progress[4], normed, quantised, experts, chosen, member, num_threads)
+    quantise_phase(progress[5], chosen.gated, quantised, is_fine(experts.down))
+    expert_down_phase(progress[6], hidden, quantised, experts, chosen, member, num_threads)
+    gate_up, down, gated = layer.gate_up, layer.down, chosen.shared_gated
+    if gate_up.shape[0] == 0:
+        return
+    at = _EXPERT_PHASES
+    quantise_phase(progress[at], normed, quantised, is_fine(gate_up))
+    gated_phase(
+        progress[at + 1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads
+    )
+    quantise_phase(progress[at + 2], gated, quantised, is_fine(down))
+    bias = layer.down_bias
+    linear_phase(progress[at + 3], gated, down, bias, hidden, quantised, hidden, num_threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _members_of_expert_layer(  # type: ignore[no-untyped-def]
+    member, progress, hidden, layer, experts, model, cache, slots, work, buffers, chosen
+) -> None:
+    _project_and_store(progress, hidden, layer, model, cache, work.positions, slots, buffers)
+    at = _PROJECT_PHASES
+    _attend_and_add(progress[at:], hidden, layer, cache, work, buffers, model.num_threads)
+    at += _ATTEND_PHASES
+    _expert_half(progress[at:], hidden, layer, experts, model, buffers, chosen, member)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def whole_expert_layer(hidden, layer, experts, slots, work, buffers, chosen) -> None:  # type: ignore[no-untyped-def]
+    """Compute a layer with experts as `whole_layer` does one with an MLP.
+
+    `experts` is an `ExpertTables` and `chosen` an `ExpertBuffers`, both as plain tuples. A function
+    of its own: a model without experts does not compile it.
+    """
+    tables, constants, cache = layer
+    model = LayerConstants(*constants)
+    run_team(
+        _members_of_expert_layer,
+        model.num_threads,
+        (
+            new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _EXPERT_PHASES + _MLP_PHASES),
+            hidden,
+            LayerTables(*tables),
+            ExpertTables(*experts),
+            model,
+            LayerCache(*cache),
+            slots,
+            Attended(*work),
+            LayerBuffers(*buffers),
+            ExpertBuffers(*chosen),
         ),
     )
 

@@ -220,7 +220,7 @@ def _bytes_linear(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _linear_share(  # type: ignore[no-untyped-def]
+def linear_share(  # type: ignore[no-untyped-def]
     x, quantised, table, bias, residual, out, first_pair, last_pair, tiles, widened
 ) -> None:
     """Compute the columns of these pairs of panels, counted over all matrices."""
@@ -241,7 +241,7 @@ def _linear_share(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scratch(table, num_rows):  # type: ignore[no-untyped-def]
+def widening_scratch(table, num_rows):  # type: ignore[no-untyped-def]
     """Return memory for a pair of widened panels, none if no matrix needs it."""
     for n in range(table.shape[0]):
         if table[n, BYTES] == 0 and num_rows > table[n, DIRECT_ROWS]:
@@ -267,12 +267,12 @@ def linear_phase(  # type: ignore[no-untyped-def]
         num_pairs += (-(-table[n, OUTPUTS] // LANES) + 1) // 2
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
     tiles = np.empty((2, TILE_ROWS, LANES), np.float32)
-    widened = _scratch(table, x.shape[0])
+    widened = widening_scratch(table, x.shape[0])
     share = claim(counters)
     while share < num_shares:
         first = num_pairs * share // num_shares
         last = num_pairs * (share + 1) // num_shares
-        _linear_share(x, quantised, table, bias, residual, out, first, last, tiles, widened)
+        linear_share(x, quantised, table, bias, residual, out, first, last, tiles, widened)
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)
@@ -369,8 +369,18 @@ def _bytes_gated(quantised, gate, up, bias, out, first, last, tiles) -> None:  #
                 row += rows
 
 
-# As `linear_phase`, with pairs of one gate and one up panel. Bytes are used only if both matrices
-# have a kernel for them: what is quantised is the input, which the two share.
+# Bytes are used only if both matrices have a kernel for them: what is quantised is the input, which
+# the two share.
+@njit(nogil=True, cache=True, error_model="numpy")
+def gated_share(x, quantised, gate, up, bias, out, first, last, tiles, widened) -> None:  # type: ignore[no-untyped-def]
+    """Compute the columns of panels `first` to `last` of gate and up."""
+    if gate[BYTES] != 0 and up[BYTES] != 0:
+        _bytes_gated(quantised, gate, up, bias, out, first, last, tiles)
+    else:
+        _floats_gated(x, gate, up, bias, out, first, last, tiles, widened)
+
+
+# As `linear_phase`, with pairs of one gate and one up panel.
 @njit(nogil=True, cache=True, error_model="numpy")
 def gated_phase(counters, x, table, bias, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
     """Compute a team's `gated_linear`."""
@@ -378,16 +388,12 @@ def gated_phase(counters, x, table, bias, quantised, out, num_threads) -> None: 
     num_pairs = gate[OUTPUTS] // LANES
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
     tiles = np.empty((GATED_TILES, TILE_ROWS, LANES), np.float32)
-    widened = _scratch(table, x.shape[0])
-    has_bytes = gate[BYTES] != 0 and up[BYTES] != 0
+    widened = widening_scratch(table, x.shape[0])
     share = claim(counters)
     while share < num_shares:
         first = num_pairs * share // num_shares
         last = num_pairs * (share + 1) // num_shares
-        if has_bytes:
-            _bytes_gated(quantised, gate, up, bias, out, first, last, tiles)
-        else:
-            _floats_gated(x, gate, up, bias, out, first, last, tiles, widened)
+        gated_share(x, quantised, gate, up, bias, out, first, last, tiles, widened)
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engine.runner.cpu import common_kernels
 from engine.runner.drawing.sampler import sampled_rows
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.runner.kernels.attention import attention_phase
-from engine.runner.kernels.layer import whole_layer
+from engine.runner.kernels.layer import whole_expert_layer, whole_layer
 from engine.runner.kernels.products.linear import linear
 from engine.runner.kernels.sampling.sample_rows import sample_rows
 from engine.runner.kernels.step_rows import lay_out_draws, lay_out_rows
@@ -28,6 +30,29 @@ def test_a_model_needs_no_further_compilation(tmp_path: Path) -> None:
     assert len(compiled[0]) == 1  # layers call what is compiled beside them
     load(write_checkpoint(tmp_path, CONFIGS["llama"]), max_model_len=64).warm_up()
     assert [set(kernel.signatures) for kernel in kernels] == compiled
+
+
+@pytest.mark.parametrize("family", [name for name in CONFIGS if "moe" in name])
+def test_nor_does_one_with_experts(tmp_path: Path, family: str) -> None:
+    common_kernels.compile_layers()
+    common_kernels.compile_expert_layers()
+    common_kernels.compile_draws()
+    kernels = (whole_layer, whole_expert_layer, linear)
+    compiled = [set(kernel.signatures) for kernel in kernels]
+    assert len(compiled[1]) == 1
+    load(write_checkpoint(tmp_path, CONFIGS[family]), max_model_len=64).warm_up()
+    assert [set(kernel.signatures) for kernel in kernels] == compiled
+
+
+@pytest.mark.parametrize(("family", "has_experts"), [("llama", False), ("qwen3_moe", True)])
+def test_layers_with_experts_are_compiled_for_models_that_have_some(
+    tmp_path: Path, family: str, has_experts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[str] = []
+    monkeypatch.setattr(common_kernels, "compile_together", parts.extend)
+    load(write_checkpoint(tmp_path, CONFIGS[family]), max_model_len=64)
+    assert ("layers with experts" in parts) is has_experts
+    assert "layers and logits" in parts
 
 
 def test_a_step_that_was_planned_needs_none() -> None:

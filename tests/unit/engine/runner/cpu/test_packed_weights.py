@@ -28,12 +28,14 @@ HEADER = packed_weights.HEADER_BYTES
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> TensorSource:
-    return source_in(tmp_path / "model")
+def source(tmp_path: Path, request: pytest.FixtureRequest) -> TensorSource:
+    return source_in(tmp_path / "model", family=getattr(request, "param", "ernie"))
 
 
-def source_in(folder: Path, *, seed: int = 0, quantization: str = "Q4_1") -> TensorSource:
-    write_checkpoint(folder, CONFIGS["ernie"], seed=seed)
+def source_in(
+    folder: Path, *, seed: int = 0, quantization: str = "Q4_1", family: str = "ernie"
+) -> TensorSource:
+    write_checkpoint(folder, CONFIGS[family], seed=seed)
     return QuantisedSource(Checkpoint(folder, read_decoder_spec(folder)), quantization)
 
 
@@ -53,6 +55,7 @@ def rows_of(weight: PackedWeight, count: int, width: int) -> np.ndarray:
     return out
 
 
+@pytest.mark.parametrize("source", ["ernie", "ernie_moe"], indirect=True)
 def test_the_file_holds_every_value_in_the_order_of_the_kernels(
     source: TensorSource, tmp_path: Path
 ) -> None:
@@ -68,6 +71,7 @@ def test_the_file_holds_every_value_in_the_order_of_the_kernels(
         np.testing.assert_array_equal(rows_of(packed[plan.key], *wanted.shape), wanted)
 
 
+@pytest.mark.parametrize("source", ["ernie", "ernie_moe"], indirect=True)
 def test_a_shared_file_has_the_bytes_of_private_memory(
     source: TensorSource, tmp_path: Path
 ) -> None:

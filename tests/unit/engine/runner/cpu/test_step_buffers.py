@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import get_num_threads
 
 from common.errors import InternalError
 from engine.core.runner_contract import DrawnTokens
@@ -14,6 +15,7 @@ from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS
+from engine.runner.kernels.experts import BAND_ROWS
 from engine.runner.model_runner import ModelRunner
 from tests.support.models.mtp_running import chunk, load_with_mtp, step, write_inside
 from tests.support.models.running import load, scheduled
@@ -63,6 +65,23 @@ def test_a_buffer_does_not_grow() -> None:
         buffer.first(6, 9)
     with pytest.raises(InternalError, match="7 rows"):
         buffer.copy_rows(np.zeros((9, 8), np.float32), np.arange(7))
+
+
+def test_experts_take_no_more_between_their_products_than_what_a_token_is_sent_to(
+    tmp_path: Path,
+) -> None:
+    """Inputs and outputs of a hidden size for each expert of a row would be many times that."""
+    config = CONFIGS["qwen3_moe"]
+    folder = write_checkpoint(tmp_path, config)
+    dense = config | {"mlp_only_layers": list(range(config["num_hidden_layers"]))}
+    without = load(write_checkpoint(tmp_path / "dense", dense), max_num_batched_tokens=900)
+    runner = load(folder, max_num_batched_tokens=900)
+    chosen, experts = config["num_experts_per_tok"], config["num_experts"]
+    inner = max(0, chosen * config["moe_intermediate_size"] - config["intermediate_size"])
+    by_row = inner + experts + 3 * chosen
+    by_thread = BAND_ROWS * config["hidden_size"]
+    wanted = 900 * by_row + get_num_threads() * by_thread + experts
+    assert buffers_of(runner).num_bytes - buffers_of(without).num_bytes == 4 * wanted
 
 
 def test_the_sizes_follow_from_the_largest_step(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_weights_that_cannot_be_packed_are_told_before_kernels_are_compiled(
 ) -> None:
     """Compiling takes a minute or more where the cache is empty, as it is where it is full."""
     compile_all = "engine.runner.cpu.common_kernels.compile_common_kernels"
-    monkeypatch.setattr(compile_all, lambda: pytest.fail("kernels are compiled first"))
+    monkeypatch.setattr(compile_all, lambda **_: pytest.fail("kernels are compiled first"))
     (tmp_path / "full").touch()
     model, engine = ModelConfig(model=str(folder)), EngineConfig(attention_backend="numba")
     with pytest.raises(CheckpointError, match=r"cannot be written: Not a directory"):
@@ -204,15 +204,20 @@ def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
 @pytest.fixture
 def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling the first time takes up to a minute: wrong settings are reported before."""
-    monkeypatch.setattr(
-        "engine.runner.cpu.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
-    )
+    compile_all = "engine.runner.cpu.common_kernels.compile_common_kernels"
+    monkeypatch.setattr(compile_all, lambda **_: pytest.fail("compiles"))
 
 
 @pytest.mark.usefixtures("compiles_nothing")
 def test_a_cpu_computes_in_float32(folder: Path) -> None:
     with pytest.raises(ConfigError, match="dtype is bfloat16: a CPU computes in float32"):
         load_model_runner(ModelConfig(model=str(folder), dtype="bfloat16"), EngineConfig())
+
+
+def test_sizes_of_experts_that_the_cpu_kernels_cannot_take(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["qwen3_moe"] | {"moe_intermediate_size": 40})
+    with pytest.raises(ConfigError, match="moe_intermediate_size is 40"):
+        load(folder, attention_backend="numba")
 
 
 def test_sizes_that_the_cpu_kernels_cannot_take(

@@ -49,6 +49,18 @@ def test_a_tied_embedding_is_a_product(tmp_path: Path) -> None:
     assert found[0] == ("model.embed_tokens.weight", "Q8_0")
 
 
+def test_a_router_is_never_multiplied_in_integers(tmp_path: Path) -> None:
+    spec, checkpoint = opened(tmp_path, "qwen3_moe")
+    source = QuantisedSource(checkpoint, "Q8_0")
+    assert spec.experts is not None
+    found = dict(integer_weights(source, decoder_products(spec)))
+    experts = [f"mlp.experts.{i}.{n}_proj" for i in range(8) for n in ("gate", "up", "down")]
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}."
+        assert f"{prefix}mlp.gate.weight" not in found
+        assert {f"{prefix}{name}.weight" for name in experts} <= found.keys()
+
+
 class _Formats(Checkpoint):
     """A packed weight's tensors in any formats."""
 
