@@ -29,10 +29,24 @@ _EMBEDDING = "embed_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Layers that `targets` name, by name, by class or by a regular expression on names."""
+class _Layers:
+    """Layers by name or class, or by a regular expression with which their names begin.
 
-    targets: tuple[str, ...]
+    A mixture of experts has tens of thousands of layers, of which a file may name hundreds.
+    """
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[re.Pattern[str], ...] = ()
+
+    def has(self, layer: str) -> bool:
+        return layer in self.names or any(one.match(layer) for one in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Layers whose weights have one form."""
+
+    targets: _Layers
     scheme: Scheme
 
 
@@ -43,30 +57,24 @@ class Quantization:
     description: str
     schemes: tuple[Scheme, ...]
     groups: tuple[_Group, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: _Layers = _Layers()
     """Both are empty where the tensors themselves say which layers are quantised."""
 
     def scheme_of(self, layer: str) -> Scheme | None:
         """Return the scheme of a layer, if it is quantised; None: it is not."""
         if not self.groups:
             return self.schemes[0]
-        if any(_names(target, layer) for target in self.ignored):
+        if self.ignored.has(layer):
             return None
         for group in self.groups:
-            if any(_names(target, layer) for target in group.targets):
+            if group.targets.has(layer):
                 return group.scheme
         kind = "Embedding" if layer.endswith(_EMBEDDING) else "Linear"
-        return next((group.scheme for group in self.groups if kind in group.targets), None)
+        return next((group.scheme for group in self.groups if kind in group.targets.names), None)
 
     def required_scheme(self, layer: str) -> Scheme | None:
         """Return the scheme in which a layer's weight has to be; None: it may be plain."""
         return self.scheme_of(layer) if self.groups else None
-
-
-def _names(target: str, layer: str) -> bool:
-    if target.startswith(_REGULAR):
-        return re.match(target.removeprefix(_REGULAR), layer) is not None
-    return target == layer
 
 
 def read_quantization(folder: Path) -> Quantization | None:
@@ -175,23 +183,26 @@ def _compressed_tensors(config: ConfigValues) -> Quantization:
     described = [] if section is None else section.sections()
     if not described:
         raise config.refuse("config_groups", "groups of layers, with the form of their weights")
-    groups = tuple(_Group(_patterns(one, "targets"), _scheme(config, one)) for one in described)
+    groups = tuple(_Group(_layers(one, "targets"), _scheme(config, one)) for one in described)
     schemes = tuple(dict.fromkeys(group.scheme for group in groups))
     formats = " and ".join(sorted({_format(config, one) for one in described}))
-    ignored = _patterns(config, "ignore") if config.get("ignore") else ()
+    ignored = _layers(config, "ignore") if config.get("ignore") else _Layers()
     return Quantization(f"compressed-tensors, {formats}", schemes, groups, ignored)
 
 
-def _patterns(config: ConfigValues, key: str) -> tuple[str, ...]:
+def _layers(config: ConfigValues, key: str) -> _Layers:
     found = config.get(key)
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise config.refuse(key, "a list of names of layers")
+    patterns = []
     for one in found:
+        if not one.startswith(_REGULAR):
+            continue
         try:
-            re.compile(one.removeprefix(_REGULAR) if one.startswith(_REGULAR) else "")
+            patterns.append(re.compile(one.removeprefix(_REGULAR)))
         except re.error as error:
             raise config.refuse(key, f"regular expressions: {one!r}: {error}") from None
-    return tuple(found)
+    return _Layers(frozenset(found), tuple(patterns))
 
 
 _PACKED, _FLOATS, _INTEGERS = "pack-quantized", "float-quantized", "int-quantized"
