@@ -97,7 +97,7 @@ def _experts(
     if mixture.has_choice_bias:
         bias = files.read(prefix + CHOICE_BIAS).reshape(-1)
     return ExpertTables(
-        router=products["router"].table,
+        expert_gate=products["expert_gate"].table,
         choice_bias=bias,
         gate_up=products["experts_gate_up"].table,
         down=products["experts_down"].table,

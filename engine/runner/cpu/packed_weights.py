@@ -34,7 +34,7 @@ from engine.runner.kernels.products.packed import (
     packed_view,
 )
 from engine.runner.weights import quantised_source, rope, stored_formats
-from engine.runner.weights.checkpoint import ROUTER, SHARED_EXPERTS
+from engine.runner.weights.checkpoint import EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
@@ -109,7 +109,9 @@ def layer_plans(
     if mixture is None:
         return plans + _mlp_plans(prefix, "", [f"{prefix}mlp"])
     # A choice that int8 activations changed would be that of another model.
-    plans.append(PackedPlan(f"{prefix}router", (f"{prefix}{ROUTER}.weight",), in_floats=True))
+    plans.append(
+        PackedPlan(f"{prefix}expert_gate", (f"{prefix}{EXPERT_GATE}.weight",), in_floats=True)
+    )
     experts = [f"{prefix}mlp.experts.{number}" for number in range(mixture.num_experts)]
     plans += _mlp_plans(prefix, "experts_", experts)
     if mixture.shared_size:

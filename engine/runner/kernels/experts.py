@@ -43,14 +43,14 @@ _VALUES_PER_FLOAT = 4 // BYTES_PER_VALUE
 
 
 class ExpertTables(NamedTuple):
-    """A layer's router and experts.
+    """A layer's experts and their gate.
 
     `gate_up` has gate and up of each expert, in turn, and `down` one matrix of each. Scores of the
     chosen experts are divided by their sum, at least `least_sum`, where it `is_normalised`.
     `choice_bias`, empty or a number for each expert, is added to the scores to choose by.
     """
 
-    router: np.ndarray
+    expert_gate: np.ndarray
     choice_bias: np.ndarray
     gate_up: np.ndarray
     down: np.ndarray
@@ -135,7 +135,7 @@ def _weigh(scores, chosen, is_normalised, least_sum, weights) -> None:  # type: 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def choice_phase(counters, tables, buffers) -> None:  # type: ignore[no-untyped-def]
-    """Choose and weigh each row's experts by a team; `scores` has the router's products."""
+    """Choose and weigh each row's experts by a team; `scores` has its products with their gate."""
     scores, chosen, weights = buffers.scores, buffers.chosen, buffers.weights
     num_rows = scores.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)

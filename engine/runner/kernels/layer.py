@@ -213,9 +213,9 @@ def _expert_half(progress, hidden, layer, experts, model, buffers, chosen, membe
     """Add the outputs of each row's experts to `hidden`, and then that of the shared MLP."""
     normed, quantised, num_threads = buffers.normed, buffers.quantised, model.num_threads
     none, no_bias = hidden[:0], layer.output_bias[:0]
-    is_fine_mlp, router = is_fine(experts.gate_up), experts.router
+    is_fine_mlp, gate = is_fine(experts.gate_up), experts.expert_gate
     norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
-    linear_phase(progress[1], normed, router, no_bias, none, none, chosen.scores, num_threads)
+    linear_phase(progress[1], normed, gate, no_bias, none, none, chosen.scores, num_threads)
     choice_phase(progress[2], experts, chosen)
     order_phase(progress[3], chosen)
     expert_gated_phase(progress[4], normed, quantised, experts, chosen, member, num_threads)

@@ -152,6 +152,8 @@ def write_gguf(
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif value < 0:

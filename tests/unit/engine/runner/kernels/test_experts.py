@@ -50,9 +50,9 @@ ARITHMETICS = [
 
 
 class Weights(TensorSource):
-    """A layer's weights in one format, whose attention adds nothing; the router is in float32."""
+    """A layer's weights in one format, the experts' gate in float32. Attention adds nothing."""
 
-    def __init__(self, mixture: ExpertMixture, name: str = "F32", **router: np.ndarray) -> None:
+    def __init__(self, mixture: ExpertMixture, name: str = "F32", **gate: np.ndarray) -> None:
         self.metadata: dict[str, str] = {}
         self._shapes = expected_shapes(replace(SPEC, experts=mixture))
         self._made: dict[str, GroupedTensor] = {}
@@ -61,12 +61,12 @@ class Weights(TensorSource):
                 rows = np.full(shape if len(shape) == 2 else (1, *shape), "norm" in tensor)
                 self._made[tensor] = floats(rows)
             elif CHOICE_BIAS in tensor:
-                self._made[tensor] = floats(router["bias"].reshape(1, -1))
+                self._made[tensor] = floats(gate["bias"].reshape(1, -1))
             elif "mlp.gate." in tensor:
-                weight = router.get("weight", normal(*shape, seed=seed) / 8)
+                weight = gate.get("weight", normal(*shape, seed=seed) / 8)
                 self._made[tensor] = floats(weight)
             elif "mlp" in tensor:
-                self._made[tensor] = stored(name, *shape, seed=seed)
+                self._made[tensor] = stored(name, shape[0], shape[1], seed)
             else:
                 self._made[tensor] = floats(normal(*shape, seed=seed))
 
@@ -146,7 +146,8 @@ class Layer:
         gated_linear(row, pair, NONE, self._in_int8(row), gated, 1)
         down_of = down.table[index : index + 1]
         linear(gated, down_of, NONE, NONE_2D, self._in_int8(gated), out, 1)
-        return out[0]
+        found: np.ndarray = out[0]
+        return found
 
     def _in_int8(self, row: np.ndarray) -> np.ndarray:
         out = np.zeros((1, SIZE // 2), np.float32)
@@ -155,7 +156,8 @@ class Layer:
 
 
 def normed(row: np.ndarray) -> np.ndarray:
-    return row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6)
+    scaled: np.ndarray = row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6)
+    return scaled
 
 
 def mlp_in_float64(weights: Weights, part: str, row: np.ndarray) -> np.ndarray:
@@ -213,9 +215,9 @@ def test_rows_are_those_of_a_float64_mixture(name: str, is_normalised: bool) -> 
     weights = Weights(mixture, name)
     x = rows_of(20)
     found = Layer(mixture, weights)(x) - x
-    router = dequantise(weights.grouped(f"{LAYER}mlp.gate.weight")).astype(np.float64)
+    gate = dequantise(weights.grouped(f"{LAYER}mlp.gate.weight")).astype(np.float64)
     for row in range(20):
-        products = router @ normed(x[row])
+        products = gate @ normed(x[row])
         scores = np.exp(products - products.max())
         scores /= scores.sum()
         best = np.argsort(-scores, kind="stable")[:3]
@@ -312,7 +314,7 @@ def test_a_row_that_is_not_a_number_stays_one_alone(with_bytes: bool) -> None:
     np.testing.assert_array_equal(found[others], whole[others])
 
 
-def test_the_router_takes_float32_rows_whatever_its_format() -> None:
+def test_the_gate_of_the_experts_takes_float32_rows_whatever_its_format() -> None:
     """A choice by rows in int8 would be that of another model."""
     weights = Weights(MIXTURE, "Q8_0")
     name = f"{LAYER}mlp.gate.weight"

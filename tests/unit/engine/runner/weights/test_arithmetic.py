@@ -49,7 +49,7 @@ def test_a_tied_embedding_is_a_product(tmp_path: Path) -> None:
     assert found[0] == ("model.embed_tokens.weight", "Q8_0")
 
 
-def test_a_router_is_never_multiplied_in_integers(tmp_path: Path) -> None:
+def test_the_gate_of_the_experts_is_never_multiplied_in_integers(tmp_path: Path) -> None:
     spec, checkpoint = opened(tmp_path, "qwen3_moe")
     source = QuantisedSource(checkpoint, "Q8_0")
     assert spec.experts is not None

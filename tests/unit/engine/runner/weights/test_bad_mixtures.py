@@ -91,7 +91,7 @@ def _in_one_expert_more(tensors: dict[str, np.ndarray]) -> None:
     tensors[GATE] = np.concatenate([tensors[GATE], tensors[GATE][:1]])
 
 
-@pytest.mark.covers("K20", "K24")
+@pytest.mark.covers("K24", "K28")
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
