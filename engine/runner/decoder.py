@@ -1,8 +1,9 @@
 """The decoder: the same three parts for every family and every computation.
 
-A model family with another kind of layer (mixture of experts, sliding window) attaches here: both
-implementations run their layers in `run_layer`, one kind of layer for all indices. Such a family
-needs a choice by layer index there, and its fields in `model_spec.DecoderSpec`.
+A model family with another kind of layer (mixture of experts) attaches here: both implementations
+run their layers in `run_layer`, one kind of layer for all indices but for the window of its
+attention. Such a family needs a choice by layer index there, and its fields in
+`model_spec.DecoderSpec`.
 """
 
 from __future__ import annotations

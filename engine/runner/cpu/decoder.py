@@ -16,7 +16,7 @@ from engine.runner.cpu.step_buffers import StepBuffers
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
-from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.attention_plan import NO_WINDOW, PART_ROWS, plan_attention
 from engine.runner.kernels.layer import (
     Attended,
     LayerBuffers,
@@ -109,6 +109,7 @@ class NumbaDecoder:
         """
         self.num_layers = spec.num_layers
         self.spec = spec
+        self._windows = sorted({spec.window_of(index) for index in range(spec.num_layers)})
         self.num_threads = get_num_threads()
         self.epsilon = np.float32(spec.rms_epsilon)
         cosines, sines = rotary_tables(spec, max_len)
@@ -156,20 +157,28 @@ class NumbaDecoder:
         if rows != self._rows.count:  # most steps have as many rows as the one before
             self._rows = self.buffers.first(rows)
         self._batch = batch
-        self._attention = self.plan_attention(batch.row_starts, batch.positions, batch.block_tables)
+        self._attention = {
+            window: self.plan_attention(
+                batch.row_starts, batch.positions, batch.block_tables, window or NO_WINDOW
+            )
+            for window in self._windows
+        }
         hidden = self._rows.hidden
         gather_columns(self.embedding.table, batch.token_ids, hidden)
         return hidden
 
     def plan_attention(
-        self, row_starts: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
-    ) -> Plain:
-        """Return a step's attention for the kernels: an `Attended`."""
+        self, row_starts: np.ndarray, positions: np.ndarray, block_tables: np.ndarray,
+        window: int = NO_WINDOW,
+    ) -> Plain:  # fmt: skip
+        """Return a step's attention in layers of this window for the kernels: an `Attended`."""
         spec = self.spec
         group = spec.num_heads // spec.num_kv_heads
-        plan = plan_attention(row_starts, positions, spec.num_kv_heads, group, self.num_threads)
+        plan = plan_attention(
+            row_starts, positions, spec.num_kv_heads, group, self.num_threads, window
+        )
         parts = self.buffers.parts.first(PART_ROWS)
-        return tuple(Attended(positions, block_tables, plan.items, plan.merges, parts))
+        return tuple(Attended(positions, block_tables, window, plan.items, plan.merges, parts))
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
         with KERNEL_LOCK:
@@ -177,7 +186,7 @@ class NumbaDecoder:
                 hidden,
                 self._layers[index],
                 self._batch.slots,
-                self._attention,
+                self._attention[self.spec.window_of(index)],
                 self._rows.of_layer,
             )
 

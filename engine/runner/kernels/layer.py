@@ -63,10 +63,11 @@ class LayerCache(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A step's attention: its rows' positions, and an `attention_plan.AttentionPlan` of them."""
+    """A step's attention in the layers of one window, by an `attention_plan.AttentionPlan`."""
 
     positions: np.ndarray
     block_tables: np.ndarray
+    window: int
     items: np.ndarray
     merges: np.ndarray
     parts: np.ndarray
@@ -141,11 +142,12 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
         cache.values,
         work.block_tables,
         work.positions,
+        work.window,
         work.items,
         work.parts,
         out,
     )
-    merge_phase(progress[1], work.positions, work.merges, work.parts, out)
+    merge_phase(progress[1], work.positions, work.window, work.merges, work.parts, out)
     output, bias = layer.output, layer.output_bias
     quantise_phase(progress[2], attended, quantised, is_fine(output))
     linear_phase(progress[3], attended, output, bias, hidden, quantised, hidden, num_threads)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -165,8 +164,7 @@ def _layout(files: ModelFiles, arithmetic: Arithmetic, engine: EngineConfig) -> 
     spec, weights = files.spec, files.weights
     stored = engine.kv_cache_dtype
     stored = arithmetic.dtype if stored == "auto" else stored
-    described = json.dumps(asdict(spec), sort_keys=True)
-    computed = f"{described}\n{weights.identity()}\n{arithmetic.identity}"
+    computed = f"{spec.described()}\n{weights.identity()}\n{arithmetic.identity}"
     if has_key_scales(spec, stored):
         prefixes = [f"model.layers.{i}." for i in range(spec.num_layers)]
         computed += f"\nkeys are divided by {key_scales_digest(weights, prefixes, spec)}"

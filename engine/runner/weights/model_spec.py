@@ -6,18 +6,19 @@ paired for rotary positions, and in defaults. A configuration that this decoder 
 wrongly is refused.
 
 A family of the same decoder attaches here: one row of `_FAMILIES`. CONTRIBUTING.md, Seams, says
-where a mixture of experts and sliding windows attach.
+where a mixture of experts attaches.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
 from common.files.tokenizer_files import tokenizer_end_ids
+from engine.runner.weights.sliding_windows import read_windows
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_SHOWN = 200
@@ -50,7 +51,8 @@ class RopeSpec:
 class DecoderSpec:
     """The parameters of one decoder.
 
-    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves.
+    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. `windows` are those
+    of the layers in positions, 0: all of them; empty: no layer has a window.
     """
 
     architecture: str
@@ -70,6 +72,22 @@ class DecoderSpec:
     has_output_bias: bool
     has_mlp_bias: bool
     has_head_norms: bool
+    windows: tuple[int, ...] = ()
+
+    def window_of(self, layer: int) -> int:
+        """Return to how many positions a row of a layer attends, its own included; 0: to all."""
+        return self.windows[layer] if self.windows else 0
+
+    def described(self) -> str:
+        """Return text that is equal for equal parameters, a part of the KV's fingerprint.
+
+        What has its default is left out: models of earlier releases keep their fingerprints.
+        """
+        values = asdict(self)
+        for field in fields(self):
+            if getattr(self, field.name) == field.default:
+                del values[field.name]
+        return json.dumps(values, sort_keys=True)
 
     @property
     def qkv_size(self) -> int:
@@ -80,12 +98,17 @@ class DecoderSpec:
     def pairs_per_token(self) -> int:
         """The tokens to which one attends at the cost of its matrix products; at least 1.
 
-        Both count multiplications in all layers; embeddings and logits are left out.
+        Both count multiplications in all layers; embeddings and logits are left out. Layers with a
+        window attend to few tokens wherever one is: what grows with the context is the attention
+        of the others. 0: there is none.
         """
         attention_size = self.num_heads * self.head_dim
+        num_growing = sum(not self.window_of(layer) for layer in range(self.num_layers))
+        if not num_growing:
+            return 0
         mlp = 3 * self.hidden_size * self.intermediate_size
         products = self.hidden_size * (self.qkv_size + attention_size) + mlp
-        return max(products // (2 * attention_size), 1)
+        return max(products * self.num_layers // (2 * attention_size * num_growing), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +124,20 @@ class _Family:
     default_head_dim: int | None = None
     is_tied_by_default: bool = False
     has_qkv_bias_by_default: bool = False
+    windows: str = ""
+    """Which layers have a sliding window: a rule of `sliding_windows.read_windows`."""
 
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(
         "attention_bias", "attention_bias", "mlp_bias", False, False, 10000.0
     ),
-    "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0),
-    "MistralForCausalLM": _Family(False, False, False, False, False, 10000.0),
-    "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0),
+    "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0, windows="after"),
+    "MistralForCausalLM": _Family(False, False, False, False, False, 10000.0, windows="every"),
+    "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0, windows="after"),
     "Qwen3ForCausalLM": _Family(
-        "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
+        "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128,
+        windows="after",
     ),
     "Ernie4_5ForCausalLM": _Family(
         "use_bias", "use_bias", "use_bias", False, True, 500000.0,
@@ -204,8 +230,6 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
     _refuse_other_arithmetic(config)
-    if architecture == "MistralForCausalLM":
-        _refuse_window(config)
 
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -222,13 +246,14 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     if head_dim % 2:
         raise config.refuse("head_dim", "an even number, to be paired for rotary positions")
     max_position = config.integer("max_position_embeddings")
+    num_layers = config.integer("num_hidden_layers")
 
     def has_bias(rule: bool | str, default: bool = False) -> bool:
         return rule if isinstance(rule, bool) else config.flag(rule, default)
 
     return DecoderSpec(
         architecture=architecture,
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         num_heads=num_heads,
@@ -244,6 +269,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         has_output_bias=has_bias(family.output_bias),
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
+        windows=read_windows(config, family.windows, num_layers),
     )
 
 
@@ -251,31 +277,6 @@ def _refuse_other_arithmetic(config: ConfigValues) -> None:
     """Raise `CheckpointError` for settings that this decoder would compute wrongly."""
     if config.get("hidden_act") not in (None, "silu", "swish"):
         raise config.refuse("hidden_act", "silu")
-    if config.flag("use_sliding_window", False):
-        raise config.refuse("use_sliding_window", "false: every layer attends to all positions")
-    layer_types = config.get("layer_types")
-    is_list = isinstance(layer_types, list)
-    if layer_types is not None and not (
-        is_list and all(kind == "full_attention" for kind in layer_types)
-    ):
-        raise config.refuse("layer_types", "a list of full_attention, one for each layer")
-
-
-def _refuse_window(config: ConfigValues) -> None:
-    """Raise `CheckpointError` for a sliding window that is shorter than the context.
-
-    A Mistral file without the key has a window of 4096, as in transformers.
-    """
-    window = config.get("sliding_window")
-    is_named = window is not None or config.has("sliding_window")
-    if not is_named or (
-        window is not None
-        and config.integer("sliding_window") < config.integer("max_position_embeddings")
-    ):
-        raise config.refuse(
-            "sliding_window",
-            "null or at least max_position_embeddings: sliding windows are not computed",
-        )
 
 
 def _rope_spec(config: ConfigValues, default_theta: float, max_position: int) -> RopeSpec:

@@ -45,19 +45,41 @@ def rotate(x: np.ndarray, frequencies: np.ndarray, is_interleaved: bool) -> np.n
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def causal_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """`[heads, positions, head_dim]` from queries and as many, or fewer, key and value heads."""
+def causal_attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, window: int = 0
+) -> np.ndarray:
+    """`[heads, positions, head_dim]` from queries and as many, or fewer, key and value heads.
+
+    Each position attends to the last `window` ones up to itself; 0: to all.
+    """
     key, value = (np.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
     scores = query @ key.swapaxes(1, 2) / math.sqrt(query.shape[2])
     offset = key.shape[1] - query.shape[1]  # queries are the last positions
     scores[:, np.triu(np.ones(scores.shape[1:], bool), 1 + offset)] = -np.inf
+    if window:
+        scores[:, np.tril(np.ones(scores.shape[1:], bool), offset - window)] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     attended: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
     return attended
 
 
+def _window(config: Mapping[str, Any], layer: int) -> int:
+    """How many positions a layer attends to; 0: to all."""
+    if config["model_type"] == "mistral":
+        return config.get("sliding_window") or 0
+    if "layer_types" in config:
+        is_windowed = config["layer_types"][layer] == "sliding_attention"
+    else:
+        is_windowed = config.get("use_sliding_window") and layer >= config["max_window_layers"]
+    return int(config["sliding_window"]) if is_windowed else 0
+
+
 def _layer(
-    config: Mapping[str, Any], w: Mapping[str, np.ndarray], prefix: str, x: np.ndarray
+    config: Mapping[str, Any],
+    w: Mapping[str, np.ndarray],
+    prefix: str,
+    x: np.ndarray,
+    window: int = 0,
 ) -> np.ndarray:
     """One decoder layer over all positions `[positions, hidden_size]`."""
     epsilon, num_heads = config["rms_norm_eps"], config["num_attention_heads"]
@@ -78,7 +100,7 @@ def _layer(
         q = _norm(q, w[f"{prefix}self_attn.q_norm.weight"], epsilon)
         k = _norm(k, w[f"{prefix}self_attn.k_norm.weight"], epsilon)
     q, k = (rotate(values, frequencies, is_interleaved) for values in (q, k))
-    attended = causal_attention(q, k, v).swapaxes(0, 1).reshape(len(x), -1)
+    attended = causal_attention(q, k, v, window).swapaxes(0, 1).reshape(len(x), -1)
     x = x + linear(attended, "self_attn.o_proj")
     normed = _norm(x, w[f"{prefix}post_attention_layernorm.weight"], epsilon)
     gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
@@ -100,7 +122,7 @@ def _final_states(
     """Hidden states after the final norm."""
     x = w["model.embed_tokens.weight"][token_ids]
     for layer in range(config["num_hidden_layers"]):
-        x = _layer(config, w, f"model.layers.{layer}.", x)
+        x = _layer(config, w, f"model.layers.{layer}.", x, _window(config, layer))
     return _norm(x, w["model.norm.weight"], config["rms_norm_eps"])
 
 

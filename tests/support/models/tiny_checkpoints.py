@@ -66,6 +66,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "sliding_window": None,
     },
+    "mistral_window": _LLAMA
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "rope_theta": 10000.0,
+        "sliding_window": 37,
+    },
     "qwen2": _COMMON
     | {
         "architectures": ["Qwen2ForCausalLM"],
@@ -91,6 +98,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
+    },
+    "qwen3_mixed": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "use_sliding_window": True,
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "qwen2_last_layers": _COMMON
+    | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 53,
+        "max_window_layers": 1,
     },
     "seed_oss": _COMMON
     | {
