@@ -372,7 +372,9 @@ def merge_phase(counters, positions, window, merges, parts, out) -> None:  # typ
             position = positions[first] + r // group
             begin = _first_piece(position, window) - first_piece
             whole = parts[part + begin * rows + r]
-            for piece in range(begin + 1, min(num_pieces, position // PIECE_KEYS + 1 - first_piece)):
+            for piece in range(
+                begin + 1, min(num_pieces, position // PIECE_KEYS + 1 - first_piece)
+            ):
                 _merge(whole, parts[part + piece * rows + r], head_dim)
             _put(whole, out[first + r // group, head * group + r % group])
         finish(counters)

@@ -1,6 +1,7 @@
 """The weights of a folder, checked before any is read.
 
 model_spec        the parameters of a decoder
+sliding_windows   which of its layers attend to a window of positions
 checkpoint        the weights of a folder
 tensor_files      tensors of safetensors files
 schemes/          what is quantised in them
