@@ -1,12 +1,10 @@
-"""Models with sliding windows answer alike however they are scheduled, on one node or over a handoff.
+"""Models with sliding windows answer alike however they are scheduled, here or over a handoff.
 
 Texts are longer than the windows, which are no multiples of a block or of a piece of keys, and
 longer than a piece. Pools hold about half of what is asked for, so sequences are preempted.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
