@@ -30,7 +30,7 @@ from tests.support.models.pressure import (
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
-FAMILIES = ("mistral_window", "qwen3_mixed")
+FAMILIES = ("mistral_window", "qwen3_mixed", "gemma3")
 LENGTHS = (94, PIECE_KEYS + 30, 78, PIECE_KEYS - 2)
 """Their last block is nearly full, so that each of them soon asks for another one, which the pool
 has not: 24 blocks in the first step, and two more."""
