@@ -1,8 +1,8 @@
 """The decoder: the same three parts for every family and every computation.
 
-A model family with another kind of layer (sliding window) attaches here: implementations run their
-layers in `run_layer`, which has the layer's index, as they do those with a mixture of experts. Such
-a family needs its fields in `model_spec.DecoderSpec`.
+A model family with another kind of layer attaches here: implementations run their layers in
+`run_layer`, which has the layer's index, as they do those with a mixture of experts or with a
+sliding window. Such a family needs its fields in `model_spec.DecoderSpec`.
 """
 
 from __future__ import annotations

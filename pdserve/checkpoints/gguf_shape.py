@@ -24,6 +24,7 @@ class _Family:
 
     `optional_biases` names the key that says whether all layers have them. `experts` returns the
     keys of a mixture of experts, for the file and its `intermediate_size`; None: there is none.
+    `has_windows`: layers have sliding windows.
     """
 
     architecture: str
@@ -31,6 +32,7 @@ class _Family:
     biases: dict[str, bool]
     optional_biases: str = ""
     experts: Callable[[GgufFile, int], dict[str, Any]] | None = None
+    has_windows: bool = False
 
 
 _FAMILIES = {
@@ -45,7 +47,14 @@ _FAMILIES = {
     "ernie4_5-moe": _Family(
         "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {}, "use_bias", ernie_experts
     ),
+    "gemma3": _Family(
+        "Gemma3ForCausalLM", "gemma3_text", {"attention_bias": False}, has_windows=True
+    ),
 }
+_GEMMA_PATTERN = 6
+"""Every sixth layer is without a window, and files do not say so."""
+_GEMMA_LARGEST_LAYERS = 62
+"""Of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +62,9 @@ class GgufShape:
     """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
     `family` is the architecture in GGUF's words. `rope_scaling` is that of config.json, empty
-    without scaling, and `experts` has its keys for a mixture of experts.
+    without scaling, and `experts` has its keys for a mixture of experts. `window` is the
+    sliding window of the layers that have one, 0: none has, and `window_rope_theta` their base of
+    RoPE.
     """
 
     family: str
@@ -71,6 +82,8 @@ class GgufShape:
     has_tied_embeddings: bool
     rope_scaling: dict[str, Any] = field(default_factory=dict)
     experts: dict[str, Any] = field(default_factory=dict)
+    window: int = 0
+    window_rope_theta: float = 10000.0
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -98,6 +111,8 @@ class GgufShape:
             # Stored as float32: seven digits give back the number that was meant.
             rms_norm_eps=float(f"{epsilon:.7g}"),
             rope_theta=gguf.number(f"{family}.rope.freq_base", 10000.0),
+            window=gguf.integer(f"{family}.attention.sliding_window", 0),
+            window_rope_theta=gguf.number(f"{family}.rope.freq_base_swa", 10000.0),
             has_biases="blk.0.attn_q.bias" in gguf.tensors,
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
@@ -133,10 +148,16 @@ class GgufShape:
                 "a dense model without experts",
             ),
             (
-                gguf.integer(f"{family}.attention.sliding_window", 0) == 0,
-                "attention to all positions, without a sliding window",
+                self.window >= 1 if _FAMILIES[family].has_windows else self.window == 0,
+                "a sliding window of at least one position"
+                if _FAMILIES[family].has_windows
+                else "attention to all positions, without a sliding window",
             ),
-            (self.rope_theta > 0, "a RoPE base above 0"),
+            (min(self.rope_theta, self.window_rope_theta) > 0, "a RoPE base above 0"),
+            (
+                gguf.number(f"{family}.final_logit_softcapping", 0.0) == 0.0,
+                "logits that are not capped",
+            ),
         ):
             if not rule:
                 raise CheckpointError(f"{gguf.path}: {self}: wanted {wanted}")
@@ -156,7 +177,7 @@ class GgufShape:
             "head_dim": self.head_dim,
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.max_positions,
-            "hidden_act": "silu",
+            **(self._gemma_keys() if family.has_windows else {"hidden_act": "silu"}),
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             **({"rope_scaling": self.rope_scaling} if self.rope_scaling else {}),
@@ -165,4 +186,17 @@ class GgufShape:
             **self.experts,
             "tie_word_embeddings": self.has_tied_embeddings,
             "torch_dtype": "float32",
+        }
+
+    def _gemma_keys(self) -> dict[str, Any]:
+        """Return what config.json of Gemma 3 has besides."""
+        is_largest = self.num_layers == _GEMMA_LARGEST_LAYERS
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": (
+                self.hidden_size // self.num_heads if is_largest else self.head_dim
+            ),
+            "rope_local_base_freq": self.window_rope_theta,
+            "sliding_window": self.window,
+            "sliding_window_pattern": _GEMMA_PATTERN,
         }

@@ -26,7 +26,7 @@ from engine.runner.cpu.compile_once import compile_together
 from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.kernels.attention import STATE_LANES, attention_phase
-from engine.runner.kernels.attention_plan import PART_ROWS
+from engine.runner.kernels.attention_plan import NO_WINDOW, PART_ROWS
 from engine.runner.kernels.team import new_progress
 from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.expert_mixture import ExpertMixture
@@ -107,6 +107,7 @@ def compile_attention() -> None:
         *_cache().slots()[0],
         np.zeros((1, 1), np.int64),
         np.zeros(1, np.int64),
+        NO_WINDOW,
         items,
         np.zeros((PART_ROWS, head_dim + STATE_LANES), np.float32),
         np.zeros((1, heads, head_dim), np.float32),

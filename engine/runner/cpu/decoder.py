@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
-from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.attention_plan import NO_WINDOW, PART_ROWS, plan_attention
 from engine.runner.kernels.experts import ExpertBuffers, scratch_floats
 from engine.runner.kernels.layer import (
     Attended,
@@ -34,6 +34,7 @@ from engine.runner.kernels.products.linear import gather_columns, is_fine, linea
 from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
+from engine.runner.weights.rope_spec import RopeSpec
 from engine.runner.weights.tensor_source import TensorSource
 
 
@@ -159,10 +160,10 @@ class NumbaDecoder:
         """
         self.num_layers = spec.num_layers
         self.spec = spec
+        self._windows = sorted({spec.window_of(index) for index in range(spec.num_layers)})
         self.num_threads = get_num_threads()
         self.epsilon = np.float32(spec.rms_epsilon)
-        cosines, sines = rotary_tables(spec, max_len)
-        self.constants = LayerConstants(self.epsilon, cosines, sines, self.num_threads)
+        self._constants = {rope: self._constants_of(rope, max_len) for rope in spec.ropes}
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
         self.with_bytes = with_bytes
@@ -196,15 +197,20 @@ class NumbaDecoder:
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         self._layers = [
-            self.of_layer(layer.tables, *slots)
-            for layer, slots in zip(self.layers, cache.slots(), strict=False)
+            self.of_layer(layer.tables, slots, self.spec.rope_of(index))
+            for index, (layer, slots) in enumerate(zip(self.layers, cache.slots(), strict=False))
         ]
 
     def of_layer(
-        self, tables: LayerTables, keys: np.ndarray, values: np.ndarray
+        self, tables: LayerTables, slots: np.ndarray, rope: RopeSpec
     ) -> tuple[Plain, Plain, Plain]:
-        """Return a layer with its keys and values in the cache, as the kernels take it."""
-        return tuple(tables), tuple(self.constants), tuple(LayerCache(keys, values))
+        """Return a layer with its `slots` of the cache, keys and values, as the kernels take it."""
+        cache = LayerCache(slots[0], slots[1])
+        return tuple(tables), tuple(self._constants[rope]), tuple(cache)
+
+    def _constants_of(self, rope: RopeSpec, max_len: int) -> LayerConstants:
+        cosines, sines = rotary_tables(replace(self.spec, rope=rope), max_len)
+        return LayerConstants(self.epsilon, self.spec.is_gelu, cosines, sines, self.num_threads)
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size
@@ -212,24 +218,34 @@ class NumbaDecoder:
         if rows != self._rows.count:  # most steps have as many rows as the one before
             self._rows = self.buffers.first(rows)
         self._batch = batch
-        self._attention = self.plan_attention(batch.row_starts, batch.positions, batch.block_tables)
+        self._attention = {
+            window: self.plan_attention(
+                batch.row_starts, batch.positions, batch.block_tables, window or NO_WINDOW
+            )
+            for window in self._windows
+        }
         hidden = self._rows.hidden
         gather_columns(self.embedding.table, batch.token_ids, hidden)
+        if self.spec.embedding_scale != 1.0:
+            hidden *= np.float32(self.spec.embedding_scale)
         return hidden
 
     def plan_attention(
-        self, row_starts: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
-    ) -> Plain:
-        """Return a step's attention for the kernels: an `Attended`."""
+        self, row_starts: np.ndarray, positions: np.ndarray, block_tables: np.ndarray,
+        window: int = NO_WINDOW,
+    ) -> Plain:  # fmt: skip
+        """Return a step's attention in layers of this window for the kernels: an `Attended`."""
         spec = self.spec
         group = spec.num_heads // spec.num_kv_heads
-        plan = plan_attention(row_starts, positions, spec.num_kv_heads, group, self.num_threads)
+        plan = plan_attention(
+            row_starts, positions, spec.num_kv_heads, group, self.num_threads, window
+        )
         parts = self.buffers.parts.first(PART_ROWS)
-        return tuple(Attended(positions, block_tables, plan.items, plan.merges, parts))
+        return tuple(Attended(positions, block_tables, window, plan.items, plan.merges, parts))
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
         layer, experts, rows = self._layers[index], self._experts[index], self._rows
-        slots, attention = self._batch.slots, self._attention
+        slots, attention = self._batch.slots, self._attention[self.spec.window_of(index)]
         with KERNEL_LOCK:
             if experts is None:
                 whole_layer(hidden, layer, slots, attention, rows.of_layer)

@@ -67,21 +67,27 @@ def load_layer(
     has_mlp = "gate_up" in products
     mlp = f"{prefix}mlp" if mixture is None else f"{prefix}{SHARED_EXPERTS}"
     has_mlp_bias = has_mlp and spec.has_mlp_bias
+
+    def output_norm(name: str) -> np.ndarray:
+        return files.read(f"{prefix}{name}.weight") if spec.has_output_norms else NONE_1D
+
     tables = LayerTables(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
         qkv=products["qkv"].table,
         qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
-        scales=np.stack([np.float32(spec.head_dim**-0.5) * divisors, 1 / divisors]),
+        scales=np.stack([np.float32(spec.score_scale) * divisors, 1 / divisors]),
         output=products["output"].table,
         output_bias=(
             _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D
         ),
-        mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
+        attended_norm=output_norm("post_attention_layernorm"),
+        mlp_norm=files.read(f"{prefix}{spec.mlp_norm}.weight"),
         gate_up=products["gate_up"].table if has_mlp else _NO_TABLE,
         gate_up_bias=_gate_up_bias(files, mlp) if has_mlp_bias else NONE_1D,
         down=products["down"].table if has_mlp else _NO_TABLE,
         down_bias=_biases(files, [f"{mlp}.down_proj"]) if has_mlp_bias else NONE_1D,
+        mlp_output_norm=output_norm("post_feedforward_layernorm"),
     )
     experts = None if mixture is None else _experts(files, prefix, mixture, products)
     return NumbaLayer(products, tables, experts)

@@ -123,6 +123,10 @@ class GpuBackEnd:
             )
         if spec.experts is not None:
             return "the model has a mixture of experts"
+        if spec.windows:
+            return "layers of the model have a sliding window, for which there are no GPU kernels"
+        if spec.has_output_norms:
+            return "the model has norms after attention and MLP, for which there are no GPU kernels"
         if spec.has_output_bias or spec.has_mlp_bias:
             return "the model has biases after attention or in its MLP"
         if spec.head_dim not in _HEAD_SIZES:

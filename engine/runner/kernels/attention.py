@@ -8,6 +8,9 @@ and its keys alone. Within a tile scores and the weighted sum of values are `til
 masked key adds an exact zero. Keys and values in fewer bits are widened when they are read
 (`kv_slots`), and then meet the same operations as floats.
 
+With a sliding window a row begins at the piece, and in it at the tile, of the first key that it
+sees. Those before it are read only for other rows of its item, and change no bit of its state.
+
 A work item is a run of queries of one sequence and one KV head, with all query heads that share it,
 over all of their keys or over one piece (`attention_plan`).
 """
@@ -138,12 +141,23 @@ def _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at) -> No
 #
 # When a tile has a larger score, everything summed so far is multiplied by e^(old - new). The
 # factor is 1 for most tiles, and then nothing is touched: multiplying by 1 would change no bit, so
-# the shortcut does not either. A masked key (after the row's own position) has the score minus
-# infinity: its weight is an exact zero, so a row has the same bits whether later keys are in the
-# tile or not. The partial sums are added only at the end, in the order of the lanes.
+# the shortcut does not either. A masked key (after the row's own position, or before its window)
+# has the score minus infinity: its weight is an exact zero, so a row has the same bits whether
+# other rows' keys are in the tile or not. A tile without any key for the row leaves its state
+# alone, which may still be empty, and minus infinity less itself is no number. The partial sums are
+# added only at the end, in the order of the lanes.
 @njit(nogil=True, cache=True, error_model="numpy")
-def _softmax_row(scores, num_valid, state, head_dim) -> None:  # type: ignore[no-untyped-def]
-    """Turn a row's `scores` of a tile to weights, and rescale what its `state` has summed."""
+def _softmax_row(scores, num_hidden, num_valid, state, head_dim) -> None:  # type: ignore[no-untyped-def]
+    """Turn a row's `scores` of a tile to weights, and rescale what its `state` has summed.
+
+    The row sees the keys from `num_hidden` to `num_valid`, if any.
+    """
+    if num_hidden >= num_valid:
+        for j in range(KEY_TILE):
+            scores[j] = _ZERO
+        return
+    for j in range(num_hidden):
+        scores[j] = _MINUS_INFINITY
     for j in range(num_valid, KEY_TILE):
         scores[j] = _MINUS_INFINITY
     sums_at = state[head_dim:].ctypes.data
@@ -177,7 +191,8 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
                 column += LANES
 
 
-# One piece: at most 256 keys at a fixed position, in tiles of 64, from states that are empty.
+# One piece: at most 256 keys at a fixed position, in tiles of 64, from states that are empty. Tiles
+# that lie before the windows of all rows are not read.
 # For each tile: the keys (`_load_tile`), scores = queries · key_tile, the softmax of each row,
 # states += scores · values. Both products are chains in a fixed order, over `head_dim` and over the
 # keys of the tile, however many rows are computed together.
@@ -187,11 +202,11 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
 # wrote them, and the team waited for all of that phase.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_piece(  # type: ignore[no-untyped-def]
-    keys, values, blocks, head, group, rows, position, first_key, end_key, tiles, states
+    keys, values, blocks, head, group, rows, position, window, first_key, end_key, tiles, states
 ) -> None:
     """Set the states of `rows` queries to their softmax over the keys of one piece.
 
-    A row before `first_key` has no key here: its state has no meaning.
+    The state of a row without a key here stays empty: `_merge` must not meet it.
     """
     queries, scores, key_tile, gathered = tiles
     head_dim, state_size = queries.shape[1], states.shape[1]
@@ -199,7 +214,8 @@ def _attend_piece(  # type: ignore[no-untyped-def]
         for i in range(head_dim + LANES):
             states[r, i] = _ZERO
         states[r, head_dim + LANES] = _MINUS_INFINITY
-    for start in range(first_key, end_key, KEY_TILE):
+    first_seen = max(first_key, (position + 1 - window) // KEY_TILE * KEY_TILE)
+    for start in range(first_seen, end_key, KEY_TILE):
         count = min(KEY_TILE, end_key - start)
         value_at = _load_tile(keys, values, blocks, head, start, count, gathered, key_tile)
         _products(
@@ -207,8 +223,9 @@ def _attend_piece(  # type: ignore[no-untyped-def]
             scores.ctypes.data, KEY_TILE, -(-count // LANES) * LANES, 0,
         )  # fmt: skip
         for r in range(rows):
-            num_valid = max(0, min(count, position + r // group + 1 - start))
-            _softmax_row(scores[r], num_valid, states[r], head_dim)
+            num_seen = position + r // group + 1 - start
+            num_hidden, num_valid = max(0, num_seen - window), min(count, num_seen)
+            _softmax_row(scores[r], num_hidden, num_valid, states[r], head_dim)
         _products(
             rows, scores.ctypes.data, KEY_TILE, value_at, head_dim, count, states.ctypes.data,
             state_size, head_dim, 1,
@@ -227,6 +244,12 @@ def _merge(state, piece, head_dim) -> None:  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _first_piece(position, window) -> int:  # type: ignore[no-untyped-def]
+    """Return the piece of the first key that a row at `position` sees."""
+    return max(0, position + 1 - window) // PIECE_KEYS
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _put(state, out) -> None:  # type: ignore[no-untyped-def]
     """Write a row's attention over all of its keys."""
     head_dim = out.shape[0]
@@ -242,11 +265,11 @@ def _put(state, out) -> None:  # type: ignore[no-untyped-def]
 # an empty state and merges it into what came before: exactly the calls that several threads and
 # `merge_phase` make together. One softmax over all keys would be a little faster, and different.
 #
-# A row of a chunk that lies before a piece has no key in it. Its state is then without meaning, and
-# it is left out of the merge: rows are ordered by position, so those that take part are a suffix.
+# A row of a chunk that lies before a piece, or whose window begins after it, has no key in it. Its
+# state is empty, and it is left out of the merge: the state of its first piece is its beginning.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_item(  # type: ignore[no-untyped-def]
-    qkv, keys, values, blocks, first, end, head, position, piece, tiles, states, parts, out
+    qkv, keys, values, blocks, first, end, head, position, window, piece, tiles, states, parts, out
 ) -> None:
     """Attend from rows `first` to `end`, the first at `position`.
 
@@ -264,19 +287,24 @@ def _attend_item(  # type: ignore[no-untyped-def]
     if piece >= 0:
         first_key = piece * PIECE_KEYS
         _attend_piece(
-            keys, values, blocks, head, group, rows, position, first_key,
+            keys, values, blocks, head, group, rows, position, window, first_key,
             min(num_keys, first_key + PIECE_KEYS), tiles, parts,
         )  # fmt: skip
         return
     whole, further = states
-    for first_key in range(0, num_keys, PIECE_KEYS):
+    begin = _first_piece(position, window) * PIECE_KEYS
+    for first_key in range(begin, num_keys, PIECE_KEYS):
         _attend_piece(
-            keys, values, blocks, head, group, rows, position, first_key,
-            min(num_keys, first_key + PIECE_KEYS), tiles, further if first_key else whole,
+            keys, values, blocks, head, group, rows, position, window, first_key,
+            min(num_keys, first_key + PIECE_KEYS), tiles, whole if first_key == begin else further,
         )  # fmt: skip
-        if first_key:
+        if first_key > begin:
             for r in range(max(0, first_key - position) * group, rows):
-                _merge(whole[r], further[r], head_dim)
+                own = _first_piece(position + r // group, window) * PIECE_KEYS
+                if own < first_key:
+                    _merge(whole[r], further[r], head_dim)
+                elif own == first_key:
+                    whole[r] = further[r]
     for r in range(rows):
         _put(whole[r], out[first + r // group, head * group + r % group])
 
@@ -293,14 +321,15 @@ def _attend_item(  # type: ignore[no-untyped-def]
 # The phase ends when all items are finished, not when all are claimed: the next one reads `out`.
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_phase(  # type: ignore[no-untyped-def]
-    counters, qkv, keys, values, block_tables, positions, items, parts, out
+    counters, qkv, keys, values, block_tables, positions, window, items, parts, out
 ) -> None:
     """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
     `keys` and `values` are one layer's bytes `[num_blocks, kv_heads, block_size, slot_bytes]`,
     `block_tables` `[sequences, blocks]`, `items` and the number of `parts` `[…, head_dim +
-    STATE_LANES]` from an `attention_plan`. Every position up to a query's own must be in the cache.
-    What was divided into pieces is in `parts` then, for `merge_phase`.
+    STATE_LANES]` from an `attention_plan` for `window`. Every position up to a query's own, of the
+    last `window`, must be in the cache. What was divided into pieces is in `parts` then, for
+    `merge_phase`.
     """
     head_dim, num_kv_heads = qkv.shape[2], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
@@ -317,8 +346,8 @@ def attention_phase(  # type: ignore[no-untyped-def]
     while item < num_items:
         sequence, first, end, head, piece, part = items[item]
         _attend_item(
-            qkv, keys, values, block_tables[sequence], first, end, head, positions[first], piece,
-            tiles, (states[0], states[1]), parts[part:], out,
+            qkv, keys, values, block_tables[sequence], first, end, head, positions[first], window,
+            piece, tiles, (states[0], states[1]), parts[part:], out,
         )  # fmt: skip
         finish(counters)
         item = claim(counters)
@@ -327,21 +356,24 @@ def attention_phase(  # type: ignore[no-untyped-def]
 
 # Only for what was divided, which few steps have: then `merges` is empty and a member leaves at
 # once. `parts` has the states of one run of rows piece after piece, `rows` each. They are merged in
-# ascending order into the first one, as `_attend_item` does for a whole item, and a row takes part
-# up to the piece of its own position. `_put` divides by the sum of weights, once, at the end.
+# ascending order into a row's first one, as `_attend_item` does for a whole item, from the piece
+# where its window begins up to that of its own position. `_put` divides by the sum of weights,
+# once, at the end.
 @njit(nogil=True, cache=True, error_model="numpy")
-def merge_phase(counters, positions, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
+def merge_phase(counters, positions, window, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
     """Merge a team's pieces in `parts` into `out`; `merges` are from an `attention_plan`."""
     head_dim = out.shape[2]
     num_merges = merges.shape[0]
     merge = claim(counters)
     while merge < num_merges:
         first, end, head, group, num_pieces, part = merges[merge]
-        rows = (end - first) * group
+        rows, first_piece = (end - first) * group, _first_piece(positions[first], window)
         for r in range(rows):
-            whole = parts[part + r]
-            num_own = (positions[first] + r // group) // PIECE_KEYS + 1
-            for piece in range(1, min(num_pieces, num_own)):
+            position = positions[first] + r // group
+            begin = _first_piece(position, window) - first_piece
+            whole = parts[part + begin * rows + r]
+            own = position // PIECE_KEYS - first_piece
+            for piece in range(begin + 1, min(num_pieces, own + 1)):
                 _merge(whole, parts[part + piece * rows + r], head_dim)
             _put(whole, out[first + r // group, head * group + r % group])
         finish(counters)

@@ -210,7 +210,7 @@ def _gated_of_expert(  # type: ignore[no-untyped-def]
         end = min(slots.shape[0], begin + BAND_ROWS)
         x = scratch[: (end - begin) * width].reshape((end - begin, width))
         _gather(source, slots[begin:end], num_chosen, x)
-        gated_share(x, x, gate, up, no_bias, gated[begin:end], first, last, tiles, widened)
+        gated_share(x, x, gate, up, no_bias, False, gated[begin:end], first, last, tiles, widened)
 
 
 # A share is a range of an expert's panels, so that its rows are gathered few times. Experts with

@@ -23,7 +23,7 @@ from engine.runner.kernels.experts import (
     expert_gated_phase,
     order_phase,
 )
-from engine.runner.kernels.norms import norm_phase, quantise_phase
+from engine.runner.kernels.norms import add_norm_phase, norm_phase, quantise_phase
 from engine.runner.kernels.products.linear import gated_phase, gather_columns, is_fine, linear_phase
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress, run_team
@@ -31,14 +31,15 @@ from engine.runner.kernels.team import new_progress, run_team
 Plain = tuple[Any, ...]
 """One of the named tuples below, as a plain one."""
 
-_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES, _EXPERT_PHASES = 3, 4, 4, 7
+_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES, _EXPERT_PHASES = 3, 5, 5, 7
 
 
 class LayerTables(NamedTuple):
     """A layer's weights: norms, biases, key scales and tables; empty where a family has none.
 
-    `scales` and `head_norms` are as in `rotary_phase`. In a layer with experts (`ExpertTables`)
-    `gate_up` and `down` are the shared MLP.
+    `scales` and `head_norms` are as in `rotary_phase`. `attended_norm` and `mlp_output_norm` are
+    those of what attention and MLP add to the hidden states. In a layer with experts
+    (`ExpertTables`) `gate_up` and `down` are the shared MLP.
     """
 
     input_norm: np.ndarray
@@ -48,17 +49,23 @@ class LayerTables(NamedTuple):
     scales: np.ndarray
     output: np.ndarray
     output_bias: np.ndarray
+    attended_norm: np.ndarray
     mlp_norm: np.ndarray
     gate_up: np.ndarray
     gate_up_bias: np.ndarray
     down: np.ndarray
     down_bias: np.ndarray
+    mlp_output_norm: np.ndarray
 
 
 class LayerConstants(NamedTuple):
-    """What is the same for all layers and steps of a model; see `rotary_phase`."""
+    """What is the same for all steps, and for all layers of one window; see `rotary_phase`.
+
+    `is_gelu` is as in `products.linear.gated_linear`.
+    """
 
     epsilon: np.float32
+    is_gelu: bool
     cosines: np.ndarray
     sines: np.ndarray
     num_threads: int
@@ -72,10 +79,11 @@ class LayerCache(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A step's attention: its rows' positions, and an `attention_plan.AttentionPlan` of them."""
+    """A step's attention in the layers of one window, by an `attention_plan.AttentionPlan`."""
 
     positions: np.ndarray
     block_tables: np.ndarray
+    window: int
     items: np.ndarray
     merges: np.ndarray
     parts: np.ndarray
@@ -134,11 +142,26 @@ def _project_and_store(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _add_product(  # type: ignore[no-untyped-def]
+    progress, hidden, x, table, bias, norm, model, buffers
+) -> None:
+    """Compute `hidden += norm(product(x))`; an empty `norm` is none. `normed` is overwritten."""
+    quantised, num_threads = buffers.quantised, model.num_threads
+    quantise_phase(progress[0], x, quantised, is_fine(table))
+    if not norm.size:
+        linear_phase(progress[1], x, table, bias, hidden, quantised, hidden, num_threads)
+        return
+    none, product = hidden[:0], buffers.normed
+    linear_phase(progress[1], x, table, bias, none, quantised, product, num_threads)
+    add_norm_phase(progress[2], product, norm, model.epsilon, hidden)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _attend_and_add(  # type: ignore[no-untyped-def]
-    progress, hidden, layer, cache, work, buffers, num_threads
+    progress, hidden, layer, model, cache, work, buffers
 ) -> None:
     """Compute `hidden += output(attention(qkv))`; `work` is an `Attended`."""
-    qkv, attended, quantised = buffers.qkv, buffers.attended, buffers.quantised
+    qkv, attended = buffers.qkv, buffers.attended
     rows = hidden.shape[0]
     head_dim = work.parts.shape[1] - STATE_LANES
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
@@ -150,27 +173,26 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
         cache.values,
         work.block_tables,
         work.positions,
+        work.window,
         work.items,
         work.parts,
         out,
     )
-    merge_phase(progress[1], work.positions, work.merges, work.parts, out)
-    output, bias = layer.output, layer.output_bias
-    quantise_phase(progress[2], attended, quantised, is_fine(output))
-    linear_phase(progress[3], attended, output, bias, hidden, quantised, hidden, num_threads)
+    merge_phase(progress[1], work.positions, work.window, work.merges, work.parts, out)
+    output, bias, norm = layer.output, layer.output_bias, layer.attended_norm
+    _add_product(progress[2:], hidden, attended, output, bias, norm, model, buffers)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _mlp_half(progress, hidden, layer, model, buffers) -> None:  # type: ignore[no-untyped-def]
-    """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
+    """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`, or with `gelu`."""
     normed, gated, quantised = buffers.normed, buffers.gated, buffers.quantised
-    gate_up, down, num_threads = layer.gate_up, layer.down, model.num_threads
+    gate_up, bias, num_threads = layer.gate_up, layer.gate_up_bias, model.num_threads
     is_fine_mlp = is_fine(gate_up)
     norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
-    gated_phase(progress[1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads)
-    quantise_phase(progress[2], gated, quantised, is_fine(down))
-    bias = layer.down_bias
-    linear_phase(progress[3], gated, down, bias, hidden, quantised, hidden, num_threads)
+    gated_phase(progress[1], normed, gate_up, bias, model.is_gelu, quantised, gated, num_threads)
+    down, down_bias, norm = layer.down, layer.down_bias, layer.mlp_output_norm
+    _add_product(progress[2:], hidden, gated, down, down_bias, norm, model, buffers)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -179,7 +201,7 @@ def _members_of_layer(  # type: ignore[no-untyped-def]
 ) -> None:
     _project_and_store(progress, hidden, layer, model, cache, work.positions, slots, buffers)
     at = _PROJECT_PHASES
-    _attend_and_add(progress[at:], hidden, layer, cache, work, buffers, model.num_threads)
+    _attend_and_add(progress[at:], hidden, layer, model, cache, work, buffers)
     _mlp_half(progress[at + _ATTEND_PHASES :], hidden, layer, model, buffers)
 
 
@@ -226,9 +248,8 @@ def _expert_half(progress, hidden, layer, experts, model, buffers, chosen, membe
         return
     at = _EXPERT_PHASES
     quantise_phase(progress[at], normed, quantised, is_fine(gate_up))
-    gated_phase(
-        progress[at + 1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads
-    )
+    bias, is_gelu = layer.gate_up_bias, model.is_gelu
+    gated_phase(progress[at + 1], normed, gate_up, bias, is_gelu, quantised, gated, num_threads)
     quantise_phase(progress[at + 2], gated, quantised, is_fine(down))
     bias = layer.down_bias
     linear_phase(progress[at + 3], gated, down, bias, hidden, quantised, hidden, num_threads)
@@ -240,7 +261,7 @@ def _members_of_expert_layer(  # type: ignore[no-untyped-def]
 ) -> None:
     _project_and_store(progress, hidden, layer, model, cache, work.positions, slots, buffers)
     at = _PROJECT_PHASES
-    _attend_and_add(progress[at:], hidden, layer, cache, work, buffers, model.num_threads)
+    _attend_and_add(progress[at:], hidden, layer, model, cache, work, buffers)
     at += _ATTEND_PHASES
     _expert_half(progress[at:], hidden, layer, experts, model, buffers, chosen, member)
 
@@ -324,7 +345,7 @@ def _members_leaving(  # type: ignore[no-untyped-def]
     _member, progress, outputs, layer, model, cache, work, output_norm, head, buffers, logits
 ) -> None:
     normed, quantised, num_threads = buffers.normed, buffers.quantised, model.num_threads
-    _attend_and_add(progress, outputs, layer, cache, work, buffers, num_threads)
+    _attend_and_add(progress, outputs, layer, model, cache, work, buffers)
     _mlp_half(progress[_ATTEND_PHASES:], outputs, layer, model, buffers)
     at, no_bias, none = _ATTEND_PHASES + _MLP_PHASES, layer.output_bias[:0], outputs[:0]
     norm_phase(progress[at], outputs, output_norm, model.epsilon, normed, quantised, is_fine(head))

@@ -28,14 +28,15 @@ _FIRST_TILE, _LARGEST_TILE = 128, 1024
 class BlockTile:
     """Blocks `first` to `end`, exclusive, of each table, for the first `num_items` items.
 
-    `has_future`: some rows must not see some of its keys. `has_unwritten`: some keys are after
-    the last row of an item, where a slot may hold anything.
+    `has_hidden`: some rows must not see some of its keys, which are after them or before their
+    window. `has_unwritten`: some keys are after the last row of an item, where a slot may hold
+    anything.
     """
 
     first: int
     end: int
     num_items: int
-    has_future: bool
+    has_hidden: bool
     has_unwritten: bool
 
 
@@ -58,13 +59,16 @@ class TileLimits:
     """Sizes that decide how many items are attended together.
 
     `kv_width` is kv_heads * head_dim. Gathered keys, values and scores of one tile have at most
-    `max_elements` elements, unless a single item has more.
+    `max_elements` elements, unless a single item has more. A row attends to the last `window`
+    positions up to its own, 0: to all. Tiles that none of a group's rows see are left out; what a
+    row finds in one that it does not see has no weight.
     """
 
     block_size: int
     num_heads: int
     kv_width: int
     max_elements: int = 1 << 25
+    window: int = 0
 
 
 def is_short_run(batch: FlatBatch) -> np.ndarray:
@@ -121,7 +125,7 @@ def _groups(
             rows[chosen],
             positions[chosen],
             tables,
-            tuple(_tiles(ends[:most], num_tiles[chosen], positions[chosen], size)),
+            tuple(_tiles(ends[:most], num_tiles[chosen], positions[chosen], limits)),
         )
 
 
@@ -135,19 +139,22 @@ def _tile_ends(num_keys: int, block_size: int) -> np.ndarray:
 
 
 def _tiles(
-    ends: np.ndarray, num_tiles: np.ndarray, positions: np.ndarray, block_size: int
+    ends: np.ndarray, num_tiles: np.ndarray, positions: np.ndarray, limits: TileLimits
 ) -> Iterator[BlockTile]:
     first = 0
     for index, end in enumerate(ends.tolist()):
         num_items = int((num_tiles > index).sum())
-        active, last_key = positions[:num_items], end * block_size - 1
-        yield BlockTile(
-            first,
-            end,
-            num_items,
-            has_future=bool(active.min() < last_key),
-            has_unwritten=bool(active[:, -1].min() < last_key),
-        )
+        active, last_key = positions[:num_items], end * limits.block_size - 1
+        first_seen = active - limits.window + 1 if limits.window else np.zeros_like(active)
+        if last_key >= first_seen.min():
+            is_behind = first_seen.max() > first * limits.block_size
+            yield BlockTile(
+                first,
+                end,
+                num_items,
+                has_hidden=bool(active.min() < last_key or is_behind),
+                has_unwritten=bool(active[:, -1].min() < last_key),
+            )
         first = end
 
 

@@ -19,8 +19,8 @@ from engine.runner.weights.model_spec import DecoderSpec
 class _Group:
     """A `TileGroup` on the device, with the masks of its tiles.
 
-    `rows` is flat. A tile's first mask, `[items, 1, rows, 1, keys]`, is true for keys
-    after the row; its second, `[items, 1, keys, 1]`, for keys after the item. None: all are false.
+    `rows` is flat. A tile's first mask, `[items, 1, rows, 1, keys]`, is true for keys that the row
+    does not see; its second, `[items, 1, keys, 1]`, for keys after the item. None: all are false.
     """
 
     num_items: int
@@ -38,21 +38,28 @@ class TiledAttention:
     the weighted values so far are kept, and corrected by each further tile.
     """
 
-    def __init__(self, spec: DecoderSpec, cache: KVCache, dtype: str) -> None:
-        """Attend in `dtype`, whatever the cache stores."""
+    def __init__(self, spec: DecoderSpec, cache: KVCache, dtype: str, window: int = 0) -> None:
+        """Attend in `dtype`, whatever the cache stores, to `window` positions, 0: to all."""
         self._dtype, self._stored = dtype, cache.layout.dtype
         self._block_size = cache.layout.block_size
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self._head_dim = spec.head_dim
+        self._head_dim, self._score_scale = spec.head_dim, spec.score_scale
         self._limits = TileLimits(
             block_size=self._block_size,
             num_heads=spec.num_heads,
             kv_width=spec.num_kv_heads * spec.head_dim,
+            window=window,
         )
-        self._lowest = paddle.full([], -np.inf, "float32")
+        # Finite: a row that sees nothing of its first tile sums keys with this score, and the
+        # first key that it sees takes their weight, e^(lowest - score), which is zero.
+        self._lowest = paddle.full([], np.finfo(np.float32).min, "float32")
         self._zero = paddle.zeros([], dtype)
 
     def begin(self, batch: FlatBatch, sequences: np.ndarray) -> np.ndarray:
+        """Send the device what all layers share, for `sequences`, one or more indices of the batch.
+
+        Returns the batch's row of each row that `attend` returns. Rows may be repeated.
+        """
         groups = plan_tiles(batch, sequences, self._limits)
         width = max(group.tables.shape[1] for group in groups) * self._block_size
         arrays = [np.arange(width)]
@@ -66,9 +73,13 @@ class TiledAttention:
         return np.concatenate([group.rows.reshape(-1) for group in groups])
 
     def attend(
-        self, qkv: tuple[paddle.Tensor, ...], keys: paddle.Tensor, values: paddle.Tensor
+        self, query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
     ) -> paddle.Tensor:
-        query = qkv[0]
+        """Return `[rows, heads, head_dim]` for the queries of the whole batch.
+
+        `keys` and `values` are the layer's cache, `[num_blocks, kv_heads, block_size, slot items]`,
+        which holds the batch's own.
+        """
         parts = [self._attend_group(group, query, keys, values) for group in self._groups]
         return paddle.concat(parts)
 
@@ -84,14 +95,17 @@ class TiledAttention:
         for tile in group.tiles:
             num = tile.num_items
             keys = key_positions[tile.first * self._block_size : tile.end * self._block_size]
-            after_row = after_item = None
-            if tile.has_future:
-                after_row = keys > positions[:num].reshape([num, 1, -1, 1, 1])
+            hidden = after_item = None
+            if tile.has_hidden:
+                own = positions[:num].reshape([num, 1, -1, 1, 1])
+                hidden = keys > own
+                if self._limits.window:
+                    hidden = hidden | (keys <= own - self._limits.window)
             if tile.has_unwritten:
                 after_item = keys.reshape([1, 1, -1, 1]) > positions[:num, -1].reshape(
                     [-1, 1, 1, 1]
                 )
-            masks.append((after_row, after_item))
+            masks.append((hidden, after_item))
         num_items, num_rows = group.rows.shape
         return _Group(num_items, num_rows, rows, tables, group.tiles, tuple(masks))
 
@@ -103,7 +117,7 @@ class TiledAttention:
         by_head = [items, num_rows, self._num_kv_heads, -1, self._head_dim]
         rows = query[group.rows].reshape(by_head).transpose([0, 2, 1, 3, 4])
         rows = rows.reshape([items, self._num_kv_heads, -1, self._head_dim])
-        rows = rows * self._head_dim**-0.5
+        rows = rows * self._score_scale
         finished: list[paddle.Tensor] = []
         so_far: tuple[paddle.Tensor, ...] = ()  # the largest score, the sum, the weighted values
         for tile, masks in zip(group.tiles, group.masks, strict=True):
@@ -142,10 +156,10 @@ class TiledAttention:
 
         scores = paddle.matmul(rows, gathered(keys), transpose_y=True).astype("float32")
         past = gathered(values)
-        after_row, after_item = masks
-        if after_row is not None:
-            by_row = [num, self._num_kv_heads, after_row.shape[2], -1, after_row.shape[4]]
-            masked = paddle.where(after_row, self._lowest, scores.reshape(by_row))
+        hidden, after_item = masks
+        if hidden is not None:
+            by_row = [num, self._num_kv_heads, hidden.shape[2], -1, hidden.shape[4]]
+            masked = paddle.where(hidden, self._lowest, scores.reshape(by_row))
             scores = masked.reshape(scores.shape)
         if after_item is not None:
             # A weight of zero does not hide a NaN that lies in a slot nobody has written.

@@ -3,6 +3,7 @@
 model_spec        the parameters of a decoder
 expert_mixture    those of layers with experts
 config_values     values of config.json, checked as they are read
+sliding_windows   which of its layers attend to a window of positions
 checkpoint        the weights of a folder
 tensor_files      tensors of safetensors files
 schemes/          what is quantised in them

@@ -77,6 +77,13 @@ class ConfigValues:
             raise self.refuse(key, "an object")
         return ConfigValues(self._path, value, f"{self._prefix}{key}.")
 
+    def alone(self, key: str, name: str) -> ConfigValues:
+        """Return the object at `key` as the only one, under `name`."""
+        section = self.section(key)
+        if section is None:
+            raise self.refuse(key, "an object")
+        return ConfigValues(self._path, {name: section._values}, self._prefix)
+
     def sections(self) -> list[ConfigValues]:
         """Return all values, which are objects."""
         found = (self.section(key) for key in self._values)

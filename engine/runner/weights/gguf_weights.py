@@ -57,6 +57,12 @@ _EXPERT_NAMES = {
 _EXPERTS = "mlp.experts"
 _CHOICE_BIAS = ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias")
 """`[1, experts]` with Hugging Face, and also `[experts]` in a GGUF file."""
+_NAMES_OF_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""The norms of layers that have one after attention and one after the MLP too."""
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -73,7 +79,7 @@ class GgufPlace:
     expert: int | None = None
 
 
-def gguf_place(name: str) -> GgufPlace:
+def gguf_place(name: str, *, has_output_norms: bool = False) -> GgufPlace:
     """Return where a GGUF file has the tensor of this Hugging Face name; it may have none."""
     for in_gguf, model_name in _MODEL_NAMES.items():
         if name == model_name:
@@ -82,7 +88,8 @@ def gguf_place(name: str) -> GgufPlace:
     if rest == _CHOICE_BIAS[0]:
         return GgufPlace(f"blk.{layer}.{_CHOICE_BIAS[1]}")
     part, _, kind = rest.rpartition(".")
-    for in_gguf, layer_name in (*_LAYER_NAMES.items(), *_FUSED_NAMES.items()):
+    norms = _NAMES_OF_FOUR_NORMS if has_output_norms else {}
+    for in_gguf, layer_name in (*(_LAYER_NAMES | norms).items(), *_FUSED_NAMES.items()):
         if part == layer_name:
             return GgufPlace(f"blk.{layer}.{in_gguf}.{kind}")
     experts, _, projection = part.rpartition(".")
@@ -110,7 +117,8 @@ class GgufWeights(TensorSource):
         self.metadata: dict[str, str] = {}
         gguf = GgufFile(path)
         self._path = path
-        self._places = {name: gguf_place(name) for name in shapes}
+        four = any(name.endswith("post_feedforward_layernorm.weight") for name in shapes)
+        self._places = {name: gguf_place(name, has_output_norms=four) for name in shapes}
         self._num_matrices = Counter(place.name for place in self._places.values())
         known = {*self._num_matrices, ROPE_FACTORS_TENSOR}
         if unknown := sorted(gguf.tensors.keys() - known):

@@ -2,18 +2,20 @@
 
 Llama, Mistral, Qwen2, MiMo, Qwen3 and ERNIE-4.5 are one decoder: pre-norm attention and a gated
 SiLU MLP, or a mixture of such MLPs (`expert_mixture`). They differ in biases, in norms on query and
-key heads, in how head dimensions are paired for rotary positions, and in defaults. A configuration
-that this decoder would compute wrongly is refused.
+key heads, in how head dimensions are paired for rotary positions, and in defaults. Gemma 3 has
+norms after attention and MLP too, a gated GELU, scaled embeddings, and other rotary positions in
+layers with a window. A configuration that this decoder would compute wrongly is refused.
 
-A family of the same decoder attaches here: one row of `_FAMILIES`. CONTRIBUTING.md, Seams, says
-where sliding windows attach.
+A family of the same decoder attaches here: one row of `_FAMILIES`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from common.errors import CheckpointError
 from common.files.model_context import longest_context
@@ -21,6 +23,9 @@ from common.files.tokenizer_files import tokenizer_end_ids
 from engine.runner.weights.config_values import ConfigValues, read_json_object
 from engine.runner.weights.expert_mixture import READ_EXPERTS, ExpertMixture
 from engine.runner.weights.rope_spec import RopeSpec, read_rope_spec
+from engine.runner.weights.sliding_windows import read_windows
+
+_GEMMA_WINDOW_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,11 @@ class DecoderSpec:
     """The parameters of one decoder.
 
     `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. With `experts` some
-    layers have a mixture of MLPs; `intermediate_size` is that of the other layers.
+    layers have a mixture of MLPs; `intermediate_size` is that of the other layers. `windows` are
+    those of the layers in positions, 0: all of them; empty: no layer has a window. `window_rope` is
+    that of layers with a window (None: `rope`). Scores are divided by the root of `score_divisor`
+    (0: of `head_dim`). `has_output_norms`: what attention and MLP add has a norm of its own.
+    `has_norm_offsets`: safetensors have the weights of all norms less one.
     """
 
     architecture: str
@@ -49,16 +58,48 @@ class DecoderSpec:
     has_mlp_bias: bool
     has_head_norms: bool
     experts: ExpertMixture | None = None
+    windows: tuple[int, ...] = ()
+    window_rope: RopeSpec | None = None
+    score_divisor: float = 0.0
+    embedding_scale: float = 1.0
+    is_gelu: bool = False
+    has_output_norms: bool = False
+    has_norm_offsets: bool = False
+
+    @property
+    def score_scale(self) -> float:
+        """What the product of a query and a key is multiplied by."""
+        return float((self.score_divisor or self.head_dim) ** -0.5)
+
+    @property
+    def mlp_norm(self) -> str:
+        """The name of the norm before the MLP."""
+        return f"{'pre_feedforward' if self.has_output_norms else 'post_attention'}_layernorm"
+
+    @property
+    def ropes(self) -> set[RopeSpec]:
+        """The rotary positions of all layers, and of a drafting layer."""
+        return {self.rope, self.window_rope or self.rope}
+
+    def rope_of(self, layer: int) -> RopeSpec:
+        """Return the rotary positions of a layer."""
+        return self.window_rope or self.rope if self.window_of(layer) else self.rope
+
+    def window_of(self, layer: int) -> int:
+        """Return to how many positions a row of a layer attends, its own included; 0: to all."""
+        return self.windows[layer] if self.windows else 0
 
     @property
     def identity(self) -> str:
-        """Text that is equal for equal decoders, also among releases.
+        """Return text that is equal for equal parameters, a part of the KV's fingerprint.
 
-        What a decoder does not have is left out where the value is None, so a release that knows
-        more of other models pairs with the one before.
+        What has its default is left out: models of earlier releases keep their fingerprints.
         """
-        has = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(has, sort_keys=True)
+        values = asdict(self)
+        for field in fields(self):
+            if getattr(self, field.name) == field.default:
+                del values[field.name]
+        return json.dumps(values, sort_keys=True)
 
     def mixture_of(self, layer: int) -> ExpertMixture | None:
         """Return the experts of a layer; None for one with a single MLP."""
@@ -74,16 +115,20 @@ class DecoderSpec:
         """The tokens to which one attends at the cost of its matrix products; at least 1.
 
         Both count multiplications in all layers; embeddings and logits are left out, and so are
-        the experts that a token is not sent to.
+        the experts that a token is not sent to. Layers with a window attend to few tokens wherever
+        one is: what grows with the context is the attention of the others. 0: there is none.
         """
         attention_size = self.num_heads * self.head_dim
+        num_growing = sum(not self.window_of(layer) for layer in range(self.num_layers))
+        if not num_growing:
+            return 0
         mlp = 3 * self.hidden_size * self.intermediate_size
         if self.experts is not None:
             share = len(self.experts.layers) / self.num_layers
             inner_size = self.experts.outputs_of_a_token
             mlp = round((1 - share) * mlp + share * 3 * self.hidden_size * inner_size)
         products = self.hidden_size * (self.qkv_size + attention_size) + mlp
-        return max(products // (2 * attention_size), 1)
+        return max(products * self.num_layers // (2 * attention_size * num_growing), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +144,27 @@ class _Family:
     default_head_dim: int | None = None
     is_tied_by_default: bool = False
     has_qkv_bias_by_default: bool = False
+    windows: str = ""
+    """Which layers have a sliding window: a rule of `sliding_windows.read_windows`."""
+    is_gemma: bool = False
 
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(
         "attention_bias", "attention_bias", "mlp_bias", False, False, 10000.0
     ),
-    "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0),
-    "MistralForCausalLM": _Family(False, False, False, False, False, 10000.0),
-    "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0),
+    "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0, windows="after"),
+    "MistralForCausalLM": _Family(False, False, False, False, False, 10000.0, windows="every"),
+    "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0, windows="after"),
     "Qwen3ForCausalLM": _Family(
-        "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
+        "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128,
+        windows="after",
     ),
     "Ernie4_5ForCausalLM": _Family(
         "use_bias", "use_bias", "use_bias", False, True, 500000.0,
         default_head_dim=128, is_tied_by_default=True,
     ),
-    "Phi3ForCausalLM": _Family(False, False, False, False, False, 10000.0),
+    "Phi3ForCausalLM": _Family(False, False, False, False, False, 10000.0, windows="stated"),
     "SeedOssForCausalLM": _Family(
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
@@ -125,6 +174,10 @@ _FAMILIES = {
     ),
     "Ernie4_5_MoeForCausalLM": _Family(
         False, False, False, False, True, 500000.0, default_head_dim=128, is_tied_by_default=True
+    ),
+    "Gemma3ForCausalLM": _Family(
+        "attention_bias", "attention_bias", False, True, False, 1000000.0,
+        default_head_dim=256, is_tied_by_default=True, windows="pattern", is_gemma=True,
     ),
 }  # fmt: skip
 
@@ -139,14 +192,10 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
-    _refuse_other_arithmetic(config)
+    _refuse_other_arithmetic(config, family)
     max_position = config.integer("max_position_embeddings")
-    rope = read_rope_spec(config, family.default_theta, max_position)
-    max_position = longest_context(values)
-    if architecture == "MistralForCausalLM":
-        _refuse_window(config, max_position)
-    if architecture == "Phi3ForCausalLM" and config.get("sliding_window") is not None:
-        _refuse_window(config, max_position)
+    rope = read_rope_spec(_ropes_of_full_layers(config), family.default_theta, max_position)
+    longest = longest_context(values)
 
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -177,8 +226,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=config.integer("vocab_size"),
-        max_position=max_position,
-        rms_epsilon=config.number("rms_norm_eps", 1e-5 if family.is_tied_by_default else 1e-6),
+        max_position=longest,
+        rms_epsilon=config.number("rms_norm_eps", 1e-5 if family.is_rope_interleaved else 1e-6),
         rope=rope,
         is_rope_interleaved=family.is_rope_interleaved,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
@@ -187,36 +236,53 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
         experts=None if read_experts is None else read_experts(config, num_layers),
+        windows=read_windows(config, family.windows, num_layers, longest),
+        **(_gemma_parts(config, hidden_size, max_position) if family.is_gemma else {}),
     )
 
 
-def _refuse_other_arithmetic(config: ConfigValues) -> None:
-    """Raise `CheckpointError` for settings that this decoder would compute wrongly."""
-    if config.get("hidden_act") not in (None, "silu", "swish"):
-        raise config.refuse("hidden_act", "silu")
-    if config.flag("use_sliding_window", False):
-        raise config.refuse("use_sliding_window", "false: every layer attends to all positions")
-    layer_types = config.get("layer_types")
-    is_list = isinstance(layer_types, list)
-    if layer_types is not None and not (
-        is_list and all(kind == "full_attention" for kind in layer_types)
-    ):
-        raise config.refuse("layer_types", "a list of full_attention, one for each layer")
+def _gemma_parts(config: ConfigValues, hidden_size: int, max_position: int) -> dict[str, Any]:
+    """Return the fields of a `DecoderSpec` that Gemma 3 alone has."""
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if config.get(key) is not None:
+            raise config.refuse(key, "null: no scores or logits are capped")
+    if config.flag("use_bidirectional_attention", False):
+        raise config.refuse("use_bidirectional_attention", "false: no position sees later ones")
+    newer = config.section("rope_parameters")
+    if newer is not None and newer.has("sliding_attention"):
+        section = newer.alone("sliding_attention", "rope_parameters")
+        rope = read_rope_spec(section, _GEMMA_WINDOW_THETA, max_position)
+    else:
+        theta = config.number("rope_local_base_freq", _GEMMA_WINDOW_THETA)
+        rope = RopeSpec(kind="default", theta=theta)
+    return {
+        "window_rope": rope,
+        "score_divisor": config.number("query_pre_attn_scalar", 256.0),
+        "embedding_scale": math.sqrt(hidden_size),
+        "is_gelu": True,
+        "has_output_norms": True,
+        "has_norm_offsets": True,
+    }
 
 
-def _refuse_window(config: ConfigValues, max_position: int) -> None:
-    """Raise `CheckpointError` for a sliding window that is shorter than the longest context.
+def _ropes_of_full_layers(config: ConfigValues) -> ConfigValues:
+    """Return the values with the rotary positions of layers without a window.
 
-    A Mistral file without the key has a window of 4096, as in transformers.
+    Files that have them by the kind of a layer have objects in `rope_parameters`.
     """
-    window = config.get("sliding_window")
-    is_named = window is not None or config.has("sliding_window")
-    if not is_named or (window is not None and config.integer("sliding_window") < max_position):
-        raise config.refuse(
-            "sliding_window",
-            f"null or at least the longest context, {max_position}: sliding windows are not "
-            "computed",
-        )
+    newer = config.section("rope_parameters")
+    if newer is None or not newer.has("full_attention"):
+        return config
+    return newer.alone("full_attention", "rope_parameters")
+
+
+def _refuse_other_arithmetic(config: ConfigValues, family: _Family) -> None:
+    """Raise `CheckpointError` for settings that this decoder would compute wrongly."""
+    if family.is_gemma:
+        if config.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
+            raise config.refuse("hidden_activation", "gelu_pytorch_tanh")
+    elif config.get("hidden_act") not in (None, "silu", "swish"):
+        raise config.refuse("hidden_act", "silu")
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:

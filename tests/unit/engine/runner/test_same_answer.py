@@ -16,14 +16,17 @@ PROMPT = prompt_of(150)
 TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_yarn", "qwen3_moe", "ernie_moe"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", "qwen3_yarn", "qwen3_moe", "ernie_moe", "qwen3_mixed", "gemma3"],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
 
 
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
-    return load(folder, max_model_len=256)
+    return load(folder, max_model_len=256, kv_cache_memory=4 << 20)
 
 
 @pytest.fixture(scope="module")

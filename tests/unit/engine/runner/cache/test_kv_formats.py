@@ -10,7 +10,7 @@ import pytest
 
 from engine.runner.cache.kv_formats import stored_items, stored_slots, widened_items, widened_slots
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
-from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.attention_plan import NO_WINDOW, PART_ROWS, plan_attention
 from engine.runner.kernels.kv_slots import item_bytes, store_slot, widen_slot
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
@@ -175,8 +175,10 @@ def attended(
     parts = np.full((PART_ROWS, case.head_dim + STATE_LANES), np.nan, np.float32)
     out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
     progress = new_progress(2)
-    attention_phase(progress[0], ready, *cache, rows.tables, rows.positions, plan.items, parts, out)
-    merge_phase(progress[1], rows.positions, plan.merges, parts, out)
+    attention_phase(
+        progress[0], ready, *cache, rows.tables, rows.positions, NO_WINDOW, plan.items, parts, out
+    )
+    merge_phase(progress[1], rows.positions, NO_WINDOW, plan.merges, parts, out)
     return out
 
 

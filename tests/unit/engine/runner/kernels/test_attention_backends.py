@@ -14,7 +14,12 @@ from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
-from engine.runner.kernels.attention_plan import PART_ROWS, PIECE_KEYS, plan_attention
+from engine.runner.kernels.attention_plan import (
+    NO_WINDOW,
+    PART_ROWS,
+    PIECE_KEYS,
+    plan_attention,
+)
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 from engine.runner.paddle.attention import PaddleAttention
@@ -36,6 +41,7 @@ class Case:
     head_dim: int
     block_size: int
     sequences: tuple[tuple[int, int], ...]
+    window: int = 0
 
 
 CASES = [
@@ -44,10 +50,15 @@ CASES = [
     Case(7, 1, 128, 128, ((0, 200), (200, 3), (127, 1))),
     Case(2, 2, 32, 8, ((0, 100), (50, 10), (7, 1), (8, 1))),
     Case(6, 2, 48, 1, ((3, 5), (0, 17))),
+    Case(4, 2, 16, 16, ((0, 1), (63, 1), (64, 1), (100, 1)), window=37),
+    Case(9, 3, 64, 64, ((0, 70), (330, 1), (64, 64), (1, 40)), window=90),
+    Case(7, 1, 128, 128, ((0, 400), (600, 3), (527, 1)), window=275),
+    Case(2, 2, 32, 8, ((0, 100), (50, 10), (7, 1), (8, 1)), window=1),
+    Case(6, 2, 48, 1, ((3, 5), (0, 17)), window=4),
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case.num_heads}x{case.head_dim}")
+@pytest.fixture(params=CASES, ids=lambda case: f"{case.num_heads}x{case.head_dim}-{case.window}")
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
@@ -75,6 +86,9 @@ def _spec(case: Case, folder: Path) -> DecoderSpec:
         "num_attention_heads": case.num_heads,
         "num_key_value_heads": case.num_kv_heads,
         "head_dim": case.head_dim,
+        "architectures": ["MistralForCausalLM"],
+        "num_hidden_layers": 1,
+        "sliding_window": case.window or None,
     }
     return read_decoder_spec(write_checkpoint(folder, config))
 
@@ -106,7 +120,7 @@ def _reference(case: Case, batch: FlatBatch, qkv: np.ndarray, cache: KVCache) ->
         blocks, offsets = table[positions // case.block_size], positions % case.block_size
         key, value = (past[kind][blocks, :, offsets].swapaxes(0, 1) for kind in (0, 1))
         query = qkv[first : first + new, : case.num_heads].swapaxes(0, 1).astype(np.float64)
-        parts.append(causal_attention(query, key, value).swapaxes(0, 1))
+        parts.append(causal_attention(query, key, value, case.window).swapaxes(0, 1))
     return np.concatenate(parts)
 
 
@@ -149,15 +163,18 @@ def _attend(
     *, num_threads: int,
 ) -> np.ndarray:  # fmt: skip
     group = case.num_heads // case.num_kv_heads
-    plan = plan_attention(batch.row_starts, batch.positions, case.num_kv_heads, group, num_threads)
+    window = case.window or NO_WINDOW
+    plan = plan_attention(
+        batch.row_starts, batch.positions, case.num_kv_heads, group, num_threads, window
+    )
     parts = np.full((PART_ROWS, case.head_dim + STATE_LANES), np.nan, np.float32)
     out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
     progress = new_progress(2)
     attention_phase(
-        progress[0], ready, keys, values, batch.block_tables, batch.positions, plan.items, parts,
-        out,
+        progress[0], ready, keys, values, batch.block_tables, batch.positions, window, plan.items,
+        parts, out,
     )  # fmt: skip
-    merge_phase(progress[1], batch.positions, plan.merges, parts, out)
+    merge_phase(progress[1], batch.positions, window, plan.merges, parts, out)
     return out
 
 
@@ -165,10 +182,16 @@ LONG = [
     Case(9, 3, 64, 64, ((0, 1100),)),
     Case(4, 2, 16, 16, ((0, 600),)),
     Case(7, 1, 128, 128, ((0, 1100),)),
+    Case(9, 3, 64, 64, ((0, 1100),), window=700),
+    Case(4, 2, 16, 16, ((0, 600),), window=37),
+    Case(4, 2, 16, 16, ((0, 600),), window=256),
+    Case(7, 1, 128, 128, ((0, 1100),), window=530),
 ]
 
 
-@pytest.mark.parametrize("case", LONG, ids=lambda case: f"{case.num_heads}x{case.head_dim}")
+@pytest.mark.parametrize(
+    "case", LONG, ids=lambda case: f"{case.num_heads}x{case.head_dim}-{case.window}"
+)
 def test_a_row_is_the_same_in_a_chunk_and_alone_and_divided_or_not(case: Case) -> None:
     """The last tokens of a sequence: as a chunk, verified together, and one by one."""
     ((_, length),) = case.sequences
@@ -214,16 +237,18 @@ def test_work_items_cover_every_key_of_every_row_once(case: Case, num_threads: i
         counts = [new for _, new in some.sequences]
         starts = np.cumsum([0, *counts])
         positions = np.concatenate([np.arange(old, old + new) for old, new in some.sequences])
-        plan = plan_attention(starts, positions, some.num_kv_heads, group, num_threads)
+        window = some.window or NO_WINDOW
+        plan = plan_attention(starts, positions, some.num_kv_heads, group, num_threads, window)
         covered = []
         for sequence, first, end, head, piece, _ in plan.items:
             assert starts[sequence] <= first < end <= starts[sequence + 1]
-            num_pieces = positions[end - 1] // PIECE_KEYS + 1
-            pieces = range(num_pieces) if piece < 0 else [int(piece)]
+            first_piece = max(0, positions[first] + 1 - window) // PIECE_KEYS
+            end_piece = positions[end - 1] // PIECE_KEYS + 1
+            pieces = range(first_piece, end_piece) if piece < 0 else [int(piece)]
             covered += [(row, head, n) for row in range(first, end) for n in pieces]
             if piece >= 0:
                 (merge,) = [m for m in plan.merges if tuple(m[:3]) == (first, end, head)]
-                assert tuple(merge[3:5]) == (group, num_pieces)
+                assert tuple(merge[3:5]) == (group, end_piece - first_piece)
         wanted = {(row, head) for row in range(len(positions)) for head in range(some.num_kv_heads)}
         assert {(row, head) for row, head, _ in covered} == wanted
         found = set(covered)
@@ -231,5 +256,22 @@ def test_work_items_cover_every_key_of_every_row_once(case: Case, num_threads: i
         assert all(
             (row, head, n) in found
             for row, head in wanted
-            for n in range(positions[row] // PIECE_KEYS + 1)
+            for n in range(
+                max(0, positions[row] + 1 - window) // PIECE_KEYS, positions[row] // PIECE_KEYS + 1
+            )
         )
+
+
+def test_what_lies_before_a_window_is_not_read() -> None:
+    """Tiles of 64 keys that no row of an item sees may hold anything."""
+    case = Case(4, 2, 16, 16, ((599, 1),), window=70)
+    cache, batch = _cache(case), _batch(case)
+    keys, values = cache.slots()[0]
+    ready = _qkv(case, batch)
+    wanted = {n: _attend(case, batch, ready, keys, values, num_threads=n) for n in (1, 16)}
+    behind = batch.block_tables[0, : (600 - 70) // 64 * 64 // case.block_size]
+    cache.slots().view(np.float32)[0][:, behind] = np.nan
+    for num_threads, rows in wanted.items():
+        found = _attend(case, batch, ready, keys, values, num_threads=num_threads)
+        np.testing.assert_array_equal(found, rows)
+        assert np.isfinite(found).all()

@@ -143,7 +143,7 @@ class Layer:
         gate_up, down = (self.decoder.layers[0].packed[f"{kind}{n}"] for n in ("gate_up", "down"))
         gated, out = np.empty((1, SIZE), np.float32), np.empty((1, SIZE), np.float32)
         pair = gate_up.table[2 * index : 2 * index + 2]
-        gated_linear(row, pair, NONE, self._in_int8(row), gated, 1)
+        gated_linear(row, pair, NONE, False, self._in_int8(row), gated, 1)
         down_of = down.table[index : index + 1]
         linear(gated, down_of, NONE, NONE_2D, self._in_int8(gated), out, 1)
         found: np.ndarray = out[0]

@@ -84,7 +84,8 @@ def attended(
         rows.append(random.standard_normal((new, heads, spec.head_dim)).astype(np.float32))
     attention = PaddleAttention(spec, cache, "float32")
     if limits is not None:
-        attention._tiles._limits = limits
+        for tiles in attention._tiles.values():
+            tiles._limits = limits
     attention.begin(batch)
     counts = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
     out = attention.attend(0, *paddle.split(paddle.to_tensor(np.concatenate(rows)), counts, axis=1))

@@ -284,9 +284,10 @@ def test_index_that_names_no_files_here(tmp_path: Path, weight_map: object) -> N
         ({"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
         ({"tie_word_embeddings": "yes"}, ("tie_word_embeddings", "true or false")),
         ({"quantization_config": {"bits": 4}}, ("quantization_config",)),
-        ({"use_sliding_window": True}, ("use_sliding_window",)),
+        ({"use_sliding_window": True}, ("use_sliding_window", "false")),
         ({"layer_types": ["sliding_attention"] * 2}, ("layer_types", "full_attention")),
         ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, ("rope_type", "su", "llama3")),
+        ({"layer_types": ["full_attention"]}, ("layer_types", "2 layers")),
         ({"rope_scaling": {"type": "linear"}}, ("rope_scaling.factor", "above 0")),
         ({"rope_scaling": "linear"}, ("rope_scaling", "object")),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
@@ -303,16 +304,61 @@ def test_config_that_the_decoder_does_not_compute(
 MISTRAL = CONFIGS["mistral"]
 
 
-@pytest.mark.parametrize("window", [511, 1])
-def test_a_sliding_window_within_the_context(tmp_path: Path, window: int) -> None:
-    write_checkpoint(tmp_path, MISTRAL | {"sliding_window": window})
-    _refused(tmp_path, "config.json", "sliding_window", str(window), "longest context, 512")
+@pytest.mark.parametrize(
+    ("family", "change", "words"),
+    [
+        ("mistral", {"sliding_window": 0}, ("sliding_window", "at least 1")),
+        ("mistral", {"sliding_window": -1}, ("sliding_window", "at least 1")),
+        ("mistral", {"sliding_window": "37"}, ("sliding_window", "whole number")),
+        ("mistral", {"sliding_window": True}, ("sliding_window", "whole number")),
+        ("mistral", {"use_sliding_window": "no"}, ("use_sliding_window", "true or false")),
+        (
+            "mistral",
+            {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
+            ("layer_types", "every layer", "9"),
+        ),
+        ("qwen3_mixed", {"use_sliding_window": False}, ("use_sliding_window", "layer_types")),
+        ("qwen3_mixed", {"sliding_window": None}, ("sliding_window", "layer_types")),
+        ("qwen3_mixed", {"layer_types": ["chunked_attention"] * 4}, ("layer_types", "chunked")),
+        ("qwen3_mixed", {"layer_types": ["full_attention"] * 3}, ("layer_types", "4 layers")),
+        ("qwen2_last_layers", {"max_window_layers": -1}, ("max_window_layers", "at least 0")),
+        ("qwen2_last_layers", {"max_window_layers": "1"}, ("max_window_layers", "at least 0")),
+    ],
+)
+def test_sliding_windows_that_are_none(
+    tmp_path: Path, family: str, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    write_checkpoint(tmp_path, CONFIGS[family])
+    _write_config(tmp_path, CONFIGS[family] | change)
+    _refused(tmp_path, "config.json", *words)
 
 
-def test_a_mistral_that_does_not_name_its_window(tmp_path: Path) -> None:
-    unnamed = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
-    write_checkpoint(tmp_path, unnamed)
-    _refused(tmp_path, "config.json", "sliding_window", "missing")
+@pytest.mark.parametrize(
+    ("family", "change", "windows"),
+    [
+        ("mistral", {"sliding_window": 511}, (511, 511)),
+        ("mistral", {"sliding_window": 512}, ()),
+        ("mistral", {"max_position_embeddings": 8192, "sliding_window": ...}, (4096, 4096)),
+        ("mistral", {"sliding_window": 9, "layer_types": ["sliding_attention"] * 2}, (9, 9)),
+        ("qwen3", {"sliding_window": 37}, ()),
+        ("qwen3", {"sliding_window": 37, "use_sliding_window": True}, ()),
+        ("qwen3", {"sliding_window": 37, "use_sliding_window": True, "max_window_layers": 1},
+         (0, 37)),
+        ("qwen3", {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}, ()),
+        ("qwen3_mixed", {}, (21, 0, 21, 0)),
+        ("qwen2_last_layers", {}, (0, 53, 53)),
+        ("qwen2_last_layers", {"layer_types": ["full_attention"] * 3}, ()),
+        ("mimo", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}, (7, 7)),
+        ("llama", {"sliding_window": 37}, ()),
+    ],
+)  # fmt: skip
+def test_the_windows_of_layers(
+    tmp_path: Path, family: str, change: dict[str, Any], windows: tuple[int, ...]
+) -> None:
+    """`...` leaves a key out."""
+    config = {key: v for key, v in (CONFIGS[family] | change).items() if v is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_decoder_spec(tmp_path).windows == windows
 
 
 def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
