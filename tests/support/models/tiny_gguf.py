@@ -26,11 +26,11 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "ernie", "ernie_biased")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "ernie", "ernie_biased", "gemma3")
 """Names of `CONFIGS` whose architectures GGUF files have, without experts."""
 MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied")
 """The same, with a mixture of experts."""
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe"}
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "gemma3_text": "gemma3"}
 """By `model_type`, where GGUF files call it otherwise."""
 K_MIXTURE = CONFIGS["qwen3_moe"] | {
     "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "moe_intermediate_size": 256,
@@ -48,7 +48,14 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    return {
+    windows = {}
+    if family == "gemma3":
+        windows = {
+            f"{family}.attention.sliding_window": config["sliding_window"],
+            f"{family}.rope.scaling.type": "linear",
+            f"{family}.rope.scaling.factor": config["rope_scaling"]["factor"],
+        }
+    return windows | {
         f"{family}.block_count": config["num_hidden_layers"],
         f"{family}.context_length": config["max_position_embeddings"],
         f"{family}.embedding_length": config["hidden_size"],
@@ -111,6 +118,7 @@ def write_gguf(
     a key away.
     """
     family = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    has_output_norms = family == "gemma3"
     writer = gguf.GGUFWriter(path, family)
     for key, value in (metadata_of(family, config) | dict(metadata or {})).items():
         if value is not None:
@@ -135,10 +143,14 @@ def write_gguf(
         else:
             raw = quants.quantize(weight, kind_type)
             values[name] = _values(kind, raw, weight.shape)
+        if has_output_norms and name.endswith("norm.weight"):
+            raw = weight + np.float32(1.0)  # as llama.cpp's converter stores those of Gemma
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
         if family == "llama" and heads is not None:
             raw = interleaved(raw, config[heads])
-        tensors.setdefault(gguf_place(name).name, ([], kind_type))[0].append(raw)
+        tensors.setdefault(
+            gguf_place(name, has_output_norms=has_output_norms).name, ([], kind_type)
+        )[0].append(raw)
     for in_gguf, (parts, kind_type) in tensors.items():
         stacked = np.stack(parts) if in_gguf.endswith("_exps.weight") else parts[0]
         writer.add_tensor(in_gguf, stacked, raw_dtype=kind_type)
