@@ -41,7 +41,7 @@ from engine.runner.drawing.undrawn import why_undrawn
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
-from engine.runner.step_costs import DecodeShape, measure_step_costs
+from engine.runner.step_costs import DecodeShape, measure_step_costs, unlike_tokens
 
 
 class ModelRunner:
@@ -306,6 +306,8 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile or load every kernel, touch every weight, and measure what a step costs.
 
+        Of a mixture most experts are touched: its tokens differ, and each goes to a few.
+
         Computes a few tokens in the first blocks, so they must not hold cached KV yet. No other
         process of the machine does so at the same time where that would change what is measured.
         """
@@ -325,7 +327,8 @@ class ModelRunner:
         with compile_once(f"warm-up {self.attention_backend}, drafts: {self._mtp is not None}"):
             for params in kinds:
                 sample = SampleInput(params, 0, [0] * length, [])
-                many = ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)
+                tokens = unlike_tokens(0, length, self.limits.vocab_size)
+                many = ScheduledSequence(0, tokens, 0, table, sample, num_proposals=2)
                 self.execute(batch_of([many]))
                 self.execute(batch_of([ScheduledSequence(0, [0], length - 1, table, sample)]))
         self._step_costs = measure_step_costs(

@@ -35,6 +35,9 @@ _spec = importlib.util.find_spec("paddle")
 _WITHOUT_CUDA = re.compile(r"^cuda_version\s*=\s*'False'", re.MULTILINE)
 """What the wheel for CPUs says in its file of versions."""
 _lock = threading.Lock()
+_kept: list[object] = []
+"""What keeps Paddle in its dynamic mode. The thread that imports Paddle owns it: at the end of the
+thread that loads a model it would be closed, and every step of other threads would fail."""
 
 
 def import_paddle() -> ModuleType:
@@ -43,8 +46,9 @@ def import_paddle() -> ModuleType:
         warnings.simplefilter("ignore")  # Paddle recommends compilers for extensions
         if _is_amd():
             os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+        is_first = "paddle" not in sys.modules
         try:
-            return importlib.import_module("paddle")
+            module = importlib.import_module("paddle")
         except ModuleNotFoundError as error:
             if error.name != "paddle":
                 raise
@@ -52,6 +56,9 @@ def import_paddle() -> ModuleType:
                 "Paddle is not installed: wanted pip install '.[cpu]', or '.[paddle-gpu]' with "
                 "Paddle's package index"
             ) from None
+        if is_first:
+            _kept.append(module.base.framework.global_var._functional_dygraph_context_manager)
+        return module
 
 
 class _ImportedAtUse(ModuleType):
