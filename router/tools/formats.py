@@ -8,15 +8,20 @@ from router.tools.fenced import FENCED
 HERMES = CallFormat(
     name="hermes",
     trigger="<tool_call>",
-    lead="\n",
-    key="arguments",
-    end="\n</tool_call>",
+    opening='\n{"name": "',
+    after_name='", "arguments": ',
+    end="}\n</tool_call>",
     separator="\n",
 )
 """The format of Hermes and Qwen: a JSON object between two tags, once for each call."""
 
 LLAMA_JSON = CallFormat(
-    name="llama3_json", trigger="", lead="", key="parameters", end="", most_calls=1
+    name="llama3_json",
+    trigger="",
+    opening='{"name": "',
+    after_name='", "parameters": ',
+    end="}",
+    most_calls=1,
 )
 """The format of Llama 3: the whole answer is one JSON object, and there is one call at most.
 

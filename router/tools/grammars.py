@@ -50,12 +50,12 @@ class GrammarWriter:
         most = form.most_calls if use.is_parallel else 1
         rules = [self._call_rule(form, number, tool) for number, tool in enumerate(tools)]
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
-        more = self._expression(form.separator + form.trigger)
-        calls = f"call ({more} call){{0,{most - 1}}}" if most > 1 else "call"
+        more = f"({self._expression(form.between)} call){{0,{most - 1}}}" if most > 1 else ""
+        calls = f"{self._expression(form.opening)} call {more} {self._expression(form.closing)}"
+        first = self._expression(form.trigger)
         if use.must_call:
-            return self._lark(f"{self._expression(form.trigger)} {calls}", rules, thinking)
+            return self._lark(f"{first} {calls}", rules, thinking)
         if text_rule:
-            first = self._expression(form.trigger)
             return self._lark(f"asked | {first} {calls}", [*rules, text_rule], thinking)
         # What begins with thinking is thinking.
         no_thought = ""
@@ -103,9 +103,9 @@ class GrammarWriter:
         return f"/{_ANY}/"
 
     def _call_rule(self, form: CallFormat, number: int, tool: Tool) -> str:
-        before = self._expression(form.before_arguments(tool.name))
+        before = self._expression(tool.name + form.after_name)
         arguments = json_rule(arguments_schema(tool), is_lenient=not tool.is_strict)
-        after = self._expression(form.after_arguments)
+        after = self._expression(form.end)
         return f"call_{number}: {before} {arguments} {after}"
 
     def _expression(self, text: str) -> str:
