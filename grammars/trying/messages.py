@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.errors import InternalError, InvalidRequest, Overloaded
@@ -73,7 +73,7 @@ def parts_fields(parts: GrammarParts) -> dict[str, Any]:
     """Return what a grammar was written from as JSON."""
     return {
         "asked": None if parts.asked is None else grammar_fields(parts.asked),
-        "schemas": [[dict(one.schema), one.source, one.is_lenient] for one in parts.schemas],
+        "schemas": [asdict(one) for one in parts.schemas],
     }
 
 
@@ -82,10 +82,7 @@ def parts_of(fields: Mapping[str, Any]) -> GrammarParts:
     asked = fields["asked"]
     return GrammarParts(
         None if asked is None else grammar_of_fields(asked),
-        tuple(
-            SchemaPart(schema=schema, source=source, is_lenient=is_lenient)
-            for schema, source, is_lenient in fields["schemas"]
-        ),
+        tuple(SchemaPart(**one) for one in fields["schemas"]),
     )
 
 

@@ -15,6 +15,7 @@ MAX_HEAD_CHARS = 512
 """The longest head, white space included: a name has at most 128 characters."""
 
 _NAME_CHAR = re.compile(r"[A-Za-z0-9_.-]")
+_ID = re.compile(r"[A-Za-z0-9]{9}(?![A-Za-z0-9])")
 _MAX_NAME_CHARS = 128
 _SPACE = " \t\r\n"
 
@@ -34,6 +35,7 @@ class CallHead:
         """Begin before the opening."""
         self._opening = _Bare(opening)
         self._heads = [(_Bare(form.after_name + first), len(first)) for first in form.first_texts]
+        self._before_id = form.before_id
         self._num_chars = 0
         self._is_opened = not self._opening.text
         self._name = ""
@@ -61,11 +63,27 @@ class CallHead:
         is_spaced, self._is_spaced = self._is_spaced, False
         if not self._is_opened:
             return self._open(is_spaced)
-        heads = [one for one in self._heads if one[0].begins_with(self._rest, is_spaced)]
+        rest = self._without_id()
+        if rest is None:
+            return True
+        heads = [one for one in self._heads if one[0].begins_with(rest, is_spaced)]
         for bare, num_first in heads:
-            if bare.text == self._rest:
+            if bare.text == rest:
                 return MatchedHead(self._name, num_first)
         return bool(heads)
+
+    def _without_id(self) -> str | None:
+        """Return what came behind the name, or behind the id; None where that may not be whole."""
+        before, rest = self._before_id, self._rest
+        if not before or not rest.startswith(before):
+            is_begun = before.startswith(rest) and bool(before)
+            return None if is_begun and not self._may_be_head(rest) else rest
+        rest = rest[len(before) :]
+        found = _ID.match(rest)
+        return rest[found.end() :] if found else (None if rest.isalnum() or not rest else rest)
+
+    def _may_be_head(self, rest: str) -> bool:
+        return any(bare.begins_with(rest, is_spaced=False) for bare, _ in self._heads)
 
     def _open(self, is_spaced: bool) -> bool:
         can_go_on = self._opening.begins_with(self._rest, is_spaced)

@@ -9,13 +9,13 @@ cut off before the arguments of a call ends before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import Enum
 
-from router.tools.call_format import CallFormat
+from router.tools.call_format import ArgumentsReader, CallFormat
 from router.tools.call_head import CallHead, MatchedHead
-from router.tools.json_extent import JsonExtent
 from router.tools.parts import CallArguments, CallStart, Part, TextPart
+from router.tools.tagged.kinds import ArgumentKinds
 from router.tools.thinking import LeadingSpace, num_maybe_tag
 
 _PIECES = re.compile(r"\}|[^}\s]+")
@@ -33,11 +33,19 @@ class _State(Enum):
 class CallParser:
     """Parses one answer in one format."""
 
-    def __init__(self, form: CallFormat, names: Collection[str], *, is_alone: bool) -> None:
-        """Begin an answer that may call the functions `names`.
+    def __init__(
+        self,
+        form: CallFormat,
+        names: Collection[str],
+        kinds: Mapping[str, ArgumentKinds],
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Begin an answer that may call the functions `names`, whose arguments have `kinds`.
 
         `is_alone`: it holds calls from its beginning on, or none.
         """
+        self._kinds = kinds
         self._names = frozenset(names)
         self._form = form
         self._is_alone = is_alone or not form.trigger
@@ -48,7 +56,7 @@ class CallParser:
         self._is_text = False  # where calls stand alone, none can follow text
         self._parts: list[Part] = []
         self._head = CallHead(form, form.opening)
-        self._arguments = JsonExtent()
+        self._arguments: ArgumentsReader = form.reader(ArgumentKinds())
         self._num_in_head = 0
         self._tail: list[str] = []
         self.num_calls = 0
@@ -125,7 +133,8 @@ class CallParser:
                 self.num_calls += 1
                 self._space.take()
                 self._begin(_State.ARGUMENTS, at + 1 - found.num_first)
-                self._arguments = JsonExtent()
+                kinds = self._kinds.get(found.name, ArgumentKinds())
+                self._arguments = self._form.reader(kinds)
                 return True
             if found is not True:
                 self._is_text = self._is_alone
@@ -136,13 +145,18 @@ class CallParser:
         return False
 
     def _take_arguments(self) -> bool:
-        end = self._arguments.end_in(self._held)
-        self._parts.append(CallArguments(self.num_calls - 1, self._held[:end]))
+        text, end = self._arguments.take(self._held)
+        if text:
+            self._parts.append(CallArguments(self.num_calls - 1, text))
         is_over = self._arguments.is_over
-        self._begin(_State.TAIL if is_over else _State.ARGUMENTS, end)
+        self._begin(_State.ARGUMENTS, end)
         if is_over:
             self._tail = _PIECES.findall(self._form.end)
+            self._state = _State.TAIL if self._tail else self._behind_call()
         return is_over
+
+    def _behind_call(self) -> _State:
+        return _State.NEXT if self._form.following else _State.TEXT
 
     def _take_tail(self) -> bool:
         self._held = self._held.lstrip()
@@ -155,7 +169,7 @@ class CallParser:
         else:
             self._tail.clear()
         if not self._tail:
-            self._state = _State.NEXT if self._form.following else _State.TEXT
+            self._state = self._behind_call()
         return True
 
     def _take_next(self) -> bool:

@@ -43,3 +43,21 @@ class JsonExtent:
         else:
             self._depth += 1 if char in "{[" else -1
             self.is_over = self._depth <= 0
+
+
+class JsonArguments:
+    """Reads arguments that are a JSON object."""
+
+    def __init__(self) -> None:
+        """Begin before the object."""
+        self._extent = JsonExtent()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the object is whole."""
+        return self._extent.is_over
+
+    def take(self, text: str) -> tuple[str, int]:
+        """Return the JSON in `text`, the next piece, and its length."""
+        end = self._extent.end_in(text)
+        return text[:end], end
