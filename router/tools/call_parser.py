@@ -174,7 +174,7 @@ class CallParser:
 
     def _take_next(self) -> bool:
         self._held = self._held.lstrip()
-        closing = self._form.closing
+        closing = self._form.closing.strip()
         if closing and self._held.startswith(closing):
             self._begin(_State.TEXT, len(closing))
         elif not self._held or closing.startswith(self._held):
