@@ -8,7 +8,7 @@ from typing import Any
 
 from grammars.schema_walk import TYPES, Targets, type_of
 
-_MAX_CHOICES = 64
+_MAX_CHOICES = 256
 _MAX_DEPTH = 8
 _CHOICES = ("anyOf", "oneOf")
 _OF_TEXTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
@@ -38,18 +38,19 @@ class ArgumentKinds:
         return self.named.get(name, self.others)
 
 
-def taken_by(schema: Any, root: Mapping[str, Any]) -> Taken:
-    """Return what a part of the schema `root` takes; where that is not known, more."""
-    choices = []
-    for choice in _choices(schema, Targets(root), 0):
-        choices.append(choice)
-        if len(choices) > _MAX_CHOICES:
-            choices = [{}]
-            break
+def taken_by(schema: Any, targets: Targets) -> Taken:
+    """Return what a part of the schema that `targets` reads takes; where that is not known, more.
+
+    Where the choices of a schema have many choices of their own, anything may be taken.
+    """
+    choices = _Choices(targets)
+    found = list(choices.of(schema, 0))
+    if choices.num_left <= 0:
+        found = [{}]
     kinds: set[str] = set()
     texts: dict[str, Mapping[str, Any]] = {}
     has_fractions = False
-    for choice in choices:
+    for choice in found:
         of_choice, may_be_fraction = _kinds_of(choice)
         kinds |= of_choice
         has_fractions |= may_be_fraction
@@ -59,36 +60,60 @@ def taken_by(schema: Any, root: Mapping[str, Any]) -> Taken:
     return Taken(frozenset(kinds), tuple(texts.values()), has_fractions)
 
 
-def _choices(schema: Any, targets: Targets, depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield schemas without choices that take together what `schema` takes, or more."""
-    if isinstance(schema, Mapping) and "$ref" in schema:
-        found = targets.of(schema)
-        beside = {key: value for key, value in schema.items() if key != "$ref"}
-        schema = {**found, **beside} if isinstance(found, Mapping) else {}
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        yield {}
-        return
-    every = schema.get("allOf")
-    if isinstance(every, list) and every:
-        inner = [one for one in every if isinstance(one, Mapping)]
-        if len(inner) == 1:
-            schema = {**inner[0], **{key: schema[key] for key in schema if key != "allOf"}}
-            yield from _choices(schema, targets, depth + 1)
+class _Choices:
+    """Finds the choices of one schema, in a bounded number of steps."""
+
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+        self.num_left = _MAX_CHOICES
+
+    def of(self, schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
+        """Yield schemas without choices that take together what `schema` takes, or more."""
+        self.num_left -= 1
+        if self.num_left <= 0:
             return
-    keyword = next((one for one in _CHOICES if isinstance(schema.get(one), list)), None)
-    if keyword is None:
-        yield schema
-        return
-    own = {key: value for key, value in schema.items() if key != keyword}
-    own_kinds, _ = _kinds_of(own)
-    for one in schema[keyword]:
-        for choice in _choices(one, targets, depth + 1):
-            kinds, _ = _kinds_of(choice)
-            if kinds & own_kinds:
-                left = {**own, **choice}
-                if "enum" not in left and "const" not in left and own_kinds < kinds:
-                    left["type"] = sorted(kinds & own_kinds)
-                yield left
+        whole = _whole(schema, self._targets)
+        if whole is None or depth > _MAX_DEPTH:
+            yield {}
+            return
+        keyword = next((one for one in _CHOICES if isinstance(whole.get(one), list)), None)
+        if keyword is None:
+            yield whole
+            return
+        own = {key: value for key, value in whole.items() if key != keyword}
+        own_kinds, _ = _kinds_of(own)
+        for one in whole[keyword]:
+            for choice in self.of(one, depth + 1):
+                if left := _in_both(own, own_kinds, choice):
+                    yield left
+
+
+def _whole(schema: Any, targets: Targets) -> Mapping[str, Any] | None:
+    """Return a schema with what it refers to, by itself or in a list of one; None: unknown."""
+    for keyword in ("$ref", "allOf", "$ref"):
+        if not isinstance(schema, Mapping):
+            return {} if schema is True else None
+        beside = {key: value for key, value in schema.items() if key != keyword}
+        if keyword == "$ref" and keyword in schema:
+            found = targets.of(schema)
+            schema = {**found, **beside} if isinstance(found, Mapping) else None
+        elif keyword == "allOf" and isinstance(schema.get(keyword), list):
+            inner = [one for one in schema[keyword] if isinstance(one, Mapping)]
+            schema = {**inner[0], **beside} if len(inner) == 1 else beside
+    return schema if isinstance(schema, Mapping) else None
+
+
+def _in_both(
+    own: Mapping[str, Any], own_kinds: frozenset[str], choice: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Return the schema of what `own` and one of its choices take; None: nothing."""
+    kinds, _ = _kinds_of(choice)
+    if not kinds & own_kinds:
+        return None
+    both = {**own, **choice}
+    if "enum" not in both and "const" not in both and own_kinds < kinds:
+        both["type"] = own["type"] if "type" in own else sorted(own_kinds)
+    return both
 
 
 def _kinds_of(schema: Mapping[str, Any]) -> tuple[frozenset[str], bool]:
@@ -105,9 +130,9 @@ def _kinds_of(schema: Mapping[str, Any]) -> tuple[frozenset[str], bool]:
 
 def argument_kinds(parameters: Mapping[str, Any]) -> ArgumentKinds:
     """Return the kinds of the arguments that a tool's schema describes."""
-    described = described_arguments(parameters)
-    named = {name: taken_by(one, parameters).kinds for name, one in described.named.items()}
-    others = taken_by(described.others, parameters).kinds
+    described, targets = described_arguments(parameters), Targets(parameters)
+    named = {name: taken_by(one, targets).kinds for name, one in described.named.items()}
+    others = taken_by(described.others, targets).kinds
     return ArgumentKinds(named, others)
 
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
+from common.grammar import MAX_GRAMMAR_BYTES
 from grammars.parts import SchemaPart
+from grammars.schema_walk import Targets
 from grammars.texts import json_rule
 from router.tools.definitions import Tool
 from router.tools.tagged.kinds import DescribedArguments, described_arguments, taken_by
@@ -41,7 +43,9 @@ class TaggedRules:
         self._tags = tags
         self._tokens = tokens
         self._expression = expression
-        self._values: dict[tuple[str, bool], str] = {}
+        self._values: dict[tuple[str, bool, int], str] = {}
+        self._num_chars = 0
+        self._last: tuple[Mapping[str, Any], Targets] | None = None
         self.lines: list[str] = []
         """The rules that expressions name."""
         self.parts: list[SchemaPart] = []
@@ -82,11 +86,15 @@ class TaggedRules:
 
     def _value(self, schema: Any, root: Mapping[str, Any], source: str, *, is_lenient: bool) -> str:
         """Return the rule of a value of `schema`, with the tag behind it."""
-        own = _own(schema, root)
-        known = (json.dumps(own, sort_keys=True), is_lenient)
+        own = _asking(schema)
+        text = json.dumps(own, sort_keys=True)
+        has_reference = '"$ref"' in text
+        known = (text, is_lenient, id(root) if has_reference else 0)
         if known in self._values:
             return self._values[known]
-        taken = taken_by(schema, root)
+        taken = taken_by(own, self._targets(root))
+        if has_reference:
+            own |= {key: root[key] for key in ("$defs", "definitions") if key in root}
         rule = self._values[known] = f"value_{len(self._values)}"
         others = taken.kinds - {"string"}
         behind = self._expression(self._tags.after_end)
@@ -108,7 +116,21 @@ class TaggedRules:
 
     def _json(self, schema: Mapping[str, Any], source: str, *, is_lenient: bool) -> str:
         self.parts.append(SchemaPart(schema=schema, source=source, is_lenient=is_lenient))
-        return f"{json_rule(schema, is_lenient=is_lenient)} {self._expression(self._tags.end)}"
+        rule = json_rule(schema, is_lenient=is_lenient)
+        self._num_chars += len(rule)
+        if self._num_chars > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(
+                f"the schemas of the arguments of tools, each with what it refers to, make a "
+                f"grammar of more than {MAX_GRAMMAR_BYTES} bytes: wanted smaller ones",
+                param="tools",
+            )
+        return f"{rule} {self._expression(self._tags.end)}"
+
+    def _targets(self, root: Mapping[str, Any]) -> Targets:
+        """Return what references to `root` name; those of one tool are asked for in a row."""
+        if self._last is None or self._last[0] is not root:
+            self._last = root, Targets(root)
+        return self._last[1]
 
     def _text(
         self, schema: Mapping[str, Any], others: frozenset[str], source: str, *, is_lenient: bool
@@ -147,13 +169,11 @@ def _described(tool: Tool) -> DescribedArguments:
     return described_arguments(tool.parameters)
 
 
-def _own(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of an argument with what its references name."""
-    own = {key: schema[key] for key in schema if key not in _SAID} if isinstance(schema, Mapping) \
-        else {}  # fmt: skip
-    if '"$ref"' in json.dumps(own):
-        own |= {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return own
+def _asking(schema: Any) -> dict[str, Any]:
+    """Return a schema without what asks for nothing."""
+    if not isinstance(schema, Mapping):
+        return {}
+    return {key: value for key, value in schema.items() if key not in _SAID}
 
 
 def _but(expression: str, left_out: list[str]) -> str:

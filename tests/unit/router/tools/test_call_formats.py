@@ -449,3 +449,37 @@ def test_a_long_name_of_an_argument_ends_the_arguments() -> None:
     assert calls == [("now", "{}")]
     assert said.startswith("xxx")
     assert parsed([text], syntax_of(GLM, NOW)) == ("", said, calls)
+
+
+@pytest.mark.parametrize("are_tokens", [False, True])
+@pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.name)
+def test_any_text_may_be_a_value_of_a_list_or_a_pattern(form: CallFormat, are_tokens: bool) -> None:
+    texts = [one for one in ODD_TEXTS if not (are_tokens and any(tag in one for tag in form.tags))]
+    listed = tool(value={"enum": [*texts, "a\x7fb", "\r\x0b"]})
+    matched = tool(value={"type": "string", "pattern": "^a\n/\t[ /]é$|^\\^\\$[|)]$"})
+    for one, values in (
+        (listed, [*texts, "a\x7fb", "\r\x0b"]),
+        (matched, ["a\n/\t/é", "^$|", "^$)"]),
+    ):
+        for value in values:
+            text = form.call_text("f", JSON({"value": value}))
+            assert accepted(form, use(one), text, are_tokens=are_tokens), value
+            wrong = form.call_text("f", JSON({"value": value + "x"}))
+            assert not accepted(form, use(one), wrong, are_tokens=are_tokens), value
+
+
+@pytest.mark.parametrize("are_tokens", [False, True])
+@pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.name)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_any_name_of_an_argument(form: CallFormat, are_tokens: bool, is_open: bool) -> None:
+    names = ["a b", "é😀", "a.b-c/d", "x$y", "a'b", "[a]", "a\\n", "{}", "-"]
+    one = tool(required=names[:1], **{key: {"type": "string"} for key in names})
+    assert one.parameters is not None
+    schema = {**one.parameters, "additionalProperties": is_open}
+    one = Tool(name="f", description=None, parameters=schema)
+    text = form.call_text("f", JSON(dict.fromkeys(names, "v"), ensure_ascii=False))
+    assert accepted(form, use(one), text, are_tokens=are_tokens)
+    ((_, read),) = parsed(list(text), syntax_of(form, one))[2]
+    assert json.loads(read) == dict.fromkeys(names, "v")
+    other = form.call_text("f", JSON({"a b": "v", "other": "w"}))
+    assert accepted(form, use(one), other, are_tokens=are_tokens) is is_open

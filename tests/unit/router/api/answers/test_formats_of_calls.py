@@ -83,7 +83,8 @@ TEMPLATES: dict[str, tuple[CallFormat, str]] = {
     "DeepSeek V3.1": (
         DEEPSEEK,
         "{{ '<｜tool▁calls▁begin｜>' if loop.first }}<｜tool▁call▁begin｜>{{ f.name }}"
-        "<｜tool▁sep｜>{{ '' + f.arguments }}<｜tool▁call▁end｜>{{ '<｜tool▁calls▁end｜>' if loop.last }}",
+        "<｜tool▁sep｜>{{ '' + f.arguments }}<｜tool▁call▁end｜>"
+        "{{ '<｜tool▁calls▁end｜>' if loop.last }}",
     ),
     "Granite 3": (
         GRANITE,
