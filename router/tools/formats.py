@@ -137,7 +137,7 @@ GRANITE = CallFormat(
 
 FORMATS = {
     one.name: one
-    for one in (
+    for one in [
         HERMES,
         LLAMA_JSON,
         QWEN_CODER,
@@ -150,7 +150,7 @@ FORMATS = {
         MINIMAX,
         GRANITE,
         FENCED,
-    )
+    ]
 }
 
 _BY_TEXTS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (

@@ -283,6 +283,7 @@ def test_brackets_in_text_begin_no_call(form: CallFormat, said: str) -> None:
     assert accepted(form, use(CITY, must_call=False), text)
 
 
+@pytest.mark.covers("G26")
 @pytest.mark.parametrize("are_tokens", [False, True])
 def test_a_call_of_mistral_may_have_an_id_and_a_space(are_tokens: bool) -> None:
     with_id = f"[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{PARIS}"
@@ -316,6 +317,25 @@ def test_a_text_is_what_stands_between_the_tags(form: CallFormat, value: str) ->
         assert parsed(cut(text, [at]), syntax_of(form, one)) == ("", "", [("f", arguments)]), at
 
 
+@pytest.mark.covers("G25")
+@pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.name)
+def test_a_text_leaves_as_it_comes(form: CallFormat) -> None:
+    one = tool(text={"type": ["string", "null"]}, count={"type": "integer"})
+    text = form.call_text("f", '{"text": "nul or a \\"<\\" ", "count": 12}')
+    parser = AnswerParser(syntax_of(form, one))
+    came = [
+        (part.text, char)
+        for char in text
+        for part in parser.push(char)
+        if isinstance(part, CallArguments)
+    ]
+    pieces = [piece for piece, _ in came]
+    assert pieces[:6] == ['{"text": ', '"nul ', "o", "r", " ", "a"]
+    assert '\\"' in pieces
+    assert "".join(pieces) == '{"text": "nul or a \\"<\\" ", "count": 12}'
+
+
+@pytest.mark.covers("G25")
 def test_qwens_closing_tag_within_a_line_is_text() -> None:
     value = "<parameter=a>x</parameter>\n  </parameter> y"
     one = tool(text={"type": "string"})
