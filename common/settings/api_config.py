@@ -61,6 +61,7 @@ class ApiConfig(Section):
             "hermes",
             "llama3_json",
             "qwen3_coder",
+            "seed_oss",
             "glm45",
             "glm47",
             "mistral",

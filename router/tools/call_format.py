@@ -69,10 +69,10 @@ class CallFormat:
     @property
     def tags(self) -> frozenset[str]:
         """The texts of the format that may be tokens of their own in a tokenizer."""
-        texts = (self.trigger, self.opening, self.after_name, self.end, self.between, self.closing)
-        texts += (self.before_id,)
+        texts = [self.trigger, self.opening, self.after_name, self.end, self.between, self.closing]
+        texts.append(self.before_id)
         if self.tagged:
-            texts += (self.tagged.before_key, self.tagged.after_key, self.tagged.end)
+            texts += [self.tagged.before_key, self.tagged.after_key, self.tagged.end]
         return frozenset(tag for text in texts for tag in _TAG.findall(text))
 
     @property

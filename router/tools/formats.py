@@ -42,6 +42,15 @@ QWEN_CODER = CallFormat(
 )
 """The format of Qwen3-Coder and Qwen3.5: each argument between tags."""
 
+SEED = replace(
+    QWEN_CODER,
+    name="seed_oss",
+    trigger="<seed:tool_call>",
+    tagged=Tags(before_key="<parameter=", after_key=">", end="</parameter>", after_end="\n"),
+    end="</function>\n</seed:tool_call>",
+)
+"""The format of Seed-OSS: as of Qwen3-Coder, with other tags, and values on no lines of their own."""
+
 _GLM_TAGS = Tags(
     before_key="<arg_key>",
     after_key="</arg_key>\n<arg_value>",
@@ -141,6 +150,7 @@ FORMATS = {
         HERMES,
         LLAMA_JSON,
         QWEN_CODER,
+        SEED,
         GLM,
         GLM_WITHOUT_LINES,
         MISTRAL,
@@ -154,7 +164,8 @@ FORMATS = {
 }
 
 _BY_TEXTS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
-    (("<function=", "<parameter="), QWEN_CODER),
+    ((SEED.trigger, "<parameter="), SEED),
+    ((QWEN_CODER.trigger, "<function=", "<parameter="), QWEN_CODER),
     (("<arg_key>", "</arg_key><arg_value>"), GLM_WITHOUT_LINES),
     (("<arg_key>",), GLM),
     ((MINIMAX.trigger,), MINIMAX),

@@ -82,8 +82,9 @@ def _lengths(part: Mapping[str, Any]) -> str:
 
 def _length(part: Mapping[str, Any], keyword: str) -> int | None:
     value = part.get(keyword)
-    is_bound = isinstance(value, int | float) and 0 <= value <= _MOST_CHARS
-    return int(value) if is_bound else None
+    if isinstance(value, int | float) and 0 <= value <= _MOST_CHARS:
+        return int(value)
+    return None
 
 
 def _searched(pattern: str) -> str:

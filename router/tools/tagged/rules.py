@@ -20,16 +20,13 @@ from grammars.texts import json_rule
 from router.tools.definitions import Tool
 from router.tools.tagged.kinds import DescribedArguments, described_arguments, taken_by
 from router.tools.tagged.patterns import literal, pattern_of, text_expressions
-from router.tools.tagged.tags import Tags
+from router.tools.tagged.tags import INTEGER, Tags, scalar_pattern
 
 _SAID = frozenset({"title", "description", "default", "example", "examples", "deprecated"})
 """Keywords that ask for nothing; without them schemas of several arguments are the same."""
 _KEY = r'[^<>"\n]{1,64}'
 """The pattern of the name of an argument that the schema does not name."""
 _MOST_OTHERS = 32
-_SCALARS = {"null": "null", "boolean": "true|false"}
-_INTEGER = "-?(?:0|[1-9][0-9]*)"
-_NUMBER = rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 
 
 class TaggedRules:
@@ -107,10 +104,11 @@ class TaggedRules:
             if containers := sorted(others & {"array", "object"}):
                 inner = {**own, "type": containers}
                 alternatives.append(self._json(inner, source, is_lenient=is_lenient))
-            if scalars := others - {"array", "object"}:
-                number = _NUMBER if taken.has_fractions else _INTEGER
-                patterns = [_SCALARS.get(kind, number) for kind in sorted(scalars)]
-                alternatives.append(self._ended(f"/{'|'.join(patterns)}/"))
+            if "number" in others and not taken.has_fractions:
+                alternatives.append(self._ended(f"/{INTEGER}/"))
+                others -= {"number"}
+            if scalars := scalar_pattern(others):
+                alternatives.append(self._ended(f"/{scalars}/"))
         self.lines.append(f"{rule}: ({' | '.join(alternatives)}) {behind}")
         return rule
 

@@ -8,10 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+INTEGER = "-?(?:0|[1-9][0-9]*)"
+"""The pattern of the JSON of integers."""
 _SCALARS = (
     ("null", "null"),
     ("boolean", "true|false"),
-    ("number", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"),
+    ("number", rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"),
 )
 _BEGUN_NUMBER = re.compile(
     r"-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?"

@@ -444,6 +444,7 @@ GLM_TEMPLATE = "<tool_call>{{ c.name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>
     [
         ("<tool_call>\n{{ c | tojson }}\n</tool_call>", "hermes"),
         ("<tool_call>\n<function={{ c.name }}>\n<parameter={{ k }}>\n</tool_call>", "qwen3_coder"),
+        ("<seed:tool_call>\n<function={{ c.name }}>\n<parameter={{ k }}>", "seed_oss"),
         (GLM_TEMPLATE, "glm45"),
         (GLM_TEMPLATE.replace("\n", ""), "glm47"),
         ("[TOOL_CALLS][{{ c | tojson }}]", "mistral"),

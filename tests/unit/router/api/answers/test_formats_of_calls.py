@@ -24,6 +24,7 @@ from router.tools.formats import (
     MISTRAL,
     MISTRAL_ARGS,
     QWEN_CODER,
+    SEED,
 )
 from tests.support.http.edge_model import MODEL_NAME, write_model_folder
 from tests.support.http.http_edge import make_edge
@@ -47,6 +48,11 @@ TEMPLATES: dict[str, tuple[CallFormat, str]] = {
         QWEN_CODER,
         "<tool_call>\n<function={{ f.name }}>\n" + ITEMS + "<parameter={{ k }}>\n" + VALUE
         + "\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+    ),
+    "Seed-OSS": (
+        SEED,
+        "<seed:tool_call>\n<function={{ f.name }}>\n" + ITEMS + "<parameter={{ k }}>" + VALUE
+        + "</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
     ),
     "GLM-4.5": (
         GLM,
