@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from common.errors import InternalError, InvalidRequest, Overloaded
@@ -73,7 +73,16 @@ def parts_fields(parts: GrammarParts) -> dict[str, Any]:
     """Return what a grammar was written from as JSON."""
     return {
         "asked": None if parts.asked is None else grammar_fields(parts.asked),
-        "schemas": [asdict(one) for one in parts.schemas],
+        "schemas": [
+            {
+                "schema": dict(one.schema),
+                "source": one.source,
+                "is_lenient": one.is_lenient,
+                "terminal": one.terminal,
+                "weaker": one.weaker,
+            }
+            for one in parts.schemas
+        ],
     }
 
 

@@ -49,7 +49,7 @@ SEED = replace(
     tagged=Tags(before_key="<parameter=", after_key=">", end="</parameter>", after_end="\n"),
     end="</function>\n</seed:tool_call>",
 )
-"""The format of Seed-OSS: as of Qwen3-Coder, with other tags, and values on no lines of their own."""
+"""The format of Seed-OSS: as of Qwen3-Coder, with other tags and without lines around values."""
 
 _GLM_TAGS = Tags(
     before_key="<arg_key>",
