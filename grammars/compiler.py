@@ -243,11 +243,19 @@ class GrammarCompiler:
 
         weakening = Weakening(fails)
         for part in schemas:
-            if part.is_lenient and fails(part.schema):
+            if part.is_lenient and part.terminal:
+                if self._has_bad_terminal(part):
+                    text = text.replace(f": {part.terminal}\n", f": {part.weaker}\n")
+            elif part.is_lenient and fails(part.schema):
                 rule = json_rule(part.schema, is_lenient=True)
-                made = {"type": "object"} | weakening.of(part.schema)
+                kept = {"type": "object"} if part.schema.get("type") == "object" else {}
+                made = kept | weakening.of(part.schema)
                 text = text.replace(rule, json_rule(made, is_lenient=True))
         return replace(grammar, text=text)
+
+    def _has_bad_terminal(self, part: SchemaPart) -> bool:
+        tried = f"start: TRIED\nTRIED: {part.terminal}\n"
+        return bool(part.terminal) and bool(_problem(self.compile_text(tried, LIMITS)))
 
     def forget(self, grammar: Grammar) -> None:
         """Drop a compiled grammar: the next request with it compiles it again.
@@ -329,7 +337,12 @@ class GrammarCompiler:
         problem = _problem(self.compile_text(lark, LIMITS))
         trials = self._trials(lark, problem)
         for part in schemas:
-            if trials.is_at_fault(part.schema, is_lenient=part.is_lenient):
+            if self._has_bad_terminal(part):
+                raise InvalidRequest(
+                    f"the JSON schema of {part.source} cannot be followed: #/pattern: {problem}",
+                    param=part.source,
+                )
+            if not part.terminal and trials.is_at_fault(part.schema, is_lenient=part.is_lenient):
                 place = place_of(part.schema, trials, is_lenient=part.is_lenient)
                 raise InvalidRequest(
                     f"the JSON schema of {part.source} cannot be followed: {place}: {problem}",

@@ -13,12 +13,16 @@ from common.grammar import Grammar
 class SchemaPart:
     """A JSON schema within a grammar; `source` is its field.
 
-    With `is_lenient` what cannot be enforced of it is left out, where that is possible.
+    With `is_lenient` what cannot be enforced of it is left out, where that is possible. A schema of
+    texts that are not JSON is the expression `terminal`, and `weaker` without its pattern; '': it
+    is JSON.
     """
 
     schema: Mapping[str, Any]
     source: str
     is_lenient: bool
+    terminal: str = ""
+    weaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

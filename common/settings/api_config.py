@@ -56,7 +56,22 @@ class ApiConfig(Section):
         "auto",
         "how the model writes calls of tools",
         note="auto: as its chat template says",
-        one_of=("auto", "hermes", "llama3_json", "fenced"),
+        one_of=(
+            "auto",
+            "hermes",
+            "llama3_json",
+            "qwen3_coder",
+            "seed_oss",
+            "glm45",
+            "glm47",
+            "mistral",
+            "mistral_args",
+            "deepseek_v3",
+            "deepseek_v31",
+            "minimax_m2",
+            "granite",
+            "fenced",
+        ),
     )
     reasoning_format: str = setting(
         "auto",

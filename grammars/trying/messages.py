@@ -73,7 +73,16 @@ def parts_fields(parts: GrammarParts) -> dict[str, Any]:
     """Return what a grammar was written from as JSON."""
     return {
         "asked": None if parts.asked is None else grammar_fields(parts.asked),
-        "schemas": [[dict(one.schema), one.source, one.is_lenient] for one in parts.schemas],
+        "schemas": [
+            {
+                "schema": dict(one.schema),
+                "source": one.source,
+                "is_lenient": one.is_lenient,
+                "terminal": one.terminal,
+                "weaker": one.weaker,
+            }
+            for one in parts.schemas
+        ],
     }
 
 
@@ -82,10 +91,7 @@ def parts_of(fields: Mapping[str, Any]) -> GrammarParts:
     asked = fields["asked"]
     return GrammarParts(
         None if asked is None else grammar_of_fields(asked),
-        tuple(
-            SchemaPart(schema=schema, source=source, is_lenient=is_lenient)
-            for schema, source, is_lenient in fields["schemas"]
-        ),
+        tuple(SchemaPart(**one) for one in fields["schemas"]),
     )
 
 

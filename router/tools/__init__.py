@@ -2,9 +2,10 @@
 
 parts           the parts of an answer: thinking, text, calls
 definitions     the tools of a request, and which of them it may, or must, call
-call_format     what a format is: the text around a call, its parser, its grammar
+call_format     what a format is: the texts around the names and the arguments of calls
+tagged          arguments between tags, as of Qwen3-Coder: their kinds, their JSON, their grammar
 fenced          a format that any instruct model can follow, with the text that explains it
-formats         all formats by name, those of Qwen and Llama 3, and which one a template uses
+formats         all formats by name, and which one a template uses
 call_head       the text of a call up to its arguments, matched character by character
 json_extent     where a JSON object in a text ends
 text_argument   the text of a call's one argument, for tools that take text

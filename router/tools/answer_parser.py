@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from router.tools.call_parser import CallParser
 from router.tools.formats import FORMATS
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
+from router.tools.tagged.kinds import ArgumentKinds
 from router.tools.thinking import (
     THINK,
     Cut,
@@ -26,7 +27,8 @@ class AnswerSyntax:
 
     `tags` are those of the thinking, if there is any. `call_format` is the name of a format; ''
     where the answer holds no calls. `call_names` are the functions that may be called: a call of
-    another one is text. `is_named`: the request names the one function that is called.
+    another one is text. `kinds` are the kinds of their arguments, where a format does not tell
+    them. `is_named`: the request names the one function that is called.
     `calls_alone`: an answer is calls or text, never text and then calls.
     """
 
@@ -34,6 +36,7 @@ class AnswerSyntax:
     tags: ThinkingTags = THINK
     call_format: str = ""
     call_names: tuple[str, ...] = ()
+    kinds: Mapping[str, ArgumentKinds] = field(default_factory=dict)
     is_named: bool = False
     calls_alone: bool = False
 
@@ -92,7 +95,9 @@ class AnswerParser:
         self._calls: CallParser | None = None
         if syntax.call_format:
             form = FORMATS[syntax.call_format]
-            self._calls = CallParser(form, syntax.call_names, is_alone=syntax.calls_alone)
+            self._calls = CallParser(
+                form, syntax.call_names, syntax.kinds, is_alone=syntax.calls_alone
+            )
 
     @property
     def num_calls(self) -> int:

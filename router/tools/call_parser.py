@@ -8,14 +8,18 @@ cut off before the arguments of a call ends before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from enum import Enum
 
-from router.tools.call_format import CallFormat
+from router.tools.call_format import ArgumentsReader, CallFormat
 from router.tools.call_head import CallHead, MatchedHead
-from router.tools.json_extent import JsonExtent
 from router.tools.parts import CallArguments, CallStart, Part, TextPart
+from router.tools.tagged.kinds import ArgumentKinds
 from router.tools.thinking import LeadingSpace, num_maybe_tag
+
+_PIECES = re.compile(r"\}|[^}\s]+")
+"""The pieces of what ends a call, between which white space may stand."""
 
 
 class _State(Enum):
@@ -23,16 +27,25 @@ class _State(Enum):
     HEAD = "after a trigger"
     ARGUMENTS = "inside the arguments"
     TAIL = "after the arguments"
+    NEXT = "where another call, or the end of all, follows a call"
 
 
 class CallParser:
     """Parses one answer in one format."""
 
-    def __init__(self, form: CallFormat, names: Collection[str], *, is_alone: bool) -> None:
-        """Begin an answer that may call the functions `names`.
+    def __init__(
+        self,
+        form: CallFormat,
+        names: Collection[str],
+        kinds: Mapping[str, ArgumentKinds],
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Begin an answer that may call the functions `names`, whose arguments have `kinds`.
 
         `is_alone`: it holds calls from its beginning on, or none.
         """
+        self._kinds = kinds
         self._names = frozenset(names)
         self._form = form
         self._is_alone = is_alone or not form.trigger
@@ -42,8 +55,8 @@ class CallParser:
         """Text that is not reported yet; in TEXT and HEAD after `_space`, without white space."""
         self._is_text = False  # where calls stand alone, none can follow text
         self._parts: list[Part] = []
-        self._head = CallHead(form.key)
-        self._arguments = JsonExtent()
+        self._head = CallHead(form, form.opening)
+        self._arguments: ArgumentsReader = form.reader(ArgumentKinds())
         self._num_in_head = 0
         self._tail: list[str] = []
         self.num_calls = 0
@@ -84,6 +97,8 @@ class CallParser:
                 return self._take_arguments()
             case _State.TAIL:
                 return self._take_tail()
+            case _State.NEXT:
+                return self._take_next()
 
     def _find_call(self) -> bool:
         trigger, held = self._form.trigger, self._space.push(self._held)
@@ -101,10 +116,14 @@ class CallParser:
         self._add_text(text)
         self._held = self._space.push(held[len(text) :])
         if is_call:
-            self._state = _State.HEAD
-            self._head = CallHead(self._form.key)
-            self._num_in_head = len(trigger)
+            self._begin_head(self._form.opening, len(trigger))
         return is_call
+
+    def _begin_head(self, opening: str, num_before: int) -> None:
+        """Match a head behind the first characters that are held."""
+        self._state = _State.HEAD
+        self._head = CallHead(self._form, opening)
+        self._num_in_head = num_before
 
     def _take_head(self) -> bool:
         for at in range(self._num_in_head, len(self._held)):
@@ -113,9 +132,9 @@ class CallParser:
                 self._parts.append(CallStart(self.num_calls, found.name))
                 self.num_calls += 1
                 self._space.take()
-                # The bracket, which is the last character of the head, begins the arguments.
-                self._begin(_State.ARGUMENTS, at)
-                self._arguments = JsonExtent()
+                self._begin(_State.ARGUMENTS, at + 1 - found.num_first)
+                kinds = self._kinds.get(found.name, ArgumentKinds())
+                self._arguments = self._form.reader(kinds)
                 return True
             if found is not True:
                 self._is_text = self._is_alone
@@ -126,13 +145,18 @@ class CallParser:
         return False
 
     def _take_arguments(self) -> bool:
-        end = self._arguments.end_in(self._held)
-        self._parts.append(CallArguments(self.num_calls - 1, self._held[:end]))
+        text, end = self._arguments.take(self._held)
+        if text:
+            self._parts.append(CallArguments(self.num_calls - 1, text))
         is_over = self._arguments.is_over
-        self._begin(_State.TAIL if is_over else _State.ARGUMENTS, end)
+        self._begin(_State.ARGUMENTS, end)
         if is_over:
-            self._tail = [part for part in ("}", self._form.end.strip()) if part]
+            self._tail = _PIECES.findall(self._form.end)
+            self._state = _State.TAIL if self._tail else self._behind_call()
         return is_over
+
+    def _behind_call(self) -> _State:
+        return _State.NEXT if self._form.following else _State.TEXT
 
     def _take_tail(self) -> bool:
         self._held = self._held.lstrip()
@@ -145,6 +169,19 @@ class CallParser:
         else:
             self._tail.clear()
         if not self._tail:
+            self._state = self._behind_call()
+        return True
+
+    def _take_next(self) -> bool:
+        self._held = self._held.lstrip()
+        closing = self._form.closing.strip()
+        if closing and self._held.startswith(closing):
+            self._begin(_State.TEXT, len(closing))
+        elif not self._held or closing.startswith(self._held):
+            return False
+        elif self.num_calls < self._form.most_calls:
+            self._begin_head(self._form.following, 0)
+        else:
             self._state = _State.TEXT
         return True
 

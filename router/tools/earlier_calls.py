@@ -1,17 +1,20 @@
 """Earlier calls and their results as chat templates take them.
 
-Some templates want the arguments of a call as an object, others join them as text. Some refuse ids
-that other servers made, or leave a call out beside a text. Which form one takes is found by
-rendering a small conversation. Most write no ids: there a result belongs to the call whose place
+Some templates want the arguments of a call as an object, others join them as text. Some take short
+ids alone, or leave a call out beside a text. Which form one takes is found by rendering a small
+conversation. Most write no ids: there a result belongs to the call whose place
 among the calls it has among the results.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -20,13 +23,18 @@ Messages = Sequence[Mapping[str, Any]]
 _LOST = "[no result]"
 
 
-class Arguments(Enum):
-    """The form in which a template takes the arguments of earlier calls, if it takes calls."""
+@dataclass(frozen=True, slots=True)
+class CallsForm:
+    """The form in which a template takes earlier calls: whether their arguments are texts, and not
+    objects, and whether their ids are short."""
 
-    OBJECTS = "objects"
-    TEXTS = "texts"
-    NONE = "none"
+    has_texts: bool = False
+    has_short_ids: bool = False
 
+
+_FORMS = tuple(CallsForm(*one) for one in product((False, True), repeat=2))
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""The ids that Mistral's templates take."""
 
 _ASKED = {"role": "user", "content": "Is it warm?"}
 _CALL = {
@@ -42,18 +50,19 @@ _PYTHON = "{'city'"
 """How a template shows an object that it takes for a text."""
 
 
-def arguments_by(render: Callable[[Messages], str]) -> Arguments:
-    """Return what a template takes, which `render` renders, or refuses with `InvalidRequest`."""
-    if _is_shown(render, Arguments.OBJECTS):
-        return Arguments.OBJECTS
-    return Arguments.TEXTS if _is_shown(render, Arguments.TEXTS) else Arguments.NONE
+def form_by(render: Callable[[Messages], str]) -> CallsForm | None:
+    """Return what a template takes, which `render` renders, or refuses with `InvalidRequest`.
+
+    None: it shows earlier calls in no form.
+    """
+    return next((form for form in _FORMS if _is_shown(render, form)), None)
 
 
-def _is_shown(render: Callable[[Messages], str], form: Arguments) -> bool:
+def _is_shown(render: Callable[[Messages], str], form: CallsForm) -> bool:
     return all(_is_shown_beside(content, render, form) for content in _TEXTS)
 
 
-def _is_shown_beside(content: str, render: Callable[[Messages], str], form: Arguments) -> bool:
+def _is_shown_beside(content: str, render: Callable[[Messages], str], form: CallsForm) -> bool:
     called = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
     try:
         text = render(in_form([_ASKED, called, _RESULT], form))
@@ -62,22 +71,38 @@ def _is_shown_beside(content: str, render: Callable[[Messages], str], form: Argu
     return _PYTHON not in text and all(one in text for one in _TOLD)
 
 
-def in_form(messages: Messages, form: Arguments) -> Messages:
+def in_form(messages: Messages, form: CallsForm) -> Messages:
     """Return messages, whose calls have objects for arguments, in the form of a template."""
-    return [_with_texts(one) for one in messages] if form is Arguments.TEXTS else messages
+    if form == CallsForm():
+        return messages
+    return [_message_in_form(one, form) for one in messages]
 
 
-def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [_with_text(call) for call in calls]}
+def _message_in_form(message: Mapping[str, Any], form: CallsForm) -> Mapping[str, Any]:
+    made = dict(message)
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [_call_in_form(call, form) for call in calls]
+    if form.has_short_ids and "tool_call_id" in message:
+        made["tool_call_id"] = _short_id(message["tool_call_id"])
+    return made
 
 
-def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call["function"]
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+def _call_in_form(call: Mapping[str, Any], form: CallsForm) -> Mapping[str, Any]:
+    made = dict(call)
+    if form.has_texts:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        made["function"] = {**function, "arguments": arguments}
+    if form.has_short_ids:
+        made["id"] = _short_id(call.get("id"))
+    return made
+
+
+def _short_id(given: Any) -> str:
+    """Return an id of 9 letters and digits: the same one for a call and its result."""
+    if isinstance(given, str) and _SHORT_ID.fullmatch(given):
+        return given
+    return hashlib.sha256(str(given).encode(errors="replace")).hexdigest()[:9]
 
 
 def with_results_in_order(messages: Messages) -> list[Mapping[str, Any]]:

@@ -14,9 +14,9 @@ from router.tools.call_format import CallFormat
 FENCED = CallFormat(
     name="fenced",
     trigger="```tool_call",
-    lead="\n",
-    key="arguments",
-    end="\n```",
+    opening='\n{"name": "',
+    after_name='", "arguments": ',
+    end="}\n```",
     separator="\n",
 )
 

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grammars.parts import SchemaPart
 from grammars.texts import json_rule
 from router.tools.call_format import CallFormat
 from router.tools.definitions import Tool, ToolUse
+from router.tools.tagged.rules import TaggedRules, check_enforced
 from router.tools.thinking import THINK, ThinkingFormat, ThinkingTags
 
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
 
 _ANY = r"(.|\n)*"
+_IN_LARK = re.compile(r"<[!-;=?-~]+>")
+"""The texts of tokens that are written as they are."""
 
 
 class GrammarWriter:
@@ -33,8 +37,8 @@ class GrammarWriter:
     """
 
     def __init__(self, tag_tokens: Mapping[str, int], tags: ThinkingTags = THINK) -> None:
-        self._tag_tokens = {
-            tag: tag if tag.startswith("<") and tag.endswith(">") else f"<[{token_id}]>"
+        self._tokens = {
+            tag: tag if _IN_LARK.fullmatch(tag) else f"<[{token_id}]>"
             for tag, token_id in tag_tokens.items()
         }
         self._tags = tags
@@ -48,14 +52,16 @@ class GrammarWriter:
         """
         tools = use.callable_tools
         most = form.most_calls if use.is_parallel else 1
-        rules = [self._call_rule(form, number, tool) for number, tool in enumerate(tools)]
+        rules = self._call_rules(form, tools)
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
-        more = self._expression(form.separator + form.trigger)
-        calls = f"call ({more} call){{0,{most - 1}}}" if most > 1 else "call"
+        more = f"({self._expression(form.between)} call){{0,{most - 1}}}" if most > 1 else ""
+        calls = f"{self._expression(form.opening)} call {more} {self._expression(form.closing)}"
+        space = '" "?' if form.may_be_spaced else ""
+        calls = f"{space} {calls}"
+        first = self._expression(form.trigger)
         if use.must_call:
-            return self._lark(f"{self._expression(form.trigger)} {calls}", rules, thinking)
+            return self._lark(f"{first} {calls}", rules, thinking)
         if text_rule:
-            first = self._expression(form.trigger)
             return self._lark(f"asked | {first} {calls}", [*rules, text_rule], thinking)
         # What begins with thinking is thinking.
         no_thought = ""
@@ -88,33 +94,73 @@ class GrammarWriter:
 
     def _up_to(self, rule: str, tag: str, but: str = "") -> list[str]:
         """Return the rules of free text that ends with the first `tag`."""
-        if tag in self._tag_tokens:
+        if tag in self._tokens:
             terminal = rule.upper()
             return [
-                f"{rule}: {terminal} {self._tag_tokens[tag]}",
+                f"{rule}: {terminal} {self._tokens[tag]}",
                 f"{terminal}: {self._free(tag)}{but}",
             ]
         return [f"{rule}[lazy]: /{_ANY}{_pattern(tag)}/{but}"]
 
     def _free(self, tag: str) -> str:
         """Return the expression of free text, in which no tokens spell a tag that is a token."""
-        if tag in self._tag_tokens:
+        if tag in self._tokens:
             return f"/{_ANY}/ & ~/{_ANY}{_pattern(tag)}{_ANY}/"
         return f"/{_ANY}/"
 
-    def _call_rule(self, form: CallFormat, number: int, tool: Tool) -> str:
-        before = self._expression(form.before_arguments(tool.name))
-        arguments = json_rule(arguments_schema(tool), is_lenient=not tool.is_strict)
-        after = self._expression(form.after_arguments)
-        return f"call_{number}: {before} {arguments} {after}"
+    def _call_rules(self, form: CallFormat, tools: Sequence[Tool]) -> list[str]:
+        """Return the rule of each tool's call, from the name on, and those that these name."""
+        tagged = self._tagged_rules(form)
+        rules = []
+        for number, tool in enumerate(tools):
+            before = self._expression(tool.name + form.after_name)
+            if form.before_id:
+                an_id = f"({self._expression(form.before_id)} /[a-zA-Z0-9]{{9}}/)?"
+                before = f'"{tool.name}" {an_id} {self._expression(form.after_name)}'
+            if tagged:
+                arguments = tagged.arguments(tool, "")
+            else:
+                arguments = json_rule(arguments_schema(tool), is_lenient=not tool.is_strict)
+            rules.append(f"call_{number}: {before} {arguments} {self._expression(form.end)}")
+        return rules + (tagged.lines if tagged else [])
+
+    def _tagged_rules(self, form: CallFormat) -> TaggedRules | None:
+        return TaggedRules(form.tagged, self._tokens, self._expression) if form.tagged else None
+
+    def schema_parts(
+        self, form: CallFormat, use: ToolUse, source: Callable[[int], str]
+    ) -> tuple[SchemaPart, ...]:
+        """Return the schemas that are enforced in calls; `source` is the field of a tool's schema,
+        by the number of the tool.
+
+        Raises `InvalidRequest` for a keyword of the arguments of a strict tool that cannot be
+        enforced in this format.
+        """
+        tagged = self._tagged_rules(form)
+        parts = []
+        for number, tool in enumerate(use.tools):
+            if tool.name not in use.callable_names:
+                continue
+            if tagged:
+                check_enforced(tool, source(number), form.name)
+                tagged.arguments(tool, source(number))
+            else:
+                parts.append(
+                    SchemaPart(
+                        schema=arguments_schema(tool),
+                        source=source(number),
+                        is_lenient=not tool.is_strict,
+                    )
+                )
+        return tuple(tagged.parts if tagged else parts)
 
     def _expression(self, text: str) -> str:
         """Return the Lark expression of `text`, with its tags as tokens where they are tokens."""
-        if not self._tag_tokens:
+        if not self._tokens:
             return json.dumps(text) if text else ""
-        tags = "|".join(sorted(map(re.escape, self._tag_tokens)))
+        tags = "|".join(sorted(map(re.escape, self._tokens)))
         parts = [part for part in re.split(f"({tags})", text) if part]
-        return " ".join(self._tag_tokens.get(part) or json.dumps(part) for part in parts)
+        return " ".join(self._tokens.get(part) or json.dumps(part) for part in parts)
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:

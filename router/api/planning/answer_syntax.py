@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
+from grammars.parts import NO_PARTS, GrammarParts
 from grammars.texts import as_lark
 from router.api.bodies.asked import AskedChat
 from router.text.chat.conversation import Conversation
 from router.tools.answer_parser import PLAIN, AnswerSyntax
-from router.tools.definitions import ToolUse
-from router.tools.grammars import arguments_schema
 from router.tools.thinking import THINK, ThinkingFormat, thinking_behind, thinking_of_continued
 
 _TEXT = "asked"
@@ -69,10 +67,14 @@ def answer_rules(
     syntax = parts_of(
         call_format=form.name,
         call_names=tuple(tool.name for tool in use.callable_tools),
+        kinds=form.kinds(use.callable_tools),
         is_named=use.is_named,
         calls_alone=use.must_call or asked is not None,
     )
-    parts = GrammarParts(told, _schemas(use, name))
+    schemas = chat.grammars.schema_parts(
+        form, use, lambda number: name(f"tools.{number}.function.parameters")
+    )
+    parts = GrammarParts(told, schemas)
     rule = "" if told is None else as_lark(told, _TEXT)
     text = chat.grammars.calls(form, use, thinking, rule)
     size = len(text.encode(errors="replace"))
@@ -84,15 +86,3 @@ def answer_rules(
             param=name("tools"),
         )
     return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, name("tools")), parts)
-
-
-def _schemas(use: ToolUse, name: Callable[[str], str]) -> tuple[SchemaPart, ...]:
-    return tuple(
-        SchemaPart(
-            schema=arguments_schema(tool),
-            source=name(f"tools.{index}.function.parameters"),
-            is_lenient=not tool.is_strict,
-        )
-        for index, tool in enumerate(use.tools)
-        if tool.name in use.callable_names
-    )

@@ -22,7 +22,7 @@ from common.errors import CheckpointError, InvalidRequest
 from router.text.chat.efforts import efforts_by
 from router.text.chat.system_messages import treatment_by
 from router.text.chat.turn_taking import turns_by
-from router.tools.earlier_calls import Arguments, arguments_by, in_form
+from router.tools.earlier_calls import CallsForm, form_by, in_form
 from router.tools.thinking import THINK, tags_in
 
 
@@ -124,12 +124,12 @@ class ChatTemplate:
         self._efforts = efforts_by(told)
         self._system = treatment_by(render)
         self._turns = turns_by(render)
-        self._arguments = arguments_by(render)
+        self._calls_form = form_by(render)
 
     @property
     def knows_calls(self) -> bool:
         """Whether earlier calls and their results are in the prompt, whatever their ids are."""
-        return self._arguments is not Arguments.NONE
+        return self._calls_form is not None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
@@ -142,7 +142,7 @@ class ChatTemplate:
         options = replace(options, variables=self._efforts.fitted(options.variables))
         messages = self._system.fitted(messages, keeps_all=options.keeps_system)
         messages = self._turns.fitted(messages)
-        messages = in_form(messages, self._arguments)
+        messages = in_form(messages, self._calls_form or CallsForm())
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)
         content: str = messages[-1]["content"]

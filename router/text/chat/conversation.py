@@ -70,12 +70,10 @@ class Conversation:
             self.thinking_tags = tags_in(sources)
         if settings.reasoning_format == "think":
             self.thinking_tags = self.thinking_tags or THINK
-        tags = [*(self.thinking_tags or THINK)]
-        for form in FORMATS.values():
-            tags += [form.trigger, form.end.strip()]
-        self.tag_tokens = {
-            tag: added_tokens[tag] for tag in tags if tag[:1] in ("<", "[") and tag in added_tokens
-        }
+        tags = {*(self.thinking_tags or THINK)}
+        if self.knows_tools():
+            tags |= self.call_format().tags
+        self.tag_tokens = {tag: added_tokens[tag] for tag in tags if tag in added_tokens}
         self.grammars = GrammarWriter(self.tag_tokens, self.thinking_tags or THINK)
 
     @classmethod

@@ -233,7 +233,7 @@ async def test_a_choice_of_tools(choice: Any, names: Any, is_free: bool, reason:
     sampling = edge.generator.calls[0].sampling
     assert sampling.grammar is not None
     for name in ("get_weather", "now"):
-        assert (f'\\"{name}\\"' in sampling.grammar.text) is (name in names)
+        assert (f'"{name}\\", ' in sampling.grammar.text) is (name in names)
     assert ("TEXT" in sampling.grammar.text) is is_free
     # All tools are explained, so that prompts of other choices share the cached prefix.
     assert '"name": "get_weather"' in prompt_of(edge)

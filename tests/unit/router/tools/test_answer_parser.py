@@ -185,7 +185,7 @@ def test_any_arguments_come_through(value: dict[str, object]) -> None:
 def test_arguments_come_while_they_are_written() -> None:
     parser = AnswerParser(syntax("hermes"))
     text = hermes()
-    head = len(HERMES.trigger + HERMES.before_arguments("get_weather"))
+    head = len(HERMES.trigger + HERMES.opening + "get_weather" + HERMES.after_name)
     assert parser.push(text[:head]) == []
     assert parser.push("{") == [CallStart(0, "get_weather"), CallArguments(0, "{")]
     assert parser.push('"ci') == [CallArguments(0, '"ci')]

@@ -102,7 +102,7 @@ def test_what_must_be_a_call_is_a_call(of: Judge, form: CallFormat, thinking: An
     for wrong in (
         form.call_text("other", "{}"),
         form.call_text("now", '{"a": 1}'),
-        weather(form, '{"city": 5}'),
+        weather(form, '{"city": "Paris", "unit": 5}'),
         weather(form, '{"unit": "C"}'),
         weather(form, '{"city": "Paris", "unit": "K"}'),
     ):

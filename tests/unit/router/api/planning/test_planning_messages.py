@@ -33,6 +33,7 @@ from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.output.usage import UsageEvents
 from router.tools.answer_parser import AnswerSyntax
+from router.tools.tagged.kinds import ArgumentKinds
 from router.tools.thinking import ThinkingFormat, ThinkingTags
 
 SAMPLING = SamplingParams(
@@ -82,6 +83,7 @@ PLAN = RequestPlan(
         tags=ThinkingTags("[THINK]", "[/THINK]"),
         call_format="hermes",
         call_names=("f", "g"),
+        kinds={"f": ArgumentKinds({"a": frozenset({"null"})}, frozenset({"string"}))},
         is_named=True,
         calls_alone=True,
     ),
@@ -90,6 +92,13 @@ PLAN = RequestPlan(
         (
             SchemaPart(
                 schema={"type": "object", "x": [None, 1.5]}, source="tools.0", is_lenient=True
+            ),
+            SchemaPart(
+                schema={"pattern": "a"},
+                source="tools.1",
+                is_lenient=False,
+                terminal="/a/",
+                weaker="/b/",
             ),
         ),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -175,14 +176,31 @@ ARGUMENTS = '{"city": "São Paulo", "days": [1, 2.5]}'
 
 
 @pytest.mark.covers("J13")
-@pytest.mark.parametrize("source", [UNKNOWN, JOINED, SHOWN])
+@pytest.mark.parametrize("source", [UNKNOWN, JOINED, SHOWN, SHORT_IDS])
 def test_a_template_gets_arguments_in_the_form_that_it_takes(source: str, tmp_path: Path) -> None:
     text = prompt(conversation(tmp_path, source), PARIS, has_tools=False)
     assert text == f"plain[user] Hi[assistant] [CALL] f {ARGUMENTS}[tool] done"
 
 
+SHOWN_IDS = SHORT_IDS.replace("[{{ m.role }}]", "[{{ m.role }} {{ m.tool_call_id }}]").replace(
+    "[CALL]", "[CALL {{ c.id }}]"
+)
+
+
 @pytest.mark.covers("J13")
-@pytest.mark.parametrize("source", [SHORT_IDS, WITHOUT_TEXT, BESIDE_TEXT, BESIDE_NO_TEXT, NO_CALLS])
+@pytest.mark.parametrize("call_id", ["call_of_another_server", "", "a1B2c3D4e", "é" * 9])
+def test_a_call_and_its_result_get_the_same_short_id(call_id: str, tmp_path: Path) -> None:
+    messages = [*answered((call_id, "a"), ("0", "b")), result(call_id, "1"), result("0", "2")]
+    text = prompt(conversation(tmp_path, SHOWN_IDS), [*MESSAGES, *messages], has_tools=False)
+    calls, results = re.findall(r"\[CALL (\w+)\]", text), re.findall(r"\[tool (\w+)\]", text)
+    assert calls == results
+    assert len(set(calls)) == 2
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", one) for one in calls)
+    assert (calls[0] == call_id) is (call_id == "a1B2c3D4e")
+
+
+@pytest.mark.covers("J13")
+@pytest.mark.parametrize("source", [WITHOUT_TEXT, BESIDE_TEXT, BESIDE_NO_TEXT, NO_CALLS])
 def test_a_template_that_shows_no_earlier_calls_gets_them_as_text(
     source: str, tmp_path: Path
 ) -> None:
