@@ -66,7 +66,8 @@ class Weights(TensorSource):
                 weight = router.get("weight", normal(*shape, seed=seed) / 8)
                 self._made[tensor] = floats(weight)
             elif "mlp" in tensor:
-                self._made[tensor] = stored(name, *shape, seed=seed)
+                num_outputs, num_inputs = shape
+                self._made[tensor] = stored(name, num_outputs, num_inputs, seed=seed)
             else:
                 self._made[tensor] = floats(normal(*shape, seed=seed))
 
@@ -130,7 +131,7 @@ class Layer:
         hidden = self.decoder.begin(flatten(batch_of(batch), limits))
         hidden[:] = x
         self.decoder.run_layer(0, hidden)
-        return hidden.copy()
+        return np.array(hidden)
 
     @property
     def choice(self) -> ExpertBuffers:
@@ -146,7 +147,8 @@ class Layer:
         gated_linear(row, pair, NONE, self._in_int8(row), gated, 1)
         down_of = down.table[index : index + 1]
         linear(gated, down_of, NONE, NONE_2D, self._in_int8(gated), out, 1)
-        return out[0]
+        row_out: np.ndarray = out[0]
+        return row_out
 
     def _in_int8(self, row: np.ndarray) -> np.ndarray:
         out = np.zeros((1, SIZE // 2), np.float32)
@@ -155,7 +157,7 @@ class Layer:
 
 
 def normed(row: np.ndarray) -> np.ndarray:
-    return row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6)
+    return np.asarray(row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6))
 
 
 def mlp_in_float64(weights: Weights, part: str, row: np.ndarray) -> np.ndarray:
