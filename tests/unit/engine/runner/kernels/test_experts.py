@@ -131,13 +131,15 @@ class Layer:
         hidden = self.decoder.begin(flatten(batch_of(batch), limits))
         hidden[:] = x
         self.decoder.run_layer(0, hidden)
+        self.num_rows = len(x)
         return np.array(hidden)
 
     @property
     def choice(self) -> ExpertBuffers:
         """What the last call has left."""
-        assert self.decoder.buffers.experts is not None
-        return ExpertBuffers(*self.decoder._rows.of_experts)
+        buffers = self.decoder.buffers
+        assert buffers.experts is not None
+        return ExpertBuffers(*buffers.experts.first(self.num_rows, buffers.gated))
 
     def mlp(self, row: np.ndarray, kind: str, index: int) -> np.ndarray:
         """The output of one MLP for one normed row, by the products of layers without experts."""
