@@ -83,7 +83,7 @@ def scratch_floats(hidden_size: int, num_rows: int) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _softmax(values) -> None:  # type: ignore[no-untyped-def]
-    """Apply the softmax to a few values in place, in float32 and in their order."""
+    """Apply the softmax to a few values in index, in float32 and in their order."""
     largest = values[0]
     for i in range(values.shape[0]):
         largest = max(largest, values[i])
@@ -108,17 +108,17 @@ def _choose(scores, bias, chosen) -> None:  # type: ignore[no-untyped-def]
     """
     for expert in range(scores.shape[0]):
         wanted = _wanted(scores, bias, expert)
-        place = min(expert, chosen.shape[0])
-        while place > 0 and wanted > _wanted(scores, bias, chosen[place - 1]):
-            if place < chosen.shape[0]:
-                chosen[place] = chosen[place - 1]
-            place -= 1
-        if place < chosen.shape[0]:
-            chosen[place] = expert
+        index = min(expert, chosen.shape[0])
+        while index > 0 and wanted > _wanted(scores, bias, chosen[index - 1]):
+            if index < chosen.shape[0]:
+                chosen[index] = chosen[index - 1]
+            index -= 1
+        if index < chosen.shape[0]:
+            chosen[index] = expert
     for end in range(1, chosen.shape[0]):
-        for place in range(end, 0, -1):
-            before, number = chosen[place - 1], chosen[place]
-            chosen[place - 1], chosen[place] = min(before, number), max(before, number)
+        for index in range(end, 0, -1):
+            before, number = chosen[index - 1], chosen[index]
+            chosen[index - 1], chosen[index] = min(before, number), max(before, number)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

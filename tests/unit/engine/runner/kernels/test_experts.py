@@ -66,7 +66,8 @@ class Weights(TensorSource):
                 weight = gate.get("weight", normal(*shape, seed=seed) / 8)
                 self._made[tensor] = floats(weight)
             elif "mlp" in tensor:
-                self._made[tensor] = stored(name, shape[0], shape[1], seed)
+                num_outputs, num_inputs = shape
+                self._made[tensor] = stored(name, num_outputs, num_inputs, seed=seed)
             else:
                 self._made[tensor] = floats(normal(*shape, seed=seed))
 
@@ -130,13 +131,15 @@ class Layer:
         hidden = self.decoder.begin(flatten(batch_of(batch), limits))
         hidden[:] = x
         self.decoder.run_layer(0, hidden)
-        return hidden.copy()
+        self.num_rows = len(x)
+        return np.array(hidden)
 
     @property
     def choice(self) -> ExpertBuffers:
         """What the last call has left."""
-        assert self.decoder.buffers.experts is not None
-        return ExpertBuffers(*self.decoder._rows.of_experts)
+        buffers = self.decoder.buffers
+        assert buffers.experts is not None
+        return ExpertBuffers(*buffers.experts.first(self.num_rows, buffers.gated))
 
     def mlp(self, row: np.ndarray, kind: str, index: int) -> np.ndarray:
         """The output of one MLP for one normed row, by the products of layers without experts."""
@@ -146,8 +149,8 @@ class Layer:
         gated_linear(row, pair, NONE, False, self._in_int8(row), gated, 1)
         down_of = down.table[index : index + 1]
         linear(gated, down_of, NONE, NONE_2D, self._in_int8(gated), out, 1)
-        found: np.ndarray = out[0]
-        return found
+        row_out: np.ndarray = out[0]
+        return row_out
 
     def _in_int8(self, row: np.ndarray) -> np.ndarray:
         out = np.zeros((1, SIZE // 2), np.float32)
@@ -156,8 +159,7 @@ class Layer:
 
 
 def normed(row: np.ndarray) -> np.ndarray:
-    scaled: np.ndarray = row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6)
-    return scaled
+    return np.asarray(row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6))
 
 
 def mlp_in_float64(weights: Weights, part: str, row: np.ndarray) -> np.ndarray:
