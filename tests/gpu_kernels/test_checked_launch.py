@@ -132,7 +132,7 @@ def test_nothing_is_found_without_a_fault(
 
 
 LOADED = """    values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)
-    result = _normalised(values, weight"""
+    result = normalised(values, weight"""
 FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = [
     # A mask that is dropped.
     (computes_a_chunk, products,

@@ -2,8 +2,8 @@
 
 Both kinds of step have the same nine launches a layer but for attention: the product of query, key
 and value; norms, rotation and the write into the cache; attention (pieces and their merge, or a
-chunk); the output product with its residual; a norm; gate and up; down with its residual; the norm
-of the next layer.
+chunk); the output product with its residual; a norm; gate and up; down with its residual; the next
+norm. `experts/` has those of a mixture behind the first norm.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.runner.gpu.cuda_driver import PROGRAMMATIC_GRAPHS_CUDA, DeviceProperties
+from engine.runner.gpu.experts.expert_launches import ChooseTiles, ExpertLaunches
+from engine.runner.gpu.experts.expert_tiles import expert_tiles
 from engine.runner.gpu.kernels import attention, draw, products, ranged_products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
@@ -136,6 +138,7 @@ class Launches:
         is_programmatic: bool = True,
         choose_product: Callable[[int, int, Matrix], Tile] = product_tile,
         choose_gate_up: Callable[[int, int, Matrix], Tile] = gate_up_tile,
+        choose_experts: ChooseTiles = expert_tiles,
     ) -> None:
         self.spec, self.shape, self.pool, self.weights = spec, shape, pool, weights
         self._make_kernel, self._card = make_kernel, card
@@ -146,6 +149,9 @@ class Launches:
         self._choose_product, self._choose_gate_up = choose_product, choose_gate_up
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
         self._scale = LOG2_E / spec.head_dim**0.5
+        self.experts: ExpertLaunches | None = None
+        if spec.experts is not None:
+            self.experts = ExpertLaunches(self, card, spec, spec.experts, choose_experts)
 
     def kernel(
         self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],
@@ -271,14 +277,19 @@ class Launches:
         """
         hidden, normed, layers = memory["hidden"], memory["normed"], self.weights.layers
         layer = layers[index]
-        is_last = index + 1 == len(layers)
-        following = self.weights.final_norm if is_last else layers[index + 1].input_norm
-        return [
+        norms = [*(layer.input_norm for layer in layers), self.weights.final_norm]
+        following = norms[index + 1]
+        found = [
             self.product(normed, layer.qkv, memory["qkv"], num_rows),
             self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
             *attend(index),
             self.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
             self.norm(hidden, layer.middle_norm, normed, num_rows),
+        ]
+        if self.experts is not None and layer.experts is not None:
+            return found + self.experts.layer(layer, memory, num_rows, positions, following)
+        return [
+            *found,
             self.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
             self.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
             self.norm(hidden, following, normed, num_rows),

@@ -80,7 +80,7 @@ def product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     The tiles are those that were fastest on an H100 with the shapes of an 8B model (the stage
     `sweep` of `tests.gpu.on_card` looks for them).
     """
-    return _fitted(_product_tile(num_rows, num_outputs, weights), weights)
+    return fitted(_product_tile(num_rows, num_outputs, weights), weights)
 
 
 def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
@@ -112,7 +112,7 @@ def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
 
 def gate_up_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     """Return the tile of the gate's and the up projection's product."""
-    return _fitted(_gate_up_tile(num_rows, weights), weights)
+    return fitted(_gate_up_tile(num_rows, weights), weights)
 
 
 def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
@@ -192,7 +192,7 @@ def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
     return (form.bits // 4 * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
 
 
-def _fitted(tile: Tile, weights: Matrix) -> Tile:
+def fitted(tile: Tile, weights: Matrix) -> Tile:
     """Return the tile with a depth that divides the number of inputs, and prefetch within them."""
     is_plain = weights.form is Form.BF16
     least = _LEAST_DEPTH if is_plain else STRIP_INPUTS

@@ -103,9 +103,9 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
     result = _sum_of_ranges(total, RANGES, BN, BM)
     if IS_GATED:
         second = _sum_of_ranges(above, RANGES, BN, BM)
-        store_gated(y, result, second, rows, outputs, num_rows, N, BN)
+        store_gated(y, result, second, rows, rows < num_rows, outputs, N, BN)
     else:
-        store_sum(y, residual, result, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+        store_sum(y, residual, result, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 
 @triton.jit
@@ -158,6 +158,6 @@ def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K
         above = _in_turn(
             x_rows, weights, scales, is_row, sources + N, K, BM, BN, RANGES, UNROLLED, FORM, HAS_PTX
         )
-        store_gated(y, total, above, rows, outputs, num_rows, N, BN)
+        store_gated(y, total, above, rows, rows < num_rows, outputs, N, BN)
     else:
-        store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+        store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)

@@ -1,0 +1,55 @@
+"""The tiles of the experts' products, by how many rows an expert is sent on average.
+
+A tile has pairs of one expert, so most tiles of a step are not full, and an expert's weights are
+read once for each of its tiles. Tiles change the time and never the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.runner.gpu.tiles import Tile, fitted
+from engine.runner.gpu.weights import Matrix
+from engine.runner.weights.expert_mixture import ExpertMixture
+
+TILE_BYTES = 16
+"""Bytes of a tile in the list of a step (`kernels.experts.listing`)."""
+LEAST_TILE_ROWS = 16
+_ROW_LIMITS = (16, 64, 256, 1024, 4096)
+"""Rows up to which steps take the same tiles: kernels are compiled for each at the start."""
+_TILES = {
+    16: (Tile(16, 32, 128, 4, 4), Tile(16, 32, 256, 4, 3)),
+    32: (Tile(32, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
+    64: (Tile(64, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4)),
+    128: (Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 8, 4)),
+}
+"""By rows of a tile: of gate and up, and of down. None was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """The tiles of a step; both have as many rows."""
+
+    gate_up: Tile
+    down: Tile
+
+    @property
+    def rows(self) -> int:
+        """Pairs of a tile."""
+        return self.down.rows
+
+
+def expert_tiles(
+    num_rows: int, mixture: ExpertMixture, gate_up: Matrix, down: Matrix
+) -> ExpertTiles:
+    """Return the tiles of a step of `num_rows` rows; the matrices are those of one expert."""
+    most = next((limit for limit in _ROW_LIMITS if num_rows <= limit), _ROW_LIMITS[-1])
+    each = most * mixture.num_chosen / mixture.num_experts
+    rows = next((rows for rows in _TILES if each <= rows), max(_TILES))
+    first, second = _TILES[rows]
+    return ExpertTiles(fitted(first, gate_up), fitted(second, down))
+
+
+def most_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:
+    """Return how many tiles a step can have: an expert's last one may hold a single pair."""
+    return min(num_pairs, num_experts + num_pairs // tile_rows)
