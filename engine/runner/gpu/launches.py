@@ -30,7 +30,7 @@ LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
 _PIECE_ROWS = 64
 """Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
-byte each. A larger one takes more registers, or more shared memory, than a card has."""
+byte each. A larger one takes more than a card has."""
 FEW_SEQUENCES = 2
 """The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
 _GROUP = 8
@@ -149,9 +149,8 @@ class Launches:
         self._choose_product, self._choose_gate_up = choose_product, choose_gate_up
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
         self._scale = LOG2_E / spec.head_dim**0.5
-        self.experts: ExpertLaunches | None = None
-        if spec.experts is not None:
-            self.experts = ExpertLaunches(self, card, spec, spec.experts, choose_experts)
+        mixture = spec.experts
+        self.experts = mixture and ExpertLaunches(self, card, spec, mixture, choose_experts)
 
     def kernel(
         self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],
@@ -369,10 +368,7 @@ class Launches:
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
         scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
     ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return attention of a few rows a sequence: the pieces, and their merge.
-
-        `scratch`: totals and tops.
-        """
+        """Return attention of a few rows a sequence; `scratch`: totals and tops."""
         shape, programs, stages = self.shape, self.shape.programs, self.shape.stages
         if num_sequences <= FEW_SEQUENCES:
             programs, stages = shape.few_programs, shape.few_stages

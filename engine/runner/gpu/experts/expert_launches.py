@@ -19,7 +19,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from engine.runner.gpu.cuda_driver import DeviceProperties
-from engine.runner.gpu.experts.expert_tiles import ExpertTiles, expert_tiles, most_tiles
+from engine.runner.gpu.experts.expert_tiles import (
+    ExpertTiles,
+    expert_tiles,
+    most_tiles,
+    router_tile,
+)
 from engine.runner.gpu.kernels.experts import choice, grouped_products, listing
 from engine.runner.gpu.launcher import BindableKernel
 from engine.runner.gpu.steps.step_memory import StepMemory
@@ -66,8 +71,9 @@ class DenseLaunches(Protocol):
         """Return a compiled kernel."""
 
     def product(
-        self, x: int, weights: Matrix, y: int, num_rows: int, *, is_float: bool = False
-    ) -> Bound:
+        self, x: int, weights: Matrix, y: int, num_rows: int, *, is_float: bool = False,
+        tile: Tile | None = None,
+    ) -> Bound:  # fmt: skip
         """Return y = x @ weights.T."""
 
     def gate_up(self, x: int, weights: Matrix, y: int, num_rows: int) -> Bound:
@@ -94,8 +100,13 @@ class ExpertLaunches:
         """
         weights, normed = layer.experts, memory["normed"]
         assert weights is not None
-        tiles, products = self.tiles(num_rows, weights), memory["router_products"]
-        found = [self._dense.product(normed, weights.router, products, num_rows, is_float=True)]
+        tiles, router = self.tiles(num_rows, weights), weights.router
+        found = [
+            self._dense.product(
+                normed, router, memory["router_products"], num_rows, is_float=True,
+                tile=router_tile(num_rows, router),
+            )
+        ]  # fmt: skip
         if layer.down.num_outputs:
             activated = memory["activated"]
             found += [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.runner.gpu.tiles import Tile, fitted
+from engine.runner.gpu.tiles import Tile, fitted, product_tile
 from engine.runner.gpu.weights import Matrix
 from engine.runner.weights.expert_mixture import ExpertMixture
 
@@ -17,6 +17,7 @@ TILE_BYTES = 16
 LEAST_TILE_ROWS = 16
 _ROW_LIMITS = (16, 64, 256, 1024, 4096)
 """Rows up to which steps take the same tiles: kernels are compiled for each at the start."""
+_ROUTER_ROWS = 256
 _TILES = {
     16: (Tile(16, 32, 128, 4, 4), Tile(16, 32, 256, 4, 3)),
     32: (Tile(32, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
@@ -48,6 +49,11 @@ def expert_tiles(
     rows = next((rows for rows in _TILES if each <= rows), max(_TILES))
     first, second = _TILES[rows]
     return ExpertTiles(fitted(first, gate_up), fitted(second, down))
+
+
+def router_tile(num_rows: int, router: Matrix) -> Tile:
+    """Return the tile of a router's products: a larger one would leave most of a card idle."""
+    return product_tile(min(num_rows, _ROUTER_ROWS), router.num_outputs, router)
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:
