@@ -16,7 +16,7 @@ from engine.runner.gpu.experts.expert_tiles import ExpertTiles, expert_tiles, mo
 from engine.runner.gpu.load_weights import bfloat16_parts
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 from engine.runner.gpu.tiles import Tile
-from engine.runner.gpu.weights import ExpertWeights, Matrix
+from engine.runner.gpu.weights import Form, Matrix
 from engine.runner.weights.expert_mixture import ExpertMixture
 from tests.gpu_kernels.tiny_decoder import SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
@@ -202,10 +202,11 @@ def test_each_pair_is_listed_once_with_its_expert(
 
 
 def computed(
-    tiny: TinyDecoder, experts: np.ndarray, x: np.ndarray, tiles: ExpertTiles
-) -> np.ndarray:
+    tiny: TinyDecoder, experts: np.ndarray, x: np.ndarray, tiles: ExpertTiles,
+    mixture: ExpertMixture = MIXTURE,
+) -> np.ndarray:  # fmt: skip
     """Return the results of each row's experts [rows, CHOSEN, HIDDEN]; NaN where it has none."""
-    step = Step(tiny, len(experts))
+    step = Step(tiny, len(experts), mixture)
     step.list_pairs(experts, tiles)
     make, memory, weights = step.make, step.memory, step.weights
     at = upload(step.device, x)
@@ -214,13 +215,18 @@ def computed(
     return step.get("pair_results", np.uint16, *experts.shape, HIDDEN)
 
 
-def expert_of(weights: ExpertWeights, number: int) -> tuple[Matrix, Matrix]:
-    """Return the gate and up, and the down matrix of one expert."""
+def expert_of(tiny: TinyDecoder, number: int) -> tuple[Matrix, Matrix]:
+    """Return the gate and up, and the down matrix of one expert, with scales of its own."""
+    weights = tiny.weights.layers[0].experts
+    assert weights is not None
 
     def part(matrix: Matrix) -> Matrix:
-        outputs = matrix.num_outputs // EXPERTS
-        offset = 2 * number * outputs * matrix.num_inputs
-        return replace(matrix, address=matrix.address + offset, num_outputs=outputs)
+        one = replace(matrix, num_outputs=matrix.num_outputs // EXPERTS)
+        one = replace(one, address=one.address + number * one.weight_bytes)
+        if one.form is Form.BF16:
+            return one
+        raw = tiny.device.download(one.scales + number * one.scale_bytes, one.scale_bytes)
+        return replace(one, scales=upload(tiny.device, np.frombuffer(raw, np.uint8)))
 
     return part(weights.gate_up), part(weights.down)
 
@@ -228,12 +234,10 @@ def expert_of(weights: ExpertWeights, number: int) -> tuple[Matrix, Matrix]:
 def alone(tiny: TinyDecoder, row: np.ndarray, number: int) -> np.ndarray:
     """Return one row's results of one expert by the products of an MLP."""
     device, make = tiny.device, tiny.launches(NARROW)
-    layer = tiny.weights.layers[0].experts
-    assert layer is not None
-    gate_up, down = expert_of(layer, number)
-    activated, y = device.allocate(2 * INNER), device.allocate(2 * HIDDEN)
-    make.gate_up(upload(device, row), gate_up, activated.address, 1, tile=NARROW)(0)
-    make.product(activated.address, down, y.address, 1, tile=NARROW)(0)
+    gate_up, down = expert_of(tiny, number)
+    activated, y = device.allocate(2 * down.num_inputs), device.allocate(2 * HIDDEN)
+    make.gate_up(upload(device, row), gate_up, activated.address, 1)(0)
+    make.product(activated.address, down, y.address, 1)(0)
     return np.frombuffer(device.download(y.address, 2 * HIDDEN), np.uint16)
 
 
@@ -261,6 +265,29 @@ def test_results_have_the_bits_of_an_mlp_that_is_computed_alone(
                 assert np.array_equal(found[row, slot], alone(tiny, x[row], number))
             else:
                 assert (found[row, slot] == 0xFFFF).all()
+
+
+@pytest.mark.parametrize("form", [form for form in Form if form is not Form.BF16])
+def test_results_of_quantised_experts_have_the_bits_of_an_mlp_that_is_computed_alone(
+    form: Form,
+) -> None:
+    """In the tiles that are shipped: of each size, with ranges together and in turn."""
+    mixture = replace(MIXTURE, inner_size=256, shared_size=0)
+    tiny = TinyDecoder(form, replace(SPEC, experts=mixture))
+    experts, x = CASES["padding among them"][:19], rows_of(19)
+    gate_up, down = expert_of(tiny, 0)
+    found = []
+    for rows, num_rows in ((8, 8), (16, 16), (32, 64), (64, 1024)):
+        share = replace(mixture, num_experts=num_rows, num_chosen=rows)
+        tiles = expert_tiles(num_rows, share, gate_up, down)
+        assert tiles.rows == rows
+        assert tiles.gate_up.is_together == (rows <= 16)
+        assert tiles.down.is_together == (rows <= 32)
+        found.append(computed(tiny, experts, x, tiles, mixture))
+        assert found[-1].tobytes() == found[0].tobytes()
+    for row in (1, 17):
+        for slot, number in enumerate(experts[row].tolist()):
+            assert np.array_equal(found[0][row, slot], alone(tiny, x[row], number))
 
 
 @pytest.mark.parametrize("shared", [True, False])

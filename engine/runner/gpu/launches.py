@@ -20,7 +20,7 @@ from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
-from engine.runner.gpu.weights import STRIP_INPUTS, DecoderWeights, Form, Matrix
+from engine.runner.gpu.weights import SCALES, STRIP_INPUTS, DecoderWeights, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -41,7 +41,6 @@ _PRODUCT = {
     "stored": "*bf16",
 }  # fmt: skip
 _QUANTISED = _PRODUCT | {"weights": "*u16"}
-_SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
 _ROWS = {
     "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "weight": "*bf16",
     "hidden": "*bf16", "normed": "*bf16", "epsilon": "fp32",
@@ -150,7 +149,9 @@ class Launches:
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
         self._scale = LOG2_E / spec.head_dim**0.5
         mixture = spec.experts
-        self.experts = mixture and ExpertLaunches(self, card, spec, mixture, choose_experts)
+        self.experts = (
+            None if mixture is None else ExpertLaunches(self, card, spec, mixture, choose_experts)
+        )
 
     def kernel(
         self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],
@@ -244,7 +245,7 @@ class Launches:
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
             "PREFETCH": tile.words_ahead(weights.form), "HAS_PTX": True,
         }  # fmt: skip
-        types = {**_QUANTISED, "scales": _SCALES[weights.form], **result}
+        types = {**_QUANTISED, "scales": SCALES[weights.form], **result}
         kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
         grid = (tile.programs(num_rows, num_outputs),)
         return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)

@@ -85,7 +85,7 @@ def product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
 
 def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     if weights.form is not Form.BF16:
-        return _ranged_tile(num_rows, weights)
+        return ranged_tile(num_rows, weights)
     is_wide = num_outputs >= _WIDE_OUTPUTS
     if num_rows <= 16:
         if num_outputs > weights.num_inputs:
@@ -117,7 +117,7 @@ def gate_up_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
 
 def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
     if weights.form is not Form.BF16:
-        return _ranged_tile(num_rows, weights, 2)
+        return ranged_tile(num_rows, weights, 2)
     if num_rows <= 16:
         return Tile(16, 64, 128, 4, 4, prefetch=512)
     if num_rows <= 32:
@@ -140,7 +140,7 @@ def num_ranges(weights: Matrix) -> int:
     return ranges
 
 
-def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
+def ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
     """Return the tile of quantised weights; `width` is 2 for a gate and an up sum."""
     is_deep, bits = weights.num_outputs <= weights.num_inputs, weights.form.bits
     if num_rows > 16 and width == 2:

@@ -42,6 +42,8 @@ class Form(IntEnum):
         return 32 if self in (Form.Q4_0, Form.Q8_0) else STRIP_INPUTS
 
 
+SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
+"""What a product's kernel takes for the scales: Q4_0 and Q8_0 have four float16 in a word."""
 STRIP_INPUTS = 128
 """Inputs that a product of quantised weights reads together."""
 

@@ -25,11 +25,23 @@ from engine.runner.gpu.experts.expert_tiles import (
     most_tiles,
     router_tile,
 )
-from engine.runner.gpu.kernels.experts import choice, grouped_products, listing
+from engine.runner.gpu.kernels.experts import (
+    choice,
+    grouped_products,
+    grouped_ranges,
+    listing,
+)
 from engine.runner.gpu.launcher import BindableKernel
 from engine.runner.gpu.steps.step_memory import StepMemory
-from engine.runner.gpu.tiles import Tile, suited
-from engine.runner.gpu.weights import ExpertWeights, LayerWeights, Matrix
+from engine.runner.gpu.tiles import Tile, num_ranges, suited
+from engine.runner.gpu.weights import (
+    SCALES,
+    STRIP_INPUTS,
+    ExpertWeights,
+    Form,
+    LayerWeights,
+    Matrix,
+)
 from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 
@@ -168,38 +180,47 @@ class ExpertLaunches:
         self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, tiles: ExpertTiles
     ) -> Bound:
         """Return silu(gate) * up of each pair, in the order of the list."""
-        tile, outputs = tiles.gate_up, self._of_one(weights).num_outputs // 2
-        constants = {
-            **self._product(tile, weights, outputs), "CHOSEN": self._mixture.num_chosen,
-        }  # fmt: skip
-        kernel = self._dense.kernel(
-            grouped_products.grouped_gate_up, _GROUPED, constants, tile.num_warps, tile.stages
-        )
-        return kernel.bind(
-            self._grid(num_rows, tile, outputs), x, weights.address, memory["pair_activated"],
-            memory["tiles"], memory["num_tiles"], memory["pairs"],
-        )  # fmt: skip
+        return self._grouped(tiles.gate_up, x, weights, memory, num_rows, is_gated=True)
 
     def down(
         self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, tiles: ExpertTiles
     ) -> Bound:
         """Return each pair's results, in the order of the pairs."""
-        tile, outputs = tiles.down, self._of_one(weights).num_outputs
-        constants = self._product(tile, weights, outputs)
-        kernel = self._dense.kernel(
-            grouped_products.grouped_product, _GROUPED, constants, tile.num_warps, tile.stages
-        )
-        return kernel.bind(
-            self._grid(num_rows, tile, outputs), x, weights.address, memory["pair_results"],
-            memory["tiles"], memory["num_tiles"], memory["pairs"],
-        )  # fmt: skip
+        return self._grouped(tiles.down, x, weights, memory, num_rows, is_gated=False)
 
-    @staticmethod
-    def _product(tile: Tile, weights: Matrix, outputs: int) -> dict[str, int]:
-        return {
+    def _grouped(
+        self, tile: Tile, x: int, weights: Matrix, memory: StepMemory, num_rows: int, *,
+        is_gated: bool,
+    ) -> Bound:  # fmt: skip
+        outputs = self._of_one(weights).num_outputs // (2 if is_gated else 1)
+        constants = {
             "N": outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
-            "BK": tile.depth,
         }  # fmt: skip
+        chosen = {"CHOSEN": self._mixture.num_chosen}
+        types, scales = _GROUPED, list[int]()
+        if weights.form is not Form.BF16:
+            function = grouped_ranges.grouped_ranges
+            types, scales = (
+                _GROUPED | {"weights": "*u16", "scales": SCALES[weights.form]},
+                [weights.scales],
+            )
+            constants |= chosen | {
+                "RANGES": num_ranges(weights), "UNROLLED": tile.depth // STRIP_INPUTS,
+                "FORM": int(weights.form), "IS_GATED": is_gated, "IS_TOGETHER": tile.is_together,
+                "HAS_PTX": True,
+            }  # fmt: skip
+        elif is_gated:
+            function = grouped_products.grouped_gate_up
+            constants |= chosen | {"BK": tile.depth}
+        else:
+            function = grouped_products.grouped_product
+            constants |= {"BK": tile.depth}
+        kernel = self._dense.kernel(function, types, constants, tile.num_warps, tile.stages)
+        return kernel.bind(
+            self._grid(num_rows, tile, outputs), x, weights.address, *scales,
+            memory["pair_activated" if is_gated else "pair_results"], memory["tiles"],
+            memory["num_tiles"], memory["pairs"],
+        )  # fmt: skip
 
     def _grid(self, num_rows: int, tile: Tile, outputs: int) -> tuple[int]:
         """Return a program for each tile of outputs of as many tiles of pairs as there can be."""

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.runner.gpu.tiles import Tile, fitted, product_tile
-from engine.runner.gpu.weights import Matrix
+from engine.runner.gpu.tiles import Tile, fitted, product_tile, ranged_tile
+from engine.runner.gpu.weights import Form, Matrix
 from engine.runner.weights.expert_mixture import ExpertMixture
 
 TILE_BYTES = 16
 """Bytes of a tile in the list of a step (`kernels.experts.listing`)."""
-LEAST_TILE_ROWS = 16
-_ROW_LIMITS = (16, 64, 256, 1024, 4096)
+LEAST_TILE_ROWS = 8
+_ROW_LIMITS = (8, 16, 64, 256, 1024, 4096)
 """Rows up to which steps take the same tiles: kernels are compiled for each at the start."""
 _ROUTER_ROWS = 256
-_TILES = {
+_PLAIN = {
     16: (Tile(16, 32, 128, 4, 4), Tile(16, 32, 256, 4, 3)),
     32: (Tile(32, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
     64: (Tile(64, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4)),
     128: (Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 8, 4)),
 }
-"""By rows of a tile: of gate and up, and of down. None was measured."""
+"""Of weights in bfloat16, by rows of a tile: of gate and up, and of down. None was measured."""
+_RANGED = {8: 8, 16: 16, 32: 32, 64: 1024}
+"""Of quantised weights: the rows of a product of one matrix that takes tiles of so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,16 @@ def expert_tiles(
     """Return the tiles of a step of `num_rows` rows; the matrices are those of one expert."""
     most = next((limit for limit in _ROW_LIMITS if num_rows <= limit), _ROW_LIMITS[-1])
     each = most * mixture.num_chosen / mixture.num_experts
-    rows = next((rows for rows in _TILES if each <= rows), max(_TILES))
-    first, second = _TILES[rows]
-    return ExpertTiles(fitted(first, gate_up), fitted(second, down))
+    forms = [_RANGED if one.form is not Form.BF16 else _PLAIN for one in (gate_up, down)]
+    sizes = sorted(forms[0].keys() & forms[1].keys())
+    rows = next((rows for rows in sizes if each <= rows), sizes[-1])
+    return ExpertTiles(_tile(rows, gate_up, 0), _tile(rows, down, 1))
+
+
+def _tile(rows: int, weights: Matrix, place: int) -> Tile:
+    if weights.form is Form.BF16:
+        return fitted(_PLAIN[rows][place], weights)
+    return fitted(ranged_tile(_RANGED[rows], weights, 2 - place), weights)
 
 
 def router_tile(num_rows: int, router: Matrix) -> Tile:
