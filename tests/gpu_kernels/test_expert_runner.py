@@ -16,8 +16,10 @@ from common.errors import ConfigError
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
+from engine.runner.gpu.weights import Form
+from tests.support.models.hub_formats import Fp8, pack_folder
 from tests.support.models.reference_decoder import reference_logits
-from tests.support.models.running import logits_of, scheduled
+from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
@@ -111,6 +113,51 @@ def test_all_kernels_are_compiled_at_the_start_and_steps_allocate_nothing(
         ))  # fmt: skip
     assert card.device.allocated_bytes == before
     assert card.late == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "quantization", "forms"),
+    [
+        ("qwen3_moe", 128, "q4_0", (Form.Q4_0, Form.Q4_0)),
+        ("ernie_moe", 128, "q8_0", (Form.Q8_0, Form.Q8_0)),
+        ("qwen3_moe", 64, "q8_0", (Form.Q8_0, Form.BF16)),
+    ],
+    ids=["q4_0", "q8_0 beside a shared MLP", "down in bfloat16"],
+)
+def test_quantised_experts_have_the_same_bits_however_they_are_computed(
+    name: str, inner: int, quantization: str, forms: tuple[Form, Form], tmp_path: Path,
+    interpreted_card: list[InterpretedCard],
+) -> None:  # fmt: skip
+    """Single rows, chunks and rows beside others take tiles of several sizes."""
+    wide = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": inner}
+    folder = folder_of(name, tmp_path, **wide)
+    runner = on_card(folder, quantization)
+    decoder: Any = runner.decoder
+    own = decoder.launches.weights.layers[1].experts
+    assert (own.gate_up.form, own.down.form) == forms
+    whole = computed(runner, PROMPT, [])
+    exact = load(folder, 64, attention_backend="paddle", quantization=quantization)
+    assert np.linalg.norm(whole - computed(exact, PROMPT, [])) / np.linalg.norm(whole) < 0.06
+    assert np.array_equal(computed(runner, PROMPT, (17, 38, 39)), whole)
+    other = scheduled(prompt_of(20), 0, OTHERS[0])
+    assert np.array_equal(logits_of(runner, other, scheduled(PROMPT[17:], 17, TABLE))[1], whole)
+    assert interpreted_card[0].late == ()
+
+
+def test_experts_in_fp8_have_the_values_of_the_file(tmp_path: Path) -> None:
+    config = CONFIGS["qwen3_moe"] | {
+        "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 128, "head_dim": 64,
+    }  # fmt: skip
+    (tmp_path / "stored").mkdir()
+    values = pack_folder(tmp_path / "stored", config, weights_of(config), Fp8())
+    runner = on_card(tmp_path / "stored")
+    decoder: Any = runner.decoder
+    own = decoder.launches.weights.layers[0].experts
+    assert (own.gate_up.form, own.down.form) == (Form.FP8, Form.FP8)
+    whole = computed(runner, PROMPT, [])
+    exact = reference_logits(config, values, PROMPT)[-1]
+    assert np.linalg.norm(whole - exact) / np.linalg.norm(exact) < 0.06
+    assert np.array_equal(computed(runner, PROMPT, (17, 38, 39)), whole)
 
 
 def test_what_the_kernels_cannot_compute_is_told(tmp_path: Path) -> None:
