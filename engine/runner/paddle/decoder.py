@@ -152,18 +152,18 @@ class PaddleDecoder:
         def norm(name: str) -> paddle.Tensor:
             return self.tensor(read(f"{name}.weight"))
 
-        def mlp(part: str, has_bias: bool) -> GatedMlp:
+        def mlp(part: str) -> GatedMlp:
             return GatedMlp(
-                gate_up=linear([f"{part}.gate_proj", f"{part}.up_proj"], has_bias),
-                down=linear([f"{part}.down_proj"], has_bias),
+                gate_up=linear([f"{part}.gate_proj", f"{part}.up_proj"], spec.has_mlp_bias),
+                down=linear([f"{part}.down_proj"], spec.has_mlp_bias),
             )
 
         def experts(mixture: ExpertMixture) -> Experts:
             bias = None
             if mixture.has_choice_bias:
                 bias = paddle.to_tensor(files.read(prefix + CHOICE_BIAS).reshape(-1))
-            shared = mlp(SHARED_EXPERTS, spec.has_mlp_bias) if mixture.shared_size else None
-            each = [mlp(f"mlp.experts.{i}", False) for i in range(mixture.num_experts)]
+            shared = mlp(SHARED_EXPERTS) if mixture.shared_size else None
+            each = [mlp(f"mlp.experts.{i}") for i in range(mixture.num_experts)]
             return Experts(mixture, linear([ROUTER], False), bias, each, shared)
 
         return PaddleLayer(
@@ -174,7 +174,7 @@ class PaddleDecoder:
             key_scales=self._key_scales(files, prefix),
             output=linear(["self_attn.o_proj"], spec.has_output_bias),
             mlp_norm=norm("post_attention_layernorm"),
-            mlp=mlp("mlp", spec.has_mlp_bias) if mixture is None else experts(mixture),
+            mlp=mlp("mlp") if mixture is None else experts(mixture),
         )
 
     def _key_scales(self, files: TensorSource, prefix: str) -> paddle.Tensor | None:

@@ -182,20 +182,20 @@ def _mlp_linears(
     spec: DecoderSpec, mixture: ExpertMixture | None
 ) -> dict[str, tuple[int, int, bool]]:
     """Return outputs, inputs and whether there is a bias, for each projection after attention."""
-    hidden, has_bias = spec.hidden_size, spec.has_mlp_bias
+    hidden = spec.hidden_size
 
-    def mlp(part: str, inner: int, has_bias: bool) -> dict[str, tuple[int, int, bool]]:
+    def mlp(part: str, inner: int) -> dict[str, tuple[int, int, bool]]:
         return {
-            f"{part}.gate_proj": (inner, hidden, has_bias),
-            f"{part}.up_proj": (inner, hidden, has_bias),
-            f"{part}.down_proj": (hidden, inner, has_bias),
+            f"{part}.gate_proj": (inner, hidden, spec.has_mlp_bias),
+            f"{part}.up_proj": (inner, hidden, spec.has_mlp_bias),
+            f"{part}.down_proj": (hidden, inner, spec.has_mlp_bias),
         }
 
     if mixture is None:
-        return mlp("mlp", spec.intermediate_size, has_bias)
+        return mlp("mlp", spec.intermediate_size)
     linears = {ROUTER: (mixture.num_experts, hidden, False)}
     for index in range(mixture.num_experts):
-        linears |= mlp(f"mlp.experts.{index}", mixture.inner_size, False)
+        linears |= mlp(f"mlp.experts.{index}", mixture.inner_size)
     if mixture.shared_size:
-        linears |= mlp(SHARED_EXPERTS, mixture.shared_size, has_bias)
+        linears |= mlp(SHARED_EXPERTS, mixture.shared_size)
     return linears

@@ -20,6 +20,7 @@ _AT_MOST = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 40,
     "num_experts": 1 << 16,
+    "num_local_experts": 1 << 16,
     "moe_num_experts": 1 << 16,
     "moe_intermediate_size": 1 << 24,
     "moe_num_shared_experts": 1 << 16,

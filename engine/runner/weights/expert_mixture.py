@@ -48,12 +48,13 @@ def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
     if not isinstance(dense, list):
         raise config.refuse("mlp_only_layers", "a list of layers, or null")
     layers = (i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)
+    count = "num_local_experts" if config.has("num_local_experts") else "num_experts"
     return _checked(
         config,
-        ("num_experts", "num_experts_per_tok"),
+        (count, "num_experts_per_tok"),
         ExpertMixture(
             layers=tuple(layers),
-            num_experts=config.integer("num_experts", 128),
+            num_experts=config.integer(count, 128),
             num_chosen=config.integer("num_experts_per_tok", 8),
             inner_size=config.integer("moe_intermediate_size", 768),
             shared_size=0,
@@ -65,7 +66,8 @@ def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
 
 
 def _ernie4_5(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
-    """Return the mixture; layers are in `mlp_layer_types` (newer files) or between two indices."""
+    if config.flag("use_bias", False):
+        raise config.refuse("use_bias", "false: with experts the output matrix has a bias too")
     inner_size = config.integer("moe_intermediate_size", 1536)
     num_shared = config.get("moe_num_shared_experts")
     num_shared = 2 if num_shared is None else num_shared
@@ -88,19 +90,9 @@ def _ernie4_5(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
 
 
 def _ernie4_5_layers(config: ConfigValues, num_layers: int) -> tuple[int, ...]:
-    kinds = config.get("mlp_layer_types")
-    if kinds is not None:
-        is_list = isinstance(kinds, list) and len(kinds) == num_layers
-        if not is_list or not all(kind in ("dense", "sparse") for kind in kinds):
-            raise config.refuse(
-                "mlp_layer_types", f"dense or sparse for each of {num_layers} layers"
-            )
-        return tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
     interval = config.integer("moe_layer_interval", 1)
-    first, last = (
-        _layer(config, f"moe_layer_{end}_index", index)
-        for end, index in (("start", 1), ("end", -1))
-    )
+    first = _layer(config, "moe_layer_start_index", 1)
+    last = _layer(config, "moe_layer_end_index", -1)
     last = num_layers - 1 if last == -1 else last
     return tuple(i for i in range(num_layers) if (i + 1) % interval == 0 and first <= i <= last)
 

@@ -133,8 +133,7 @@ _FAMILIES = {
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
     ),
     "Ernie4_5_MoeForCausalLM": _Family(
-        "use_bias", "use_bias", "use_bias", False, True, 500000.0,
-        default_head_dim=128, is_tied_by_default=True,
+        False, False, False, False, True, 500000.0, default_head_dim=128, is_tied_by_default=True
     ),
 }  # fmt: skip
 

@@ -130,10 +130,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe_mixed": _QWEN3_MOE
     | {"mlp_only_layers": [0], "norm_topk_prob": False, "tie_word_embeddings": True},
     "ernie_moe": _ERNIE_MOE,
-    "ernie_moe_biased": _ERNIE_MOE
-    | {"use_bias": True, "tie_word_embeddings": False, "moe_num_shared_experts": 1},
+    "ernie_moe_untied": _ERNIE_MOE
+    | {
+        "tie_word_embeddings": False,
+        "moe_num_shared_experts": 0,
+        "mlp_layer_types": ["sparse"] * 2,
+    },
 }
-"""Layers of the last four have experts; in all but `qwen3_moe` the first layer has none."""
+"""Of the last four, all layers of the first and the last have experts, one of the others."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
@@ -278,8 +282,8 @@ def _add_experts(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
     if config["model_type"] != "ernie4_5_moe":
         return
     add(f"{prefix}mlp.moe_statics.e_score_correction_bias", 1, num_experts)
-    shared = config["moe_num_shared_experts"] * inner
-    _add_mlp(add, config, f"{prefix}mlp.shared_experts", shared, has_bias(config, "mlp"))
+    if shared := config["moe_num_shared_experts"] * inner:
+        _add_mlp(add, config, f"{prefix}mlp.shared_experts", shared, False)
 
 
 def stored_bytes(values: np.ndarray, dtype: str) -> bytes:
