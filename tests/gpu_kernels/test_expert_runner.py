@@ -23,7 +23,7 @@ from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
-FAMILIES = ("qwen3_moe", "qwen3_moe_mixed", "ernie_moe")
+FAMILIES = ("qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied")
 OTHERS = [[6, 7, 8], [10, 11, 12], [13, 14, 15]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
 
@@ -162,7 +162,7 @@ def test_experts_in_fp8_have_the_values_of_the_file(tmp_path: Path) -> None:
 
 def test_what_the_kernels_cannot_compute_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="biases after attention or in its MLP"):
-        on_card(folder_of("ernie_moe_biased", tmp_path / "biased"))
+        on_card(folder_of("qwen3_moe", tmp_path / "biased", attention_bias=True))
     folder = folder_of("qwen3_moe", tmp_path / "odd", moe_intermediate_size=40)
     with pytest.raises(ConfigError, match="inner_size is 40: the GPU kernels take multiples of 16"):
         on_card(folder)

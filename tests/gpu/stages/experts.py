@@ -134,7 +134,7 @@ def experts(card: Any, found: Findings) -> None:
 
 def _compare(layers: _Layers, found: Findings) -> None:
     """Compare the same rows, alone and among others, in tiles of each size."""
-    sizes = (16, 32, 64, 128) if layers.form is Form.BF16 else (8, 16, 32, 64)
+    sizes = (16, 32, 64, 128) if layers.form is Form.BF16 else (8, 32, 64)
     wanted: np.ndarray | None = None
     differing = []
     for tile_rows in (None, *sizes):

@@ -25,8 +25,9 @@ _PLAIN = {
     128: (Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 8, 4)),
 }
 """Of weights in bfloat16, by rows of a tile: of gate and up, and of down. None was measured."""
-_RANGED = {8: 8, 16: 16, 32: 32, 64: 1024}
-"""Of quantised weights: the rows of a product of one matrix that takes tiles of so many rows."""
+_RANGED = {8: 8, 32: 32, 64: 1024}
+"""Of quantised weights: the rows of a product of one matrix that takes tiles of so many rows.
+Gate and up in tiles of 16 would spill registers on compute capability 8.0."""
 
 
 @dataclass(frozen=True, slots=True)
