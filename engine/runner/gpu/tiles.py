@@ -193,7 +193,10 @@ def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
 
 
 def fitted(tile: Tile, weights: Matrix) -> Tile:
-    """Return the tile with a depth that divides the number of inputs, and prefetch within them."""
+    """Return the tile with a depth that divides the number of inputs, and prefetch within them.
+
+    Raises `ConfigError` for inputs that no matrix instruction divides.
+    """
     is_plain = weights.form is Form.BF16
     least = _LEAST_DEPTH if is_plain else STRIP_INPUTS
     if weights.num_inputs % least:

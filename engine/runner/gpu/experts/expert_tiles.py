@@ -24,9 +24,9 @@ _PLAIN = {
     64: (Tile(64, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4)),
     128: (Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 8, 4)),
 }
-"""Of weights in bfloat16, by rows of a tile: of gate and up, and of down. None was measured."""
+"""Tiles of weights in bfloat16, by their rows: gate and up, and down. None was measured."""
 _RANGED = {8: 8, 32: 32, 64: 1024}
-"""Of quantised weights: the rows of a product of one matrix that takes tiles of so many rows.
+"""Rows of a tile of quantised weights, and of a product of one matrix that takes such tiles.
 Gate and up in tiles of 16 would spill registers on compute capability 8.0."""
 
 

@@ -4,8 +4,8 @@
     pairs     1 3 … │ 4 … │ 0 2 5 … the pairs of expert 2, of 5 and of 7, in ascending order
     tiles     (expert, first place in `pairs`, number of pairs), the experts in ascending order
 
-A grid is made before anyone knows how many tiles there are: programs behind the last one end at
-once. Counts are integers, so nothing depends on an order of programs or threads.
+A grid is made before anyone knows how many tiles there are: a program without a tile ends at once.
+Counts are integers, so nothing depends on an order of programs or threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TILE_WORDS: tl.constexpr = tl.constexpr(4)
 
 @triton.jit
 def _experts_of(experts, places, num_pairs, EXPERTS: tl.constexpr):
-    """Return the experts of pairs, EXPERTS for those behind the last one."""
+    """Return the experts of pairs, EXPERTS for numbers that no pair has."""
     return tl.load(experts + places, mask=places < num_pairs, other=EXPERTS)
 
 
