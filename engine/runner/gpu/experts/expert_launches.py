@@ -55,12 +55,9 @@ _CHOICE = {
     "weights": "*fp32", "least_sum": "fp32",
 }  # fmt: skip
 _LIST = {
-    "experts": "*i32",
-    "pairs": "*i32",
-    "tiles": "*i32",
-    "num_tiles": "*i32",
-    "num_pairs": "i32",
-}
+    "experts": "*i32", "pairs": "*i32", "tiles": "*i32", "num_tiles": "*i32", "num_pairs": "i32",
+    "tile_rows": "i32",
+}  # fmt: skip
 _GROUPED = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "tiles": "*i32", "num_tiles": "*i32",
     "pairs": "*i32",
@@ -169,11 +166,11 @@ class ExpertLaunches:
 
     def list_pairs(self, memory: StepMemory, num_rows: int, tiles: ExpertTiles) -> Bound:
         """Return the list of pairs by expert, in tiles of as many rows as `tiles` have."""
-        constants = {**self._experts(), "BM": tiles.rows, "SIZE": _LISTED}
+        constants = {**self._experts(), "SIZE": _LISTED}
         kernel = self._dense.kernel(listing.list_pairs, _LIST, constants, 4, 1)
         return kernel.bind(
             (self._mixture.num_experts,), memory["experts"], memory["pairs"], memory["tiles"],
-            memory["num_tiles"], num_rows * self._mixture.num_chosen,
+            memory["num_tiles"], num_rows * self._mixture.num_chosen, tiles.rows,
         )  # fmt: skip
 
     def gate_up(

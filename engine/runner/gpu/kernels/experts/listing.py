@@ -1,4 +1,4 @@
-"""Pairs of a row and an expert, listed by expert, in tiles of BM pairs.
+"""Pairs of a row and an expert, listed by expert, in tiles of `tile_rows` pairs.
 
     experts   7 2 7 │ 2 5 7 │ …     of each pair
     pairs     1 3 … │ 4 … │ 0 2 5 … the pairs of expert 2, of 5 and of 7, in ascending order
@@ -26,8 +26,8 @@ def _experts_of(experts, places, num_pairs, EXPERTS: tl.constexpr):
 
 
 @triton.jit
-def list_pairs(experts, pairs, tiles, num_tiles, num_pairs, EXPERTS: tl.constexpr,
-               LANES: tl.constexpr, BM: tl.constexpr, SIZE: tl.constexpr,
+def list_pairs(experts, pairs, tiles, num_tiles, num_pairs, tile_rows, EXPERTS: tl.constexpr,
+               LANES: tl.constexpr, SIZE: tl.constexpr,
                IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """List an expert's pairs and tiles, and the number of all tiles. Program: expert.
 
@@ -41,16 +41,16 @@ def list_pairs(experts, pairs, tiles, num_tiles, num_pairs, EXPERTS: tl.constexp
         found = _experts_of(experts, start + lane, num_pairs, EXPERTS)
         counts += tl.histogram(found, LANES, mask=found < EXPERTS)
     number = tl.arange(0, LANES)
-    in_tiles = (counts + BM - 1) // BM
+    in_tiles = (counts + tile_rows - 1) // tile_rows
     first = tl.sum(tl.where(number < own, counts, 0), 0)
     first_tile = tl.sum(tl.where(number < own, in_tiles, 0), 0)
     count = tl.sum(tl.where(number == own, counts, 0), 0)
-    own_tiles = (count + BM - 1) // BM
+    own_tiles = (count + tile_rows - 1) // tile_rows
     for place in range(own_tiles):
         tile = tiles + (first_tile + place) * TILE_WORDS
         tl.store(tile, own)
-        tl.store(tile + 1, first + place * BM)
-        tl.store(tile + 2, tl.minimum(count - place * BM, BM))
+        tl.store(tile + 1, first + place * tile_rows)
+        tl.store(tile + 2, tl.minimum(count - place * tile_rows, tile_rows))
     if own == EXPERTS - 1:
         tl.store(num_tiles, first_tile + own_tiles)
     if count > 0:
