@@ -99,6 +99,16 @@ def test_drafts_are_verified_as_one_by_one(name: str, tmp_path: Path) -> None:
     assert np.array_equal(logits_of(runner, *drafts)[:4], alone)
 
 
+def test_random_weights_are_computed_without_a_file(tmp_path: Path) -> None:
+    """As a card measures a model that nobody has there."""
+    folder = folder_of("ernie_moe", tmp_path)
+    (folder / "model.safetensors").unlink()
+    runner = on_card(folder, load_format="random")
+    logits = computed(runner, PROMPT, [])
+    assert np.isfinite(logits).all()
+    assert np.array_equal(computed(runner, PROMPT, [38, 39]), logits)
+
+
 def test_all_kernels_are_compiled_at_the_start_and_steps_allocate_nothing(
     tmp_path: Path, interpreted_card: list[InterpretedCard]
 ) -> None:

@@ -277,8 +277,9 @@ class Launches:
         """
         hidden, normed, layers = memory["hidden"], memory["normed"], self.weights.layers
         layer = layers[index]
-        norms = [*(layer.input_norm for layer in layers), self.weights.final_norm]
-        following = norms[index + 1]
+        following = self.weights.final_norm
+        if index + 1 < len(layers):
+            following = layers[index + 1].input_norm
         found = [
             self.product(normed, layer.qkv, memory["qkv"], num_rows),
             self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
