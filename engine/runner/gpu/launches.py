@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.runner.gpu.cuda_driver import PROGRAMMATIC_GRAPHS_CUDA, DeviceProperties
-from engine.runner.gpu.experts.expert_launches import ChooseTiles, ExpertLaunches
-from engine.runner.gpu.experts.expert_tiles import expert_tiles
+from engine.runner.gpu.experts.expert_launches import ExpertLaunches
 from engine.runner.gpu.kernels import attention, draw, products, ranged_products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
@@ -137,7 +136,6 @@ class Launches:
         is_programmatic: bool = True,
         choose_product: Callable[[int, int, Matrix], Tile] = product_tile,
         choose_gate_up: Callable[[int, int, Matrix], Tile] = gate_up_tile,
-        choose_experts: ChooseTiles = expert_tiles,
     ) -> None:
         self.spec, self.shape, self.pool, self.weights = spec, shape, pool, weights
         self._make_kernel, self._card = make_kernel, card
@@ -149,9 +147,7 @@ class Launches:
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
         self._scale = LOG2_E / spec.head_dim**0.5
         mixture = spec.experts
-        self.experts = (
-            None if mixture is None else ExpertLaunches(self, card, spec, mixture, choose_experts)
-        )
+        self.experts = None if mixture is None else ExpertLaunches(self, card, spec, mixture)
 
     def kernel(
         self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],

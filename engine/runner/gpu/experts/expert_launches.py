@@ -197,10 +197,8 @@ class ExpertLaunches:
         types, scales = _GROUPED, list[int]()
         if weights.form is not Form.BF16:
             function = grouped_ranges.grouped_ranges
-            types, scales = (
-                _GROUPED | {"weights": "*u16", "scales": SCALES[weights.form]},
-                [weights.scales],
-            )
+            types = _GROUPED | {"weights": "*u16", "scales": SCALES[weights.form]}
+            scales = [weights.scales]
             constants |= chosen | {
                 "RANGES": num_ranges(weights), "UNROLLED": tile.depth // STRIP_INPUTS,
                 "FORM": int(weights.form), "IS_GATED": is_gated, "IS_TOGETHER": tile.is_together,
