@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -24,13 +24,15 @@ from typing import Any
 
 import triton
 
+from engine.runner.gpu.experts.expert_launches import ExpertLaunches
 from engine.runner.gpu.launcher import Kernel, KernelSpec
 from engine.runner.gpu.launches import AttentionShape, PieceList
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import chunk_rows
-from engine.runner.gpu.weights import Form
+from engine.runner.gpu.weights import ROUTER_PARTS, ExpertWeights, Form, Matrix
 from tests.gpu.measuring import SHARED_BYTES, NoDevice, SpecRecorder
 from tests.gpu.stages.draws import draws
+from tests.gpu.stages.experts import experts, spec_of
 from tests.gpu.stages.model import BLOCK, Findings, Model
 from tests.gpu.stages.products import products
 from tests.gpu.stages.sharing import ipc
@@ -95,13 +97,14 @@ def largest(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
 
 
 def shipped(capability: int) -> list[KernelSpec]:
-    """Return every kernel that an 8B model's steps launch on such a card."""
+    """Return every kernel that steps of an 8B model, and of one with experts, launch there."""
     recorder = SpecRecorder(capability)
-    for stage in (products, step, prefill, ipc, draws):
+    for stage in (products, step, prefill, ipc, draws, experts):
         stage(recorder, Findings())
     _launch_quantised(recorder)
     _launch_over_bytes(recorder)
     _launch_of_heads(recorder)
+    _launch_of_experts(recorder)
     return recorder.specs
 
 
@@ -134,6 +137,30 @@ def _launch_of_heads(recorder: SpecRecorder) -> None:
         most = max(filter(make.can_attend, (4, 8, 16)))
         for count in (1, 32):
             make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, most)
+
+
+def _launch_of_experts(recorder: SpecRecorder) -> None:
+    """Launch what the model of the stage does not: a router in float32, a bias, a shared MLP."""
+    found: Any = defaultdict(int)
+    spec = spec_of(1)
+    assert spec.experts is not None
+    mixture = replace(spec.experts, num_experts=64, num_chosen=6, inner_size=1536)
+    hidden, inner = spec.hidden_size, mixture.inner_size
+    for form in (Form.BF16, Form.Q4_0):
+        own = ExpertWeights(
+            Matrix(0, ROUTER_PARTS * 64, hidden), Matrix(0, 64 * 2 * inner, hidden, form),
+            Matrix(0, 64 * hidden, inner, form), choice_bias=16,
+        )  # fmt: skip
+        dense = Model.of(recorder).launches(recorder)
+        make = ExpertLaunches(dense, recorder.device.properties, spec, mixture)
+        for rows in (1, 256, 4096):
+            tiles = make.tiles(rows, own)
+            make.choose(own, found, rows, 0)
+            make.list_pairs(found, rows, tiles)
+            make.gate_up(0, own.gate_up, found, rows, tiles)
+            make.down(0, own.down, found, rows, tiles)
+    shared = replace(mixture, shared_size=1536)
+    ExpertLaunches(dense, recorder.device.properties, spec, shared).add(found, 1, 0)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

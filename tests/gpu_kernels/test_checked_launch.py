@@ -19,11 +19,13 @@ import pytest
 from triton.runtime.errors import InterpreterError
 
 from engine.runner.gpu.kernels import attention, edits, filters, gathering, ordering, products, rows
+from engine.runner.gpu.kernels.experts import grouped_products, listing
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Matrix
+from engine.runner.weights.expert_mixture import ExpertMixture
 from tests.gpu.decoding import Decoding
 from tests.gpu.kernels import behind_the_last, store_lanes, store_nothing
 from tests.gpu_kernels.checked_launch import MemoryFault, programs_in
@@ -119,7 +121,16 @@ def adds_listed(tiny: TinyDecoder) -> None:
     kernel.bind((2,), *(upload(device, one) for one in given))(0)
 
 
-RUNS = [computes_a_chunk, decodes, lists_tokens, copies_blocks, adds_listed]
+def computes_experts(_: TinyDecoder) -> None:
+    """Run a chunk of a model whose layer has experts."""
+    mixture = ExpertMixture(
+        layers=(0,), num_experts=4, num_chosen=2, inner_size=32, shared_size=0, is_normalised=True,
+        least_sum=0.0, has_choice_bias=False,
+    )  # fmt: skip
+    computes_a_chunk(TinyDecoder(spec=replace(SPEC, num_layers=1, experts=mixture)))
+
+
+RUNS = [computes_a_chunk, decodes, lists_tokens, copies_blocks, adds_listed, computes_experts]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -132,15 +143,15 @@ def test_nothing_is_found_without_a_fault(
 
 
 LOADED = """    values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)
-    result = _normalised(values, weight"""
+    result = normalised(values, weight"""
 FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = [
     # A mask that is dropped.
     (computes_a_chunk, products,
-     "_results((rows < num_rows)[:, None], outputs, N, BN)\n    result = tl.trans(total)",
+     "_results(is_row[:, None], outputs, N, BN)\n    result = tl.trans(total)",
      "_results((rows >= 0)[:, None], outputs, N, BN)\n    result = tl.trans(total)",
      "product, program .*: stores bytes .* of y"),
     (computes_a_chunk, products, "y + place, result, mask=is_result",
-     "y + place, result, mask=(rows < num_rows)[:, None] & (outputs >= 0)[None, :]",
+     "y + place, result, mask=is_row[:, None] & (outputs >= 0)[None, :]",
      "product, program .*: stores bytes .* of y"),
     (computes_a_chunk, rows, "weight + is_column[1], mask=is_column[0], other=0.0",
      "weight + is_column[1] + N", "embed, program 0: loads bytes 256 to 512 of weight, which has "
@@ -170,6 +181,15 @@ FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = 
     (lists_tokens, filters, "start = tl.atomic_add(listed + row, tl.sum(taken, 0))",
      "start = tl.load(listed + row)\n            tl.store(listed + row, start + tl.sum(taken, 0))",
      "list_kept, program 0: writes bytes of listed that program 1 writes too"),
+    (computes_experts, listing, "pairs + reached + up_to - 1", "pairs + reached + up_to",
+     "list_pairs, program .*: (writes|stores) bytes .*of pairs"),
+    (computes_experts, listing, "if own == EXPERTS - 1:", "if own >= EXPERTS - 2:",
+     "list_pairs, program .* writes bytes of num_tiles that program"),
+    (computes_experts, grouped_products, "is_pair = place < tl.load(at + 2)",
+     "is_pair = place >= 0",
+     "grouped_gate_up, program .*: (loads bytes .* of pairs|writes bytes of y that program)"),
+    (computes_experts, grouped_products, "total, pair, is_pair, outputs",
+     "total, pair // 2, is_pair, outputs", "grouped_product, program .* writes bytes of y that"),
     # Lanes of one program.
     (adds_listed, edits, "value + tl.load(values + place, mask=is_listed, other=0.0), mask",
      "value + tl.where(is_listed, place, 0), mask",
@@ -187,6 +207,8 @@ FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = 
     (decodes, attention, "    begin(IS_PROGRAMMATIC)\n    GROUP: tl.constexpr = HEADS // KV_HEADS\n"
      "    PARTS", "    GROUP: tl.constexpr = HEADS // KV_HEADS\n    PARTS",
      "attend_pieces, program 0: loads first_pieces before it waits"),
+    (computes_experts, listing, "    begin(IS_PROGRAMMATIC)\n    own", "    own",
+     "list_pairs, program 0: loads experts before it waits"),
 ]  # fmt: skip
 
 

@@ -31,7 +31,8 @@ TENSOR_COLUMNS = 512
 """Columns in the memory of matrix instructions on compute capability 10.0."""
 MATRIX_KERNELS = {
     "product", "gate_up_product", "described_product", "described_gate_up", "attend_pieces",
-    "attend_chunk", "ranges_together", "ranges_in_turn",
+    "attend_chunk", "ranges_together", "ranges_in_turn", "grouped_gate_up", "grouped_product",
+    "grouped_ranges",
 }  # fmt: skip
 # On sm_80 and sm_120 a chunk's attention keeps some registers in memory before and after its
 # loop over keys, and on sm_100 that of heads of 256 numbers.
@@ -90,7 +91,8 @@ def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> No
         is_product = row["kernel"] not in {"attend_pieces", "attend_chunk"}
         # Another width gives an instruction other inputs, and sums of it other bits.
         assert row["k_widths"] in ([], ["2"]), row
-        is_large = is_product and row["kernel"] != "ranges_together"
+        is_together = row["kernel"] == "ranges_together" or constants.get("IS_TOGETHER")
+        is_large = is_product and not is_together
         if is_large and constants["BN"] >= 64:
             assert row["matrix"] == [WIDE.get(capability, "mma.sync")], row
 

@@ -43,8 +43,19 @@ from tests.gpu.stages import STAGES
 from tests.gpu.stages.model import Findings, Model
 from tests.gpu_kernels.small_cache import LAYOUT, NUM_BLOCKS
 from tests.support.models.running import scheduled
+from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
-STEPS = ("bits", "ceilings", "host", "launch_cost", "prefill", "products", "step")
+STEPS = (
+    "bits",
+    "ceilings",
+    "experts",
+    "experts_step",
+    "host",
+    "launch_cost",
+    "prefill",
+    "products",
+    "step",
+)
 """Stages without those that look for the fastest of many."""
 
 
@@ -65,14 +76,15 @@ def elsewhere(work: Callable[[], Any]) -> Any:
         return thread.submit(work).result()
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize(("family", "num_drafts"), [("qwen2", 0), ("qwen2", 3), ("ernie_moe", 3)])
 def test_a_node_loads_on_one_thread_and_steps_and_copies_on_others(
-    library: StrictLibrary, one_layer: Path, num_drafts: int
+    library: StrictLibrary, tmp_path: Path, family: str, num_drafts: int
 ) -> None:
     """With as many sequences as a node has by default, and a cache that is planned."""
+    folder = write_checkpoint(tmp_path, CONFIGS[family])
     runner: ModelRunner = elsewhere(
         lambda: on_card(
-            one_layer, num_drafts=num_drafts, kv_cache_memory=0, memory_fraction=0.01,
+            folder, num_drafts=num_drafts, kv_cache_memory=0, memory_fraction=0.01,
             max_num_seqs=32, max_num_batched_tokens=256, host_space=1 << 18,
         )
     )  # fmt: skip
@@ -161,7 +173,8 @@ def test_a_stage_asks_the_driver_for_nothing_that_it_refuses(
 ) -> None:
     monkeypatch.setattr(Model, "made", None)
     # What comes back is the same byte everywhere.
-    monkeypatch.setattr(sys.modules[STAGES["bits"].__module__], "MOST_ERROR", math.inf)
+    for stage in ("bits", "experts"):
+        monkeypatch.setattr(sys.modules[STAGES[stage].__module__], "MOST_ERROR", math.inf)
     found = Findings()
     STAGES[name](Card(), found)
     assert found

@@ -20,6 +20,7 @@ from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.gpu.kernels import attention, rows
+from engine.runner.gpu.kernels.experts import grouped_products, listing
 from engine.runner.model_runner import ModelRunner
 from tests.gpu_kernels.checked_launch import programs_in
 from tests.gpu_kernels.planted import plant
@@ -47,6 +48,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "ernie in Q4_0": (CONFIGS["ernie"] | WIDE, {"quantization": "q4_0"}),
     "qwen3 in Q8_0": (CONFIGS["qwen3"] | WIDE, {"quantization": "q8_0"}),
+    "qwen3 with experts": (CONFIGS["qwen3_moe"], {}),
+    "ernie with experts": (CONFIGS["ernie_moe"] | {"moe_layer_start_index": 0}, {}),
 }  # fmt: skip
 """Families of tiny checkpoints, and how they are stored."""
 
@@ -181,14 +184,28 @@ FAULTS = [
     (rows, "values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)",
      "values = tl.load(hidden + row * N + columns, mask=inside).to(tl.float32)"),
 ]  # fmt: skip
+OF_EXPERTS = [
+    # Tiles of pairs behind a step's last one.
+    (grouped_products, """    if tile < tl.load(num_tiles):
+        expert, places, is_pair, pair = pairs_of(tiles, pairs, tile, BM)
+        sources = sources_of(outputs, N, BN).to(tl.int64)
+        x_rows = x + (pair""", """    if tile >= 0 * tl.load(num_tiles):
+        expert, places, is_pair, pair = pairs_of(tiles, pairs, tile, BM)
+        sources = sources_of(outputs, N, BN).to(tl.int64)
+        x_rows = x + (pair"""),
+    # Pairs behind a step's last one.
+    (listing, "mask=places < num_pairs, other=EXPERTS", "mask=places >= 0, other=EXPERTS"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("module", "old", "new"), FAULTS)
+@pytest.mark.parametrize(("module", "old", "new"), [*FAULTS, *OF_EXPERTS])
 def test_what_is_read_and_was_not_written_is_found(
     module: ModuleType, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As other bits, or as an address that is computed from them."""
-    folder = write_checkpoint(tmp_path, MODELS["groups of 3"][0] | {"num_hidden_layers": 1})
+    is_of_experts = (module, old, new) in OF_EXPERTS
+    config, _ = MODELS["qwen3 with experts" if is_of_experts else "groups of 3"]
+    folder = write_checkpoint(tmp_path, config | {"num_hidden_layers": 1})
     plant(monkeypatch, tmp_path, module, old, new)
     try:
         found, expected = results((folder, {}), single_rows)

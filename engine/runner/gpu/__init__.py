@@ -7,6 +7,7 @@
     drawing/      draws, except those that only the host can decide
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
+    experts/      the launches and the tiles of mixtures of experts
     load_weights  a folder's weights onto the card
     weight_plan   in which form a product has its weights, by what the files have
     repacking     quantised weights as kernels read them

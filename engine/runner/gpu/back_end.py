@@ -121,8 +121,6 @@ class GpuBackEnd:
                 "speculative_method is mtp, which has no kernels on a GPU; wanted ngram, suffix, "
                 "grammar or none there"
             )
-        if spec.experts is not None:
-            return "the model has a mixture of experts"
         if spec.windows:
             return "layers of the model have a sliding window, for which there are no GPU kernels"
         if spec.has_output_norms:
@@ -131,9 +129,12 @@ class GpuBackEnd:
             return "the model has biases after attention or in its MLP"
         if spec.head_dim not in _HEAD_SIZES:
             return f"head_dim is {spec.head_dim}: the GPU kernels take {_HEAD_SIZES}"
-        for name in ("hidden_size", "intermediate_size"):
-            if getattr(spec, name) % 16:
-                return f"{name} is {getattr(spec, name)}: the GPU kernels take multiples of 16"
+        sizes = {name: getattr(spec, name) for name in ("hidden_size", "intermediate_size")}
+        if spec.experts is not None:
+            sizes |= {name: getattr(spec.experts, name) for name in ("inner_size", "shared_size")}
+        for name, size in sizes.items():
+            if size % 16:
+                return f"{name} is {size}: the GPU kernels take multiples of 16"
         return ""
 
     def prepare(self, num_threads: int, files: ModelFiles, packed_folder: Path | None) -> None:

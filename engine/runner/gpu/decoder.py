@@ -168,11 +168,8 @@ class GpuDecoder:
 
     def _kinds_of_layers(self) -> list[int]:
         """Return one layer of each kind: those of a file may have weights in different forms."""
-        kinds = {
-            (layer.qkv.form, layer.output.form, layer.gate_up.form, layer.down.form): index
-            for index, layer in enumerate(self.launches.weights.layers)
-        }
-        return list(kinds.values())
+        layers = self.launches.weights.layers
+        return list({layer.kind: index for index, layer in enumerate(layers)}.values())
 
     def begin(self, batch: FlatBatch, ways: DrawWays | None = None) -> Hidden:
         """Send the rows; a step without chunks is computed to its last layer.

@@ -2,8 +2,8 @@
 
 Both kinds of step have the same nine launches a layer but for attention: the product of query, key
 and value; norms, rotation and the write into the cache; attention (pieces and their merge, or a
-chunk); the output product with its residual; a norm; gate and up; down with its residual; the norm
-of the next layer.
+chunk); the output product with its residual; a norm; gate and up; down with its residual; the next
+norm. `experts/` has those of a mixture behind the first norm.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.runner.gpu.cuda_driver import PROGRAMMATIC_GRAPHS_CUDA, DeviceProperties
+from engine.runner.gpu.experts.expert_launches import ExpertLaunches
 from engine.runner.gpu.kernels import attention, draw, products, ranged_products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
-from engine.runner.gpu.weights import STRIP_INPUTS, DecoderWeights, Form, Matrix
+from engine.runner.gpu.weights import SCALES, STRIP_INPUTS, DecoderWeights, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -28,7 +29,7 @@ LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
 _PIECE_ROWS = 64
 """Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
-byte each. A larger one takes more registers, or more shared memory, than a card has."""
+byte each. A larger one takes more than a card has."""
 FEW_SEQUENCES = 2
 """The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
 _GROUP = 8
@@ -39,7 +40,6 @@ _PRODUCT = {
     "stored": "*bf16",
 }  # fmt: skip
 _QUANTISED = _PRODUCT | {"weights": "*u16"}
-_SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
 _ROWS = {
     "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "weight": "*bf16",
     "hidden": "*bf16", "normed": "*bf16", "epsilon": "fp32",
@@ -146,6 +146,8 @@ class Launches:
         self._choose_product, self._choose_gate_up = choose_product, choose_gate_up
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
         self._scale = LOG2_E / spec.head_dim**0.5
+        mixture = spec.experts
+        self.experts = None if mixture is None else ExpertLaunches(self, card, spec, mixture)
 
     def kernel(
         self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],
@@ -239,7 +241,7 @@ class Launches:
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
             "PREFETCH": tile.words_ahead(weights.form), "HAS_PTX": True,
         }  # fmt: skip
-        types = {**_QUANTISED, "scales": _SCALES[weights.form], **result}
+        types = {**_QUANTISED, "scales": SCALES[weights.form], **result}
         kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
         grid = (tile.programs(num_rows, num_outputs),)
         return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
@@ -271,14 +273,20 @@ class Launches:
         """
         hidden, normed, layers = memory["hidden"], memory["normed"], self.weights.layers
         layer = layers[index]
-        is_last = index + 1 == len(layers)
-        following = self.weights.final_norm if is_last else layers[index + 1].input_norm
-        return [
+        following = self.weights.final_norm
+        if index + 1 < len(layers):
+            following = layers[index + 1].input_norm
+        found = [
             self.product(normed, layer.qkv, memory["qkv"], num_rows),
             self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
             *attend(index),
             self.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
             self.norm(hidden, layer.middle_norm, normed, num_rows),
+        ]
+        if self.experts is not None and layer.experts is not None:
+            return found + self.experts.layer(layer, memory, num_rows, positions, following)
+        return [
+            *found,
             self.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
             self.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
             self.norm(hidden, following, normed, num_rows),
@@ -358,10 +366,7 @@ class Launches:
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
         scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
     ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return attention of a few rows a sequence: the pieces, and their merge.
-
-        `scratch`: totals and tops.
-        """
+        """Return attention of a few rows a sequence; `scratch`: totals and tops."""
         shape, programs, stages = self.shape, self.shape.programs, self.shape.stages
         if num_sequences <= FEW_SEQUENCES:
             programs, stages = shape.few_programs, shape.few_stages

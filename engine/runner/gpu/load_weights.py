@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,17 @@ from common.control_group import num_cores
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.repacking import float8_words, repacked
 from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
-from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
+from engine.runner.gpu.weights import (
+    NO_MATRIX,
+    ROUTER_PARTS,
+    DecoderWeights,
+    ExpertWeights,
+    Form,
+    LayerWeights,
+    Matrix,
+)
+from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
@@ -83,10 +93,10 @@ class _Loader:
     def vector(self, name: str) -> int:
         return self.joined([name])[0]
 
-    def layer(self, prefix: str) -> LayerWeights:
+    def layer(self, prefix: str, mixture: ExpertMixture | None) -> LayerWeights:
         spec = self._spec
         rotated = rotated_heads(spec)
-        names = layer_matrices(prefix)
+        names = layer_matrices(prefix, mixture)
         bias = query_norm = key_norm = 0
         if spec.has_qkv_bias:
             biases = [f"{prefix}self_attn.{name}_proj.bias" for name in "qkv"]
@@ -101,20 +111,44 @@ class _Loader:
             key_norm=key_norm,
             output=self.matrix(names["output"]),
             middle_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self.matrix(names["gate_up"]),
-            down=self.matrix(names["down"]),
+            gate_up=self.matrix(names["gate_up"]) if "gate_up" in names else NO_MATRIX,
+            down=self.matrix(names["down"]) if "down" in names else NO_MATRIX,
             qkv_bias=bias,
             key_divisors=self._key_divisors(prefix),
+            experts=None if mixture is None else self._experts(prefix, mixture, names),
         )
+
+    def _experts(
+        self, prefix: str, mixture: ExpertMixture, names: Mapping[str, tuple[str, ...]]
+    ) -> ExpertWeights:
+        bias = 0
+        if mixture.has_choice_bias:
+            bias = self._array(self._source.read(f"{prefix}{CHOICE_BIAS}"))
+        return ExpertWeights(
+            router=self._router(f"{prefix}{ROUTER}.weight"),
+            gate_up=self.matrix(names["experts_gate_up"]),
+            down=self.matrix(names["experts_down"]),
+            choice_bias=bias,
+        )
+
+    def _router(self, name: str) -> Matrix:
+        """Return a router: one that is not in bfloat16 as the parts that it is the sum of."""
+        if self._source.format_and_shape(name)[0] == "BF16":
+            return Matrix(*self.joined([name]), self._spec.hidden_size)
+        parts = bfloat16_parts(self._source.read(name))
+        return Matrix(self._array(parts), len(parts), self._spec.hidden_size)
+
+    def _array(self, values: np.ndarray) -> int:
+        """Return the address of an array that is sent at once."""
+        memory = self._device.allocate(values.nbytes)
+        self.memories.append(memory)
+        self._device.upload_array(memory.address, np.ascontiguousarray(values))
+        return memory.address
 
     def _key_divisors(self, prefix: str) -> int:
         if not has_key_scales(self._spec, self._stored):
             return 0
-        divisors = key_scales(self._source, prefix, self._spec, self._stored)
-        memory = self._device.allocate(divisors.nbytes)
-        self.memories.append(memory)
-        self._device.upload_array(memory.address, np.ascontiguousarray(divisors))
-        return memory.address
+        return self._array(key_scales(self._source, prefix, self._spec, self._stored))
 
     def upload(self) -> None:
         """Read and send all tensors, several at a time."""
@@ -179,6 +213,20 @@ def rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
     return found
 
 
+def bfloat16_parts(values: np.ndarray) -> np.ndarray:
+    """Return float32 values [rows, columns] as bfloat16 bits [ROUTER_PARTS * rows, columns].
+
+    The parts lie one after the other, the largest first; their sum is exact, but for numbers that
+    are smaller than 2**-110.
+    """
+    parts, rest = [], values.astype(np.float32)
+    for _ in range(ROUTER_PARTS):
+        bits = rounded_to_bfloat16(rest)
+        rest = rest - (bits.astype(np.uint32) << 16).view(np.float32)
+        parts.append(bits)
+    return np.concatenate(parts)
+
+
 def load_weights(
     device: Device,
     source: TensorSource,
@@ -196,7 +244,10 @@ def load_weights(
     # The embedding is in bfloat16, even if the file's is quantised.
     address, vocabulary = loader.joined([EMBEDDING])
     embedding = Matrix(address, vocabulary, spec.hidden_size)
-    layers = tuple(loader.layer(f"model.layers.{index}.") for index in range(spec.num_layers))
+    layers = tuple(
+        loader.layer(f"model.layers.{index}.", spec.mixture_of(index))
+        for index in range(spec.num_layers)
+    )
     final_norm = loader.vector("model.norm.weight")
     head = embedding if spec.has_tied_embeddings else loader.matrix([HEAD])
     loader.upload()

@@ -80,12 +80,12 @@ def product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     The tiles are those that were fastest on an H100 with the shapes of an 8B model (the stage
     `sweep` of `tests.gpu.on_card` looks for them).
     """
-    return _fitted(_product_tile(num_rows, num_outputs, weights), weights)
+    return fitted(_product_tile(num_rows, num_outputs, weights), weights)
 
 
 def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     if weights.form is not Form.BF16:
-        return _ranged_tile(num_rows, weights)
+        return ranged_tile(num_rows, weights)
     is_wide = num_outputs >= _WIDE_OUTPUTS
     if num_rows <= 16:
         if num_outputs > weights.num_inputs:
@@ -112,12 +112,12 @@ def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
 
 def gate_up_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     """Return the tile of the gate's and the up projection's product."""
-    return _fitted(_gate_up_tile(num_rows, weights), weights)
+    return fitted(_gate_up_tile(num_rows, weights), weights)
 
 
 def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
     if weights.form is not Form.BF16:
-        return _ranged_tile(num_rows, weights, 2)
+        return ranged_tile(num_rows, weights, 2)
     if num_rows <= 16:
         return Tile(16, 64, 128, 4, 4, prefetch=512)
     if num_rows <= 32:
@@ -140,7 +140,7 @@ def num_ranges(weights: Matrix) -> int:
     return ranges
 
 
-def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
+def ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
     """Return the tile of quantised weights; `width` is 2 for a gate and an up sum."""
     is_deep, bits = weights.num_outputs <= weights.num_inputs, weights.form.bits
     if num_rows > 16 and width == 2:
@@ -192,8 +192,11 @@ def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
     return (form.bits // 4 * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
 
 
-def _fitted(tile: Tile, weights: Matrix) -> Tile:
-    """Return the tile with a depth that divides the number of inputs, and prefetch within them."""
+def fitted(tile: Tile, weights: Matrix) -> Tile:
+    """Return the tile with a depth that divides the number of inputs, and prefetch within them.
+
+    Raises `ConfigError` for inputs that no matrix instruction divides.
+    """
     is_plain = weights.form is Form.BF16
     least = _LEAST_DEPTH if is_plain else STRIP_INPUTS
     if weights.num_inputs % least:

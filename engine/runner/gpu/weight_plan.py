@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from engine.runner.gpu.repacking import FORMS
 from engine.runner.gpu.tiles import num_ranges
 from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
+from engine.runner.weights.checkpoint import SHARED_EXPERTS
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.quantised_source import WIDE_FORMATS
 from engine.runner.weights.tensor_source import TensorSource
@@ -39,14 +41,28 @@ class PlannedMatrix:
         return f"{form.name} in {num_ranges(self.matrix)} ranges of groups of {form.group_inputs}"
 
 
-def layer_matrices(prefix: str) -> dict[str, tuple[str, ...]]:
-    """Return the tensors of each product of a layer."""
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    return {
+def layer_matrices(prefix: str, mixture: ExpertMixture | None = None) -> dict[str, tuple[str, ...]]:
+    """Return the tensors of each product of a layer, but for the router of its `mixture`.
+
+    Those of experts follow each other, an expert's gate before its up.
+    """
+    attention = f"{prefix}self_attn."
+    found = {
         "qkv": tuple(f"{attention}{name}_proj.weight" for name in "qkv"),
         "output": (f"{attention}o_proj.weight",),
-        "gate_up": (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
-        "down": (f"{mlp}down_proj.weight",),
+    }
+    if mixture is None:
+        return found | _mlp_matrices([f"{prefix}mlp"])
+    if mixture.shared_size:
+        found |= _mlp_matrices([f"{prefix}{SHARED_EXPERTS}"])
+    each = _mlp_matrices([f"{prefix}mlp.experts.{i}" for i in range(mixture.num_experts)])
+    return found | {f"experts_{name}": names for name, names in each.items()}
+
+
+def _mlp_matrices(parts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    return {
+        "gate_up": tuple(f"{one}.{name}_proj.weight" for one in parts for name in ("gate", "up")),
+        "down": tuple(f"{one}.down_proj.weight" for one in parts),
     }
 
 
@@ -85,7 +101,9 @@ def planned_products(spec: DecoderSpec, source: TensorSource) -> list[PlannedMat
     plans = [
         planned(source, names, rotated_heads(spec) if product == "qkv" else ())
         for index in range(spec.num_layers)
-        for product, names in layer_matrices(f"model.layers.{index}.").items()
+        for product, names in layer_matrices(
+            f"model.layers.{index}.", spec.mixture_of(index)
+        ).items()
     ]
     if not spec.has_tied_embeddings:
         plans.append(planned(source, [HEAD]))

@@ -12,6 +12,7 @@ import numpy as np
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.kernels.random_numbers import fill_bytes, fill_normal
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
 
@@ -41,6 +42,8 @@ class Form(IntEnum):
         return 32 if self in (Form.Q4_0, Form.Q8_0) else STRIP_INPUTS
 
 
+SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
+"""What a product's kernel takes for the scales: Q4_0 and Q8_0 have four float16 in a word."""
 STRIP_INPUTS = 128
 """Inputs that a product of quantised weights reads together."""
 
@@ -75,9 +78,35 @@ class Matrix:
         return self.weight_bytes + self.scale_bytes
 
 
+ROUTER_PARTS = 3
+"""Matrices in bfloat16 whose sum a router in float32 is: 8 bits of its numbers' 24 each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts of a layer.
+
+    `router` is [parts * experts, inputs], of one part or of `ROUTER_PARTS`. The other matrices have
+    the outputs of all experts, one after the other: of each its gate and then its up rows, and its
+    down rows. `choice_bias` is the address of float32 [experts]; 0: none.
+    """
+
+    router: Matrix
+    gate_up: Matrix
+    down: Matrix
+    choice_bias: int = 0
+
+
+NO_MATRIX = Matrix(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """A layer's weights; norms are addresses. Gate rows precede up rows."""
+    """A layer's weights; norms are addresses. Gate rows precede up rows.
+
+    With `experts`, `gate_up` and `down` are of the MLP that all rows share, `NO_MATRIX` where there
+    is none.
+    """
 
     input_norm: int
     qkv: Matrix
@@ -91,6 +120,15 @@ class LayerWeights:
     """The address of query, key and value biases; 0: there are none."""
     key_divisors: int = 0
     """The address of float32 `[kv_heads, head_dim / 2]` (`weights/key_scales.py`); 0: none."""
+    experts: ExpertWeights | None = None
+
+    @property
+    def kind(self) -> tuple[tuple[int, Form], ...]:
+        """Outputs and form of each product: equal where layers take the same kernels."""
+        found = [self.qkv, self.output, self.gate_up, self.down]
+        if self.experts is not None:
+            found += [self.experts.router, self.experts.gate_up, self.experts.down]
+        return tuple((matrix.num_outputs, matrix.form) for matrix in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +144,7 @@ class DecoderWeights:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of weights that a step reads."""
+        """Bytes of weights that a step reads, whichever rows it has: without the experts'."""
         products = sum(
             matrix.num_bytes
             for layer in self.layers
@@ -160,6 +198,22 @@ class _RandomMaker:
         scales = self._normal(fill, asked.scale_bytes // size, size, share * deviation)
         return Matrix(address, num_outputs, num_inputs, form, scales)
 
+    def experts(
+        self, mixture: ExpertMixture, hidden: int, calm: float, form: Form
+    ) -> ExpertWeights:
+        """Return experts whose sum is as small as `calm` says; no expert is preferred."""
+        count, inner = mixture.num_experts, mixture.inner_size
+        bias = 0
+        if mixture.has_choice_bias:
+            bias = self._take(4 * count).address
+            self._device.upload(bias, bytes(4 * count))
+        return ExpertWeights(
+            router=self.matrix(count, hidden),
+            gate_up=self.matrix(count * 2 * inner, hidden, 1.0, form),
+            down=self.matrix(count * hidden, inner, calm, form),
+            choice_bias=bias,
+        )
+
     def ones(self, size: int) -> int:
         memory = self._take(size * _ELEMENT)
         self._device.upload(memory.address, np.full(size, _BFLOAT16_ONE, np.uint16).tobytes())
@@ -204,7 +258,9 @@ def random_weights(
     hidden, dim = spec.hidden_size, spec.head_dim
     calm = 1.0 / math.sqrt(2 * spec.num_layers)
     layers = []
-    for _ in range(spec.num_layers):
+    for index in range(spec.num_layers):
+        mixture = spec.mixture_of(index)
+        inner = spec.intermediate_size if mixture is None else mixture.shared_size
         layers.append(
             LayerWeights(
                 input_norm=maker.ones(hidden),
@@ -213,8 +269,9 @@ def random_weights(
                 key_norm=maker.ones(dim),
                 output=maker.matrix(hidden, spec.num_heads * dim, calm, form),
                 middle_norm=maker.ones(hidden),
-                gate_up=maker.matrix(2 * spec.intermediate_size, hidden, 1.0, form),
-                down=maker.matrix(hidden, spec.intermediate_size, calm, form),
+                gate_up=maker.matrix(2 * inner, hidden, 1.0, form) if inner else NO_MATRIX,
+                down=maker.matrix(hidden, inner, calm, form) if inner else NO_MATRIX,
+                experts=None if mixture is None else maker.experts(mixture, hidden, calm, form),
             )
         )
     embedding = maker.matrix(spec.vocab_size, hidden, math.sqrt(hidden))

@@ -8,6 +8,7 @@ from typing import Any
 from tests.gpu.stages.bits import bits
 from tests.gpu.stages.ceilings import ceilings
 from tests.gpu.stages.draws import draws
+from tests.gpu.stages.experts import experts, experts_step
 from tests.gpu.stages.launch_cost import launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
@@ -21,7 +22,7 @@ from tests.gpu.stages.tile_forms import tile_forms
 
 UNASKED = frozenset(
     {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_bytes",
-     "runner_steps", "runner_quantised"}
+     "runner_steps", "runner_quantised", "experts_step"}
 )  # fmt: skip
 """Stages that run only when they are named."""
 
@@ -31,6 +32,8 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "products": products,
     "sweep": sweep,
     "quantised": quantised,
+    "experts": experts,
+    "experts_step": experts_step,
     "attention": attention,
     "step": step,
     "step_forms": step_forms,

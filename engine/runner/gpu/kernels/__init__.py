@@ -5,6 +5,7 @@
     slots           the stored form of a token's keys and values in a head, written and read
     attention       pieces of keys at fixed positions, merged in order
     rows            embedding, norms, rotation, keys and values into the cache
+    experts/        mixtures of experts: choice, pairs by expert, products, sums
     draw            the next token, and the state of the next step
     filters         the next token under top-k, top-p and min-p
     withholding     tokens that a row may not draw, taken out of its logits

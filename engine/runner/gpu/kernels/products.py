@@ -46,10 +46,10 @@ def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def store_sum(y, residual, total, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr,
+def store_sum(y, residual, total, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr,
               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
-    """Round the sums [BN, BM] to y's type, add the residual, and store them."""
-    is_result = _results((rows < num_rows)[:, None], outputs, N, BN)
+    """Round the sums [BN, BM] to y's type, add the residual, and store those of rows."""
+    is_result = _results(is_row[:, None], outputs, N, BN)
     result = tl.trans(total).to(y.dtype.element_ty)
     place = rows[:, None].to(tl.int64) * N + outputs[None, :]
     if HAS_RESIDUAL:
@@ -59,13 +59,13 @@ def store_sum(y, residual, total, rows, outputs, num_rows, N: tl.constexpr, BN: 
 
 
 @triton.jit
-def store_gated(y, gate, up, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr):
+def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
     """Store silu(gate) * up of sums [BN, BM]; gate, up and silu are rounded to y's type."""
     kind = y.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
     result = (silu * up.to(kind).to(tl.float32)).to(kind)
-    is_result = _results((rows < num_rows)[:, None], outputs, N, BN)
+    is_result = _results(is_row[:, None], outputs, N, BN)
     place = rows[:, None].to(tl.int64) * N + outputs[None, :]
     tl.store(y + place, tl.trans(result), mask=is_result)
 
@@ -91,7 +91,7 @@ def product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
     for start in range(0, K, BK):
         inputs = tl.load(x_rows + start + k, mask=is_row, other=0.0)
         total = tl.dot(tl.load(places + start + k), tl.trans(inputs), total)
-    store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+    store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
         inputs = tl.trans(tl.load(x_rows + start + k, mask=is_row, other=0.0))
         gate = tl.dot(tl.load(gates + start + k), inputs, gate)
         up = tl.dot(tl.load(ups + start + k), inputs, up)
-    store_gated(y, gate, up, rows, outputs, num_rows, N, BN)
+    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN)
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def described_product(x, weights, y, residual, num_rows, stored, N: tl.constexpr
         total = tl.dot(weights.load([tile_n * BN, start]), tl.trans(inputs), total)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+    store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 
 @triton.jit
@@ -162,4 +162,4 @@ def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.co
         up = tl.dot(weights.load([N + tile_n * BN, start]), inputs, up)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    store_gated(y, gate, up, rows, outputs, num_rows, N, BN)
+    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN)

@@ -54,31 +54,20 @@ def _after(total, ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.constex
 
 
 @triton.jit
-def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
-                    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
-                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
-                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
-                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
+def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, RANGES: tl.constexpr, UNROLLED: tl.constexpr,
+             FORM: tl.constexpr, IS_GATED: tl.constexpr, HAS_PTX: tl.constexpr):  # fmt: skip
+    """Return the sums [BN, BM] of rows of weights, and of those N rows further when IS_GATED.
+
+    `x_rows` and `is_row` are [1, BM, 1].
+    """
     WORDS: tl.constexpr = row_words(K, FORM)
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
     STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
-    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
-    rows = tile_m * BM + tl.arange(0, BM)
-    outputs = tile_n * BN + tl.arange(0, BN)
-    sources = sources_of(outputs, N, BN)
     lanes = tl.arange(0, RANGES)
-    if PREFETCH > 0:
-        begins = tl.reshape(sources[:, None] * RANGES + lanes[None, :], (BN * RANGES,))
-        prefetch_rows(weights, begins, STRIPS * WIDTH, PREFETCH)
-        if IS_GATED:
-            prefetch_rows(weights, begins + N * RANGES, STRIPS * WIDTH, PREFETCH)
-    begin(IS_PROGRAMMATIC)
     places = (weights + sources[None, :, None].to(tl.int64) * WORDS
               + lanes[:, None, None] * (STRIPS * WIDTH))  # fmt: skip
-    inputs = (x + rows[None, :, None].to(tl.int64) * K
-              + lanes[:, None, None] * (STRIPS * STRIP_INPUTS))  # fmt: skip
-    is_row = (rows < num_rows)[None, :, None]
+    inputs = x_rows + lanes[:, None, None] * (STRIPS * STRIP_INPUTS)
     at = scale_places(scales, sources[None, :], K, FORM) + lanes[:, None] * STRIPS
     total = tl.zeros((RANGES, BN, BM), tl.float32)
     scale = tl.load(at)
@@ -101,18 +90,46 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
                 )
                 scale_up = next_up
     result = _sum_of_ranges(total, RANGES, BN, BM)
-    if IS_GATED:
-        second = _sum_of_ranges(above, RANGES, BN, BM)
-        store_gated(y, result, second, rows, outputs, num_rows, N, BN)
-    else:
-        store_sum(y, residual, result, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+    second = _sum_of_ranges(above, RANGES, BN, BM) if IS_GATED else result
+    return result, second
 
 
 @triton.jit
-def _in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
-             HAS_PTX: tl.constexpr):  # fmt: skip
-    """Return the sum [BN, BM] of all ranges."""
+def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
+                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
+                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
+                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
+    WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
+    STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    sources = sources_of(outputs, N, BN)
+    lanes = tl.arange(0, RANGES)
+    if PREFETCH > 0:
+        begins = tl.reshape(sources[:, None] * RANGES + lanes[None, :], (BN * RANGES,))
+        prefetch_rows(weights, begins, STRIPS * WIDTH, PREFETCH)
+        if IS_GATED:
+            prefetch_rows(weights, begins + N * RANGES, STRIPS * WIDTH, PREFETCH)
+    begin(IS_PROGRAMMATIC)
+    x_rows = x + rows[None, :, None].to(tl.int64) * K
+    result, second = together(
+        x_rows, weights, scales, (rows < num_rows)[None, :, None], sources, N, K, BM, BN, RANGES,
+        UNROLLED, FORM, IS_GATED, HAS_PTX,
+    )  # fmt: skip
+    if IS_GATED:
+        store_gated(y, result, second, rows, rows < num_rows, outputs, N, BN)
+    else:
+        store_sum(y, residual, result, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
+
+
+@triton.jit
+def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.constexpr,
+            BN: tl.constexpr, RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
+            HAS_PTX: tl.constexpr):  # fmt: skip
+    """Return the sums [BN, BM] of rows of weights; `x_rows` and `is_row` are [BM, 1]."""
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
     STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
     places = weights + sources[:, None].to(tl.int64) * row_words(K, FORM)
@@ -151,13 +168,13 @@ def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K
     begin(IS_PROGRAMMATIC)
     x_rows = x + rows[:, None].to(tl.int64) * K
     is_row = (rows < num_rows)[:, None]
-    total = _in_turn(
+    total = in_turn(
         x_rows, weights, scales, is_row, sources, K, BM, BN, RANGES, UNROLLED, FORM, HAS_PTX
     )
     if IS_GATED:
-        above = _in_turn(
+        above = in_turn(
             x_rows, weights, scales, is_row, sources + N, K, BM, BN, RANGES, UNROLLED, FORM, HAS_PTX
         )
-        store_gated(y, total, above, rows, outputs, num_rows, N, BN)
+        store_gated(y, total, above, rows, rows < num_rows, outputs, N, BN)
     else:
-        store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+        store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)

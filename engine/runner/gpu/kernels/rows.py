@@ -10,7 +10,7 @@ from engine.runner.gpu.kernels.slots import store_slots
 
 
 @triton.jit
-def _normalised(row, weight, is_column, N: tl.constexpr, epsilon, kind: tl.constexpr):
+def normalised(row, weight, is_column, N: tl.constexpr, epsilon, kind: tl.constexpr):
     """Return the RMS-normalised float32 row in `kind`, rounded before the weight is applied."""
     scale = tl.rsqrt(tl.sum(row * row, 0) / N + epsilon)
     factor = tl.load(weight + is_column[1], mask=is_column[0], other=0.0).to(tl.float32)
@@ -44,7 +44,7 @@ def embed(tokens, sources, drawn, table, weight, hidden, normed, epsilon, N: tl.
         token = tl.where(source >= 0, tl.maximum(found, 0), token)
     values = tl.load(table + token * N + columns, mask=inside, other=0.0)
     tl.store(hidden + row * N + columns, values, mask=inside)
-    result = _normalised(
+    result = normalised(
         values.to(tl.float32), weight, (inside, columns), N, epsilon, normed.dtype.element_ty
     )
     tl.store(normed + row * N + columns, result, mask=inside)
@@ -59,7 +59,7 @@ def norm(hidden, weight, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr
     columns = tl.arange(0, COLUMNS)
     inside = columns < N
     values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)
-    result = _normalised(values, weight, (inside, columns), N, epsilon, normed.dtype.element_ty)
+    result = normalised(values, weight, (inside, columns), N, epsilon, normed.dtype.element_ty)
     tl.store(normed + row * N + columns, result, mask=inside)
 
 

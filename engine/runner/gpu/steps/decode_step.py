@@ -174,8 +174,8 @@ class DecodeSteps:
     ) -> list[Bound]:
         """Return a step's launches, of all layers or of these.
 
-        The list of pieces and the embedding come first, then nine for each layer, and the head and
-        the draw, three in all.
+        The list of pieces and the embedding come first, then nine for each layer, or more with
+        experts, and the head and the draw, three in all.
         """
         make, memory, staging = self._make, self._memory, self.staging
         assert make is not None
