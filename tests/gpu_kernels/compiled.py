@@ -29,7 +29,7 @@ from engine.runner.gpu.launcher import Kernel, KernelSpec
 from engine.runner.gpu.launches import AttentionShape, PieceList
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import chunk_rows
-from engine.runner.gpu.weights import ROUTER_PARTS, ExpertWeights, Form, Matrix
+from engine.runner.gpu.weights import GATE_PARTS, ExpertWeights, Form, Matrix
 from tests.gpu.measuring import SHARED_BYTES, NoDevice, SpecRecorder
 from tests.gpu.stages.draws import draws
 from tests.gpu.stages.experts import experts, spec_of
@@ -140,7 +140,7 @@ def _launch_of_heads(recorder: SpecRecorder) -> None:
 
 
 def _launch_of_experts(recorder: SpecRecorder) -> None:
-    """Launch what the model of the stage does not: a router in float32, a bias, a shared MLP."""
+    """Launch what the model of the stage does not: a gate in float32, a bias, a shared MLP."""
     found: Any = defaultdict(int)
     spec = spec_of(1)
     assert spec.experts is not None
@@ -148,7 +148,7 @@ def _launch_of_experts(recorder: SpecRecorder) -> None:
     hidden, inner = spec.hidden_size, mixture.inner_size
     for form in (Form.BF16, Form.Q4_0):
         own = ExpertWeights(
-            Matrix(0, ROUTER_PARTS * 64, hidden), Matrix(0, 64 * 2 * inner, hidden, form),
+            Matrix(0, GATE_PARTS * 64, hidden), Matrix(0, 64 * 2 * inner, hidden, form),
             Matrix(0, 64 * hidden, inner, form), choice_bias=16,
         )  # fmt: skip
         dense = Model.of(recorder).launches(recorder)

@@ -35,12 +35,12 @@ def folder_of(name: str, tmp_path: Path, **changed: Any) -> Path:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_logits_are_those_of_float64(name: str, dtype: str, tmp_path: Path) -> None:
-    """bfloat16 beside float64: equal up to its rounding. A router in bfloat16 is one matrix."""
+    """bfloat16 beside float64: equal up to its rounding. A gate in bfloat16 is one matrix."""
     folder = write_checkpoint(tmp_path, CONFIGS[name], dtype=dtype)
     runner = on_card(folder)
     decoder: Any = runner.decoder
-    router = decoder.launches.weights.layers[1].experts.router
-    assert router.num_outputs == 8 * (3 if dtype == "F32" else 1)
+    gate = decoder.launches.weights.layers[1].experts.expert_gate
+    assert gate.num_outputs == 8 * (3 if dtype == "F32" else 1)
     ours = computed(runner, PROMPT, [])
     exact = reference_logits(CONFIGS[name], weights_of(CONFIGS[name]), PROMPT)[-1]
     assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06

@@ -63,9 +63,9 @@ class Step:
         parts = products.shape[1] // EXPERTS
         positions = np.arange(self.num_rows, dtype=np.int32)
         positions[self.num_rows - padding :] = -1
-        self.put("router_products", products.astype(np.float32))
+        self.put("gate_products", products.astype(np.float32))
         weights = replace(
-            self.weights, router=Matrix(0, parts * EXPERTS, HIDDEN),
+            self.weights, expert_gate=Matrix(0, parts * EXPERTS, HIDDEN),
             choice_bias=0 if bias is None else upload(self.device, bias.astype(np.float32)),
         )  # fmt: skip
         at = upload(self.device, positions)
@@ -147,7 +147,7 @@ def test_a_sum_of_chosen_scores_is_at_least_what_the_model_says(tiny: TinyDecode
     assert np.allclose(weights, plain / 4.0, rtol=1e-5)
 
 
-def test_a_router_in_float32_keeps_all_its_bits(tiny: TinyDecoder) -> None:
+def test_a_gate_in_float32_keeps_all_its_bits(tiny: TinyDecoder) -> None:
     rng = np.random.default_rng(4)
     values = (rng.standard_normal((7, 64)) * 10.0 ** rng.integers(-9, 9, (7, 64))).astype(
         np.float32

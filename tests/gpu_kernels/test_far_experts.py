@@ -95,7 +95,7 @@ def test_experts_of_a_far_row_are_chosen() -> None:
     def chosen(row: int) -> tuple[list[int], list[float]]:
         with ExitStack() as stack:
             memory: Any = {
-                "router_products": behind(stack, row * 3 * experts, products),
+                "gate_products": behind(stack, row * 3 * experts, products),
                 "experts": stack.enter_context(sparse(4 * (row + 1) * CHOSEN)),
                 "expert_weights": stack.enter_context(sparse(4 * (row + 1) * CHOSEN)),
             }

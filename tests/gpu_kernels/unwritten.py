@@ -27,7 +27,7 @@ from tests.gpu_kernels.known_memory import known
 OF_A_STEP = frozenset({
     "hidden", "normed", "qkv", "queries", "attended", "activated", "chosen", "logits",
     "first_pieces", "piece_sequences", "piece_starts", "piece_lasts", "piece_blocks", "totals",
-    "tops", "router_products", "experts", "expert_weights", "pairs", "tiles", "num_tiles",
+    "tops", "gate_products", "experts", "expert_weights", "pairs", "tiles", "num_tiles",
     "pair_activated", "pair_results", "shared", "best_scores", "best_tokens", "counts", "weights",
     "cuts", "listed", "keys", "records",
 })  # fmt: skip

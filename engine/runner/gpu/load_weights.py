@@ -13,15 +13,15 @@ from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.repacking import float8_words, repacked
 from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
 from engine.runner.gpu.weights import (
+    GATE_PARTS,
     NO_MATRIX,
-    ROUTER_PARTS,
     DecoderWeights,
     ExpertWeights,
     Form,
     LayerWeights,
     Matrix,
 )
-from engine.runner.weights.checkpoint import CHOICE_BIAS, ROUTER
+from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.model_spec import DecoderSpec
@@ -125,14 +125,14 @@ class _Loader:
         if mixture.has_choice_bias:
             bias = self._array(self._source.read(f"{prefix}{CHOICE_BIAS}"))
         return ExpertWeights(
-            router=self._router(f"{prefix}{ROUTER}.weight"),
+            expert_gate=self._expert_gate(f"{prefix}{EXPERT_GATE}.weight"),
             gate_up=self.matrix(names["experts_gate_up"]),
             down=self.matrix(names["experts_down"]),
             choice_bias=bias,
         )
 
-    def _router(self, name: str) -> Matrix:
-        """Return a router: one that is not in bfloat16 as the parts that it is the sum of."""
+    def _expert_gate(self, name: str) -> Matrix:
+        """Return a gate: one that is not in bfloat16 as the parts that it is the sum of."""
         if self._source.format_and_shape(name)[0] == "BF16":
             return Matrix(*self.joined([name]), self._spec.hidden_size)
         parts = bfloat16_parts(self._source.read(name))
@@ -214,13 +214,13 @@ def rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def bfloat16_parts(values: np.ndarray) -> np.ndarray:
-    """Return float32 values [rows, columns] as bfloat16 bits [ROUTER_PARTS * rows, columns].
+    """Return float32 values [rows, columns] as bfloat16 bits [GATE_PARTS * rows, columns].
 
     The parts lie one after the other, the largest first; their sum is exact, but for numbers that
     are smaller than 2**-110.
     """
     parts, rest = [], values.astype(np.float32)
-    for _ in range(ROUTER_PARTS):
+    for _ in range(GATE_PARTS):
         bits = rounded_to_bfloat16(rest)
         rest = rest - (bits.astype(np.uint32) << 16).view(np.float32)
         parts.append(bits)

@@ -42,7 +42,7 @@ class PlannedMatrix:
 
 
 def layer_matrices(prefix: str, mixture: ExpertMixture | None = None) -> dict[str, tuple[str, ...]]:
-    """Return the tensors of each product of a layer, but for the router of its `mixture`.
+    """Return the tensors of each product of a layer, but for the gate of its `mixture`.
 
     Those of experts follow each other, an expert's gate before its up.
     """

@@ -78,20 +78,20 @@ class Matrix:
         return self.weight_bytes + self.scale_bytes
 
 
-ROUTER_PARTS = 3
-"""Matrices in bfloat16 whose sum a router in float32 is: 8 bits of its numbers' 24 each."""
+GATE_PARTS = 3
+"""Matrices in bfloat16 whose sum a gate in float32 is: 8 bits of its numbers' 24 each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """The experts of a layer.
 
-    `router` is [parts * experts, inputs], of one part or of `ROUTER_PARTS`. The other matrices have
-    the outputs of all experts, one after the other: of each its gate and then its up rows, and its
+    `expert_gate` is [parts * experts, inputs], of one part or of `GATE_PARTS`. The others have the
+    outputs of all experts, one after the other: of each its gate and then its up rows, and its
     down rows. `choice_bias` is the address of float32 [experts]; 0: none.
     """
 
-    router: Matrix
+    expert_gate: Matrix
     gate_up: Matrix
     down: Matrix
     choice_bias: int = 0
@@ -127,7 +127,7 @@ class LayerWeights:
         """Outputs and form of each product: equal where layers take the same kernels."""
         found = [self.qkv, self.output, self.gate_up, self.down]
         if self.experts is not None:
-            found += [self.experts.router, self.experts.gate_up, self.experts.down]
+            found += [self.experts.expert_gate, self.experts.gate_up, self.experts.down]
         return tuple((matrix.num_outputs, matrix.form) for matrix in found)
 
 
@@ -208,7 +208,7 @@ class _RandomMaker:
             bias = self._take(4 * count).address
             self._device.upload(bias, bytes(4 * count))
         return ExpertWeights(
-            router=self.matrix(count, hidden),
+            expert_gate=self.matrix(count, hidden),
             gate_up=self.matrix(count * 2 * inner, hidden, 1.0, form),
             down=self.matrix(count * hidden, inner, calm, form),
             choice_bias=bias,

@@ -193,7 +193,7 @@ def _time(layers: _Layers, found: Findings, num_rows: int) -> None:
     if not card.is_real:
         return
     layers.set_rows(num_rows)
-    names = ("router", "choose", "list", "gate_up", "down", "sum")
+    names = ("gate", "choose", "list", "gate_up", "down", "sum")
     times = {
         name: card.graph_milliseconds([own[place] for own in by_layer], 3) / spec.num_layers
         for place, name in enumerate(names)

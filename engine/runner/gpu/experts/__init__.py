@@ -5,10 +5,11 @@
 
 Decisions:
 
-A router's products are float32 sums that nothing rounds: in bfloat16, experts whose products differ
-by less than a 256th would be chosen by their numbers. A router that a file has in another type than
-bfloat16 is three matrices in bfloat16, whose sum has every bit of its float32 weights: a product's
-inputs are in bfloat16, so each of the three products is exact up to the matrix unit's own rounding.
+Products with the gate of the experts are float32 sums that nothing rounds: in bfloat16, experts
+whose products differ by less than a 256th would be chosen by their numbers. A gate that a file has
+in another type than bfloat16 is three matrices in bfloat16, whose sum has every bit of its float32
+weights: a product's inputs are in bfloat16, so each of the three products is exact up to the matrix
+unit's own rounding.
 
 A row's bits depend neither on the rows beside it nor on what an expert is sent. Experts have no
 capacity, pairs are counted and not sorted by atomic operations, and a row's results are added by

@@ -1,6 +1,6 @@
 """The launches of a layer's mixture of experts, behind the norm of its rows.
 
-    product           of the router, in float32
+    product           with the gate of the experts, in float32
     gate_up, product  of the MLP that all rows share, where there is one
     choose_experts    each row's experts and their weights
     list_pairs        pairs of a row and an expert, by expert
@@ -22,8 +22,8 @@ from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.experts.expert_tiles import (
     ExpertTiles,
     expert_tiles,
+    gate_tile,
     most_tiles,
-    router_tile,
 )
 from engine.runner.gpu.kernels.experts import (
     choice,
@@ -109,11 +109,11 @@ class ExpertLaunches:
         """
         weights, normed = layer.experts, memory["normed"]
         assert weights is not None
-        tiles, router = self.tiles(num_rows, weights), weights.router
+        tiles, gate = self.tiles(num_rows, weights), weights.expert_gate
         found = [
             self._dense.product(
-                normed, router, memory["router_products"], num_rows, is_float=True,
-                tile=router_tile(num_rows, router),
+                normed, gate, memory["gate_products"], num_rows, is_float=True,
+                tile=gate_tile(num_rows, gate),
             )
         ]  # fmt: skip
         if layer.down.num_outputs:
@@ -149,14 +149,14 @@ class ExpertLaunches:
         """Return the choice of each row's experts."""
         mixture = self._mixture
         constants = {
-            **self._experts(), "PARTS": weights.router.num_outputs // mixture.num_experts,
+            **self._experts(), "PARTS": weights.expert_gate.num_outputs // mixture.num_experts,
             "CHOSEN": mixture.num_chosen, "HAS_BIAS": weights.choice_bias != 0,
             "IS_NORMALISED": mixture.is_normalised,
         }  # fmt: skip
         # One warp: its lanes find a maximum without waiting for others.
         kernel = self._dense.kernel(choice.choose_experts, _CHOICE, constants, 1, 1)
         return kernel.bind(
-            (num_rows,), memory["router_products"], weights.choice_bias, positions,
+            (num_rows,), memory["gate_products"], weights.choice_bias, positions,
             memory["experts"], memory["expert_weights"], mixture.least_sum,
         )  # fmt: skip
 

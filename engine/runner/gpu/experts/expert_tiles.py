@@ -17,7 +17,7 @@ TILE_BYTES = 16
 LEAST_TILE_ROWS = 8
 _ROW_LIMITS = (8, 16, 64, 256, 1024, 4096)
 """Rows up to which steps take the same tiles: kernels are compiled for each at the start."""
-_ROUTER_ROWS = 256
+_GATE_ROWS = 256
 _PLAIN = {
     16: (Tile(16, 32, 128, 4, 4), Tile(16, 32, 256, 4, 3)),
     32: (Tile(32, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
@@ -61,9 +61,9 @@ def _tile(rows: int, weights: Matrix, place: int) -> Tile:
     return fitted(ranged_tile(_RANGED[rows], weights, 2 - place), weights)
 
 
-def router_tile(num_rows: int, router: Matrix) -> Tile:
-    """Return the tile of a router's products: a larger one would leave most of a card idle."""
-    return product_tile(min(num_rows, _ROUTER_ROWS), router.num_outputs, router)
+def gate_tile(num_rows: int, gate: Matrix) -> Tile:
+    """Return the tile of a gate's products: a larger one would leave most of a card idle."""
+    return product_tile(min(num_rows, _GATE_ROWS), gate.num_outputs, gate)
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:

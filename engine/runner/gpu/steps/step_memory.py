@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.experts.expert_tiles import LEAST_TILE_ROWS, TILE_BYTES, most_tiles
-from engine.runner.gpu.weights import ROUTER_PARTS
+from engine.runner.gpu.weights import GATE_PARTS
 from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.model_spec import DecoderSpec
 
@@ -52,7 +52,7 @@ def expert_sizes(hidden_size: int, mixture: ExpertMixture, num_rows: int) -> dic
     """Return the bytes of each buffer of a mixture's kernels."""
     num_pairs = num_rows * mixture.num_chosen
     return {
-        "router_products": 4 * num_rows * ROUTER_PARTS * mixture.num_experts,
+        "gate_products": 4 * num_rows * GATE_PARTS * mixture.num_experts,
         "experts": 4 * num_pairs, "expert_weights": 4 * num_pairs, "pairs": 4 * num_pairs,
         "tiles": TILE_BYTES * most_tiles(num_pairs, mixture.num_experts, LEAST_TILE_ROWS),
         "num_tiles": 4,

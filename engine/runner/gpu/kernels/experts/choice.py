@@ -31,8 +31,8 @@ def choose_experts(products, bias, positions, experts, weights, least_sum, EXPER
                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Set experts[row] [CHOSEN], in ascending order, and their weights. Program: row.
 
-    `products` [rows, PARTS * EXPERTS] are of the router's rows, in float32; those of a router in
-    float32 are sums of three parts. A row of padding, at position -1, is sent to no expert: its
+    `products` [rows, PARTS * EXPERTS] are those with the gate of the experts, in float32; of a gate
+    in float32 they are sums of three parts. A row of padding, at position -1, is sent to no expert: its
     experts are EXPERTS, which no expert's number is.
     """
     begin(IS_PROGRAMMATIC)
