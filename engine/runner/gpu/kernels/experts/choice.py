@@ -32,8 +32,8 @@ def choose_experts(products, bias, positions, experts, weights, least_sum, EXPER
     """Set experts[row] [CHOSEN], in ascending order, and their weights. Program: row.
 
     `products` [rows, PARTS * EXPERTS] are those with the gate of the experts, in float32; of a gate
-    in float32 they are sums of three parts. A row of padding, at position -1, is sent to no expert: its
-    experts are EXPERTS, which no expert's number is.
+    in float32 they are sums of three parts. A row of padding, at position -1, is sent to no expert:
+    its experts are EXPERTS, which no expert's number is.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
