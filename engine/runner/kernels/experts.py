@@ -83,7 +83,7 @@ def scratch_floats(hidden_size: int, num_rows: int) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _softmax(values) -> None:  # type: ignore[no-untyped-def]
-    """Apply the softmax to a few values in index, in float32 and in their order."""
+    """Replace a few values by their softmax, computed in float32 and in their order."""
     largest = values[0]
     for i in range(values.shape[0]):
         largest = max(largest, values[i])
