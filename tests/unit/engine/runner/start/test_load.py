@@ -336,7 +336,7 @@ def test_a_model_that_the_gpu_kernels_lack_names_the_back_ends_that_take_it(
 ) -> None:
     """And is computed on the CPU where the back end is left open."""
     folder = write_checkpoint(tmp_path, config)
-    with pytest.raises(ConfigError, match=f"triton, but {words}.*; wanted numba or paddle"):
+    with pytest.raises(ConfigError, match=rf"triton, but {words}.*; wanted numba or paddle"):
         load(folder, attention_backend="triton")
     monkeypatch.setattr(gpu_back_end, "has_card", lambda: True)
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
