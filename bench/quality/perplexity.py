@@ -49,7 +49,7 @@ from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from router.text.text_model import TextModel
 

@@ -1,7 +1,7 @@
 """Execution of planned steps on a real model: the only package that imports Paddle.
 
-One decoder, described by `weights.model_spec.DecoderSpec` and read from a folder by `weights`, runs
-on one of the back ends, which are alike (`back_end.BackEnd`):
+One decoder, described by `weights.spec.model_spec.DecoderSpec` and read from a folder by `weights`,
+runs on one of the back ends, which are alike (`back_end.BackEnd`):
 
     cpu/      CPU, float32. A row's result depends on its own tokens alone, to the last bit.
     gpu/      NVIDIA GPUs, bfloat16. The same promise, with kernels in Triton.

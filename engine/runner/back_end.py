@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # importing these compiles kernels, and settings are checked 
     from engine.runner.mtp.draft_step import MtpLayer
     from engine.runner.mtp.mtp_weights import MtpWeights
     from engine.runner.weights.arithmetic import Arithmetic
-    from engine.runner.weights.model_spec import DecoderSpec
+    from engine.runner.weights.spec.model_spec import DecoderSpec
     from engine.runner.weights.tensor_source import TensorSource
 
 

@@ -17,7 +17,7 @@ from common.files.model_context import longest_context
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_shape import GgufShape
 from pdserve.checkpoints.gguf_tokenizer import (
     build_tokenizer,

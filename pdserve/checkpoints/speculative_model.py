@@ -10,7 +10,7 @@ from common.files.cache_folder import full_path
 from common.settings.config import SpeculationConfig
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.tensor_files import TensorFiles
 
 _SHIPPED = Path(__file__).with_name("demo_mtp.safetensors")

@@ -23,7 +23,7 @@ from engine.runner.gpu.launches import AttentionShape, Launches
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.grammars.allowed_tokens import AllowedTokens
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 WAY = np.dtype(
     [

@@ -22,7 +22,7 @@ from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.steps.decode_step import draw_sizes
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 VOCABULARY = 5000
 """In the interpreter: three slices, the last one not a whole one."""

@@ -22,7 +22,7 @@ from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.key_scales import key_scales
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.gpu.decoding import Decoding
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, SHAPE, SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload

@@ -25,7 +25,7 @@ from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Matrix
-from engine.runner.weights.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from tests.gpu.decoding import Decoding
 from tests.gpu.kernels import behind_the_last, store_lanes, store_nothing
 from tests.gpu_kernels.checked_launch import MemoryFault, programs_in

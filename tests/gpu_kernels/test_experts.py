@@ -17,7 +17,7 @@ from engine.runner.gpu.load_weights import bfloat16_parts
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form, Matrix
-from engine.runner.weights.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from tests.gpu_kernels.tiny_decoder import SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
 

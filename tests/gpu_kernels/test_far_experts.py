@@ -17,7 +17,7 @@ from engine.runner.gpu.experts.expert_tiles import ExpertTiles
 from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import ExpertWeights, Matrix
-from engine.runner.weights.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from tests.gpu_kernels.far_memory import LastProgram, array_at, behind, sparse
 from tests.gpu_kernels.tiny_decoder import SHAPE, SPEC
 from tests.gpu_kernels.uploaded import upload

@@ -28,8 +28,8 @@ from engine.runner.gpu.weight_plan import (
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix
 from engine.runner.model_runner import ModelRunner
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.rope import halves_first
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.tensor_source import TensorSource
 from tests.support.engine.moved_blocks import new_ring
 from tests.support.models.hub_formats import (

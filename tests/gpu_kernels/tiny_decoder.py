@@ -10,8 +10,8 @@ import numpy as np
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
-from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.rope_spec import RopeSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec
 from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel, widened
 
 SPEC = DecoderSpec(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.rope import rotary_tables
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.support.models.demo_digests import DIGESTS, WITH_FMA, digest, digest_of
 

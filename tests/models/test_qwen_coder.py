@@ -16,7 +16,7 @@ from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec, read_eos_token_ids
+from engine.runner.weights.spec.model_spec import read_decoder_spec, read_eos_token_ids
 from router.text.text_model import TextModel
 
 REFERENCE_PATH = Path(__file__).parents[1] / "data" / "qwen_coder_reference.json"

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from common.errors import ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from router.text.text_model import TextModel
 from tools.mtp_training.batches import DRAFTS, split_held_out
 from tools.mtp_training.draft_vocabulary import rank_tokens, share_inside

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 from tools.mtp_training.mtp_layer import weight_shapes
 from tools.mtp_training.work_folder import Conversation
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from common.errors import ConfigError
 from engine.runner.paddle_import import paddle
-from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 KeyValue = tuple[paddle.Tensor, paddle.Tensor]
 """Keys and values `[batch, rows, num_kv_heads, head_dim]`."""

@@ -15,7 +15,7 @@ from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle_import import paddle, set_num_threads
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from router.text.text_model import TextModel
 
 MAX_SEQUENCE = 512

@@ -29,9 +29,9 @@ from engine.runner.kernels.attention import STATE_LANES, attention_phase
 from engine.runner.kernels.attention_plan import NO_WINDOW, PART_ROWS
 from engine.runner.kernels.team import new_progress
 from engine.runner.weights.checkpoint import expected_shapes
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.rope_spec import RopeSpec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec
 from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 

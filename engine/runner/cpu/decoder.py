@@ -31,10 +31,10 @@ from engine.runner.kernels.layer import (
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.norms import quantise_rows, rms_norm
 from engine.runner.kernels.products.linear import gather_columns, is_fine, linear
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
-from engine.runner.weights.rope_spec import RopeSpec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec
 from engine.runner.weights.tensor_source import TensorSource
 
 

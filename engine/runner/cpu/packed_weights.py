@@ -35,10 +35,10 @@ from engine.runner.kernels.products.packed import (
 )
 from engine.runner.weights import quantised_source, rope, stored_formats
 from engine.runner.weights.checkpoint import EXPERT_GATE, SHARED_EXPERTS
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
 from engine.runner.weights.schemes import float8_scheme, integer_formats, integer_schemes
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 

@@ -34,7 +34,7 @@ from engine.runner.gpu.steps.step_rows import (
     lay_out,
     rows_at,
 )
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 _MOST_PIECES = 8192
 """Pieces of one step: 256 sequences of 8,000 tokens. Their results take 0.5 GB at 8 KV heads."""

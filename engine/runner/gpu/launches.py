@@ -20,7 +20,7 @@ from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
 from engine.runner.gpu.weights import SCALES, STRIP_INPUTS, DecoderWeights, Form, Matrix
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
 """Launches a kernel with its arguments on a stream."""

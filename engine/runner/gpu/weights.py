@@ -12,9 +12,9 @@ import numpy as np
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.kernels.random_numbers import fill_bytes, fill_normal
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 _ELEMENT = 2
 _COUNTERS = 1024

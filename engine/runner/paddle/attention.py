@@ -10,7 +10,7 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle.device_arrays import to_device
 from engine.runner.paddle.tiled_attention import TiledAttention
 from engine.runner.paddle_import import paddle
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 
 class PaddleAttention:

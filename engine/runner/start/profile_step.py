@@ -23,7 +23,7 @@ from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch
 from engine.runner.memory_meter import MemoryMeter
 from engine.runner.model_runner import ModelRunner
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 _PARAMS = (
     SamplingParams(

@@ -1,9 +1,6 @@
 """The weights of a folder, checked before any is read.
 
-model_spec        the parameters of a decoder
-expert_mixture    those of layers with experts
-config_values     values of config.json, checked as they are read
-sliding_windows   which of its layers attend to a window of positions
+spec/             the parameters of a decoder
 checkpoint        the weights of a folder
 tensor_files      tensors of safetensors files
 schemes/          what is quantised in them

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from engine.runner.weights.checkpoint import expected_shapes
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
 
 INT8 = "int8 (steps of 16 and 32)"

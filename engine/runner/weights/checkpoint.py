@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.config_values import read_json_object
-from engine.runner.weights.expert_mixture import ExpertMixture
 from engine.runner.weights.fused_weights import FusedWeights, fused_shapes, has_fused_weights
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
-from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
+from engine.runner.weights.spec.config_values import read_json_object
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
@@ -52,7 +52,7 @@ class Checkpoint(TensorSource):
         if link.is_symlink() or link.exists():
             # What is wrong is said of the file that people know, not of a link in the cache.
             self._source = GgufWeights(link.resolve(), stored, spec.num_heads, spec.num_kv_heads)
-            self._has_norm_offsets = False  # whoever wrote the file has added the ones
+            self._has_norm_offsets = False  # the ones were added when the file was written
         elif (quantization := read_quantization(folder)) is not None:
             self.quantization = quantization.description
             self._source = SchemeWeights(TensorFiles(_shards(folder)), quantization)

@@ -47,7 +47,7 @@ _LAYER_NAMES = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-"""Those of files with fused weights (`fused_weights`)."""
+"""The same of files with fused weights (`fused_weights`)."""
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate_exps",
     "up_proj": "ffn_up_exps",

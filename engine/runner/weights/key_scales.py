@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
+from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
 
 

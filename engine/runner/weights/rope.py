@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.rope_spec import RopeSpec, YarnSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec, YarnSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:

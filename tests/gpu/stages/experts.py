@@ -14,8 +14,8 @@ from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, Bound, KVPool, Launches
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
 from tests.gpu.stages.ceilings import read_gb_s
 from tests.gpu.stages.model import BLOCK, CONTEXT, MAX_LEN, NUM_BLOCKS, QWEN3_8B, Checks, Findings
 from tests.gpu.stages.steps import started_step

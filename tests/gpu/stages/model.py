@@ -12,8 +12,8 @@ from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import DecoderWeights, Form, random_weights
-from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.rope_spec import RopeSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec
 
 QWEN3_8B = DecoderSpec(
     architecture="Qwen3ForCausalLM", num_layers=36, hidden_size=4096, intermediate_size=12288,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 
 class ReferenceMtp:

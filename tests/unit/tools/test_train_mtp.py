@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from common.errors import ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 from tests.support.models.tiny_model import make_tiny_model
 from tests.unit.tools.reference_mtp import ReferenceMtp

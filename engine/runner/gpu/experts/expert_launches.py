@@ -42,8 +42,8 @@ from engine.runner.gpu.weights import (
     LayerWeights,
     Matrix,
 )
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.runner.gpu.tiles import Tile, fitted, product_tile, ranged_tile
 from engine.runner.gpu.weights import Form, Matrix
-from engine.runner.weights.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
 
 TILE_BYTES = 16
 """Bytes of a tile in the list of a step (`kernels.experts.listing`)."""

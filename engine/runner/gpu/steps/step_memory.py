@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.experts.expert_tiles import LEAST_TILE_ROWS, TILE_BYTES, most_tiles
 from engine.runner.gpu.weights import GATE_PARTS
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
 
 _ALIGNMENT = 256
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.runner.weights.config_values import ConfigValues, read_json_object
 from engine.runner.weights.schemes.float8_scheme import Float8
 from engine.runner.weights.schemes.integer_schemes import Awq, Gptq, PackedIntegers, PlainIntegers
 from engine.runner.weights.schemes.scheme import Scheme
+from engine.runner.weights.spec.config_values import ConfigValues, read_json_object
 
 KEY = "quantization_config"
 GPTQ_FILE, AWQ_FILE = "quantize_config.json", "quant_config.json"

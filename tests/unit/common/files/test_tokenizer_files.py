@@ -21,7 +21,7 @@ from common.files.tokenizer_files import (
     tokenizer_end_ids,
 )
 from common.grammar import Grammar, GrammarKind
-from engine.runner.weights.model_spec import read_eos_token_ids
+from engine.runner.weights.spec.model_spec import read_eos_token_ids
 from grammars.compiler import GrammarCompiler
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from router.text.text_model import TextModel

@@ -16,7 +16,7 @@ from common import model_names
 from common.errors import CheckpointError
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.tensor_files import TensorFiles
 from pdserve.checkpoints import packaged_model
 from pdserve.checkpoints.demo_model import SMOLLM2, demo_model_folder

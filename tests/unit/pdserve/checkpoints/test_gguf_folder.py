@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from common.errors import CheckpointError
 from common.files.kept_files import KeptFiles
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import gguf_folder_cached, make_gguf_folder
 from router.text.model_files import DEFAULT, TOOL_USE, read_chat_templates
 

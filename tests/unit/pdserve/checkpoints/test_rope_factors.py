@@ -10,8 +10,8 @@ import pytest
 
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.rope import inverse_frequencies
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 
 WriteGguf = Callable[..., Path]

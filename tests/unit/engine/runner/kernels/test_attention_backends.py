@@ -24,7 +24,7 @@ from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
-from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.reference_decoder import causal_attention
 from tests.support.models.running import unscaled_keys
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint

@@ -21,9 +21,9 @@ from engine.runner.kernels.experts import BAND_ROWS, ExpertBuffers
 from engine.runner.kernels.norms import quantise_rows
 from engine.runner.kernels.products.linear import gated_linear, linear
 from engine.runner.weights.checkpoint import CHOICE_BIAS, expected_shapes
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.rope_spec import RopeSpec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource

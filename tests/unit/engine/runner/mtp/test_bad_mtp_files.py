@@ -14,7 +14,7 @@ from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.step.step_batch import batch_of
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.mtp_running import load_with_mtp, only, step
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
@@ -119,7 +119,7 @@ def test_a_target_whose_layers_are_others(tmp_path: Path, family: str) -> None:
     config = CONFIGS[family]
     folder = write_checkpoint(tmp_path / "target", config)
     write_safetensors(tmp_path / "mtp.safetensors", mtp_weights_of(config, "deepseek"))
-    with pytest.raises(CheckpointError, match="sliding window .* wanted ngram, suffix, grammar"):
+    with pytest.raises(CheckpointError, match=r"sliding window .* wanted ngram, suffix, grammar"):
         load_with_mtp(folder, tmp_path / "mtp.safetensors")
 
 

@@ -17,7 +17,7 @@ from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle.attention_tiles import TileLimits, plan_tiles
 from engine.runner.paddle_import import paddle
-from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 

@@ -20,7 +20,7 @@ from engine.runner.gpu import back_end as gpu_back_end
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
 

@@ -26,7 +26,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.start.profile_step import FirstLayers, profile_batches
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.engine.choices import FREE_METHODS
 from tests.support.models.mtp_running import TARGETS, write_inside
 from tests.support.models.pressure import BLOCK_SIZE, Node

@@ -16,7 +16,7 @@ import pytest
 
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec, read_eos_token_ids
+from engine.runner.weights.spec.model_spec import read_decoder_spec, read_eos_token_ids
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import (

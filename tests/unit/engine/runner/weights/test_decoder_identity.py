@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.runner.weights.expert_mixture import ExpertMixture
-from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.tiny_checkpoints import CONFIGS
 
 OF_FORMER_RELEASES = {

@@ -11,7 +11,7 @@ import pytest
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
 from engine.runner.weights.fused_weights import fused_shapes
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
 from tests.support.models.hub_formats import PACKERS, pack_folder
 from tests.support.models.tiny_checkpoints import CONFIGS, weights_of, write_checkpoint

@@ -13,7 +13,7 @@ import pytest
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.gguf_file import GgufFile
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of
 from tests.support.models.tiny_gguf import FAMILIES, FORMATS, K_CONFIG, write_pair

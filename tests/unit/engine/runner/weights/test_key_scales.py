@@ -12,7 +12,7 @@ from engine.runner.paddle import decoder
 from engine.runner.start import assemble
 from engine.runner.weights import key_scales as scales
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.running import kv_cache_of, load, logits_in_chunks
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError, ConfigError
-from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.rope import inverse_frequencies, rotary_tables
-from engine.runner.weights.rope_spec import YarnSpec
+from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.spec.rope_spec import YarnSpec
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
@@ -320,10 +320,10 @@ def test_two_sections_that_differ_are_named(tmp_path: Path) -> None:
     assert spec_of(tmp_path, rope_parameters=newer, rope_scaling=None) == spec_of(tmp_path)
 
 
-def test_a_window_has_to_hold_the_extended_context(tmp_path: Path) -> None:
+def test_only_a_window_as_long_as_the_extended_context_is_none(tmp_path: Path) -> None:
     mistral = CONFIGS["mistral"] | {"rope_scaling": YARN, "max_position_embeddings": 128}
     (tmp_path / "config.json").write_text(json.dumps(mistral | {"sliding_window": 128}))
-    with pytest.raises(CheckpointError, match="sliding_window is 128: wanted null or at least"):
-        read_decoder_spec(tmp_path)
+    assert read_decoder_spec(tmp_path).windows == (128, 128)
     (tmp_path / "config.json").write_text(json.dumps(mistral | {"sliding_window": 512}))
-    assert read_decoder_spec(tmp_path).max_position == 512
+    spec = read_decoder_spec(tmp_path)
+    assert (spec.windows, spec.max_position) == ((), 512)

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.hub_formats import (
     PACKERS,
     Awq,

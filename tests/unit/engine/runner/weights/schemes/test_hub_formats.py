@@ -13,11 +13,11 @@ import pytest
 
 from common.errors import CheckpointError, ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.schemes.integer_formats import Scaling, exact_format
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise, quantise
 from engine.runner.weights.tensor_files import TensorFiles
 from tests.support.models.hub_formats import (

@@ -13,9 +13,9 @@ import pytest
 
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, Checkpoint
-from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.random_weights import RandomWeights
+from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.hub_formats import (
     Awq,
     Fp8,

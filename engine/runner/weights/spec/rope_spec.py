@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from common.files.model_context import MOST_POSITIONS
-from engine.runner.weights.config_values import ConfigValues
+from engine.runner.weights.spec.config_values import ConfigValues
 
 _NOT_COMPUTED = {
     "alpha": 1,

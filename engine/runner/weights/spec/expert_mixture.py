@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engine.runner.weights.config_values import ConfigValues
+from engine.runner.weights.spec.config_values import ConfigValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from typing import Any
 from common.errors import CheckpointError
 from common.files.model_context import longest_context
 from common.files.tokenizer_files import tokenizer_end_ids
-from engine.runner.weights.config_values import ConfigValues, read_json_object
-from engine.runner.weights.expert_mixture import READ_EXPERTS, ExpertMixture
-from engine.runner.weights.rope_spec import RopeSpec, read_rope_spec
-from engine.runner.weights.sliding_windows import read_windows
+from engine.runner.weights.spec.config_values import ConfigValues, read_json_object
+from engine.runner.weights.spec.expert_mixture import READ_EXPERTS, ExpertMixture
+from engine.runner.weights.spec.rope_spec import RopeSpec, read_rope_spec
+from engine.runner.weights.spec.sliding_windows import read_windows
 
 _GEMMA_WINDOW_THETA = 10000.0
 

@@ -6,15 +6,15 @@ transformers. A window as long as the model's context is none.
 
 from __future__ import annotations
 
-from engine.runner.weights.config_values import ConfigValues
+from engine.runner.weights.spec.config_values import ConfigValues
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _OF_EVERY_LAYER = ("every", "stated")
 _DEFAULT_WINDOW = 4096
-_DEFAULT_WINDOWLESS_LAYERS = 28
-"""Of Qwen2 and Qwen3: the layers before are without a window."""
+_DEFAULT_FIRST_LAYER = 28
+"""The first layer with a window in Qwen2 and Qwen3."""
 _DEFAULT_PATTERN = 6
-"""Of Gemma 3: every sixth layer is without a window."""
+"""In Gemma 3 every sixth layer is without a window."""
 
 
 def read_windows(config: ConfigValues, rule: str, num_layers: int, longest: int) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def _kinds_by_rule(
         return [_SLIDING] * num_layers
     if rule == "after":
         first = config.get("max_window_layers")
-        first = _DEFAULT_WINDOWLESS_LAYERS if first is None else first
+        first = _DEFAULT_FIRST_LAYER if first is None else first
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise config.refuse("max_window_layers", "a whole number of at least 0")
         return [_FULL if layer < first else _SLIDING for layer in range(num_layers)]

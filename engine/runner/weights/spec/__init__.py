@@ -1,0 +1,8 @@
+"""The parameters of a decoder, read from config.json.
+
+model_spec        all of them, for every family
+rope_spec         those of rotary positions
+sliding_windows   which layers attend to a window of positions
+expert_mixture    layers with a mixture of experts
+config_values     values of a config file, checked as they are read
+"""
