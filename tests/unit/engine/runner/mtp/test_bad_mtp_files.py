@@ -119,7 +119,7 @@ def test_a_target_whose_layers_are_others(tmp_path: Path, family: str) -> None:
     config = CONFIGS[family]
     folder = write_checkpoint(tmp_path / "target", config)
     write_safetensors(tmp_path / "mtp.safetensors", mtp_weights_of(config, "deepseek"))
-    with pytest.raises(CheckpointError, match="sliding window .* wanted ngram, suffix, grammar"):
+    with pytest.raises(CheckpointError, match=r"sliding window .* wanted ngram, suffix, grammar"):
         load_with_mtp(folder, tmp_path / "mtp.safetensors")
 
 
