@@ -519,9 +519,12 @@ def test_any_text_may_be_a_value_of_a_list_or_a_pattern(form: CallFormat, are_to
 @pytest.mark.parametrize("is_open", [False, True])
 def test_any_name_of_an_argument(form: CallFormat, are_tokens: bool, is_open: bool) -> None:
     names = ["a b", "é😀", "a.b-c/d", "x$y", "a'b", "[a]", "a\\n", "{}", "-"]
-    one = tool(required=names[:1], **{key: {"type": "string"} for key in names})
-    assert one.parameters is not None
-    schema = {**one.parameters, "additionalProperties": is_open}
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "string"} for key in names},
+        "required": names[:1],
+        "additionalProperties": is_open,
+    }
     one = Tool(name="f", description=None, parameters=schema)
     text = form.call_text("f", JSON(dict.fromkeys(names, "v"), ensure_ascii=False))
     assert accepted(form, use(one), text, are_tokens=are_tokens)
