@@ -16,7 +16,6 @@ MAX_HEAD_CHARS = 512
 
 _NAME_CHAR = re.compile(r"[A-Za-z0-9_.-]")
 _ID = re.compile(r"[A-Za-z0-9]{9}(?![A-Za-z0-9])")
-_MAX_NAME_CHARS = 128
 _SPACE = " \t\r\n"
 
 
@@ -52,7 +51,7 @@ class CallHead:
         if self._is_opened and not self._is_named:
             if _NAME_CHAR.fullmatch(char):
                 self._name += char
-                return len(self._name) <= _MAX_NAME_CHARS
+                return True
             if not self._name:
                 return char in _SPACE and not self._opening.text.endswith('"')
             self._is_named = True

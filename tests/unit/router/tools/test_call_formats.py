@@ -48,7 +48,8 @@ def tool(name: str = "f", *, required: Sequence[str] | None = None, **properties
 
 def use(*tools: Tool, **fields: Any) -> ToolUse:
     names = frozenset(one.name for one in tools)
-    return ToolUse(**{"tools": tools, "callable_names": names, "must_call": True} | fields)
+    asked: dict[str, Any] = {"tools": tools, "callable_names": names, "must_call": True}
+    return ToolUse(**asked | fields)
 
 
 def syntax_of(form: CallFormat, *tools: Tool, **fields: Any) -> AnswerSyntax:
@@ -124,12 +125,15 @@ VALUES: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
 }  # fmt: skip
 
 
+NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+
+
 def is_writable(name: str, value: Any) -> bool:
     """Whether a value is told from one of another kind, and holds no tag."""
     if not isinstance(value, str):
         return True
     return not (name == "maybe" and value == "null") and not (
-        name == "count" and re.fullmatch("-?(0|[1-9][0-9]*)", value)
+        name == "count" and re.fullmatch(NUMBER, value)
     )
 
 
@@ -151,9 +155,8 @@ def calls_of_tools(draw: Any) -> tuple[list[Tool], list[tuple[str, str]]]:
         for one in names:
             if one in optional and draw(st.booleans()):
                 continue
-            arguments[one] = draw(
-                VALUES[one][1].filter(lambda value, one=one: is_writable(one, value))
-            )
+            value = draw(VALUES[one][1])
+            arguments[one] = value if is_writable(one, value) else "a text"
         made.append((f"f{number}", JSON(arguments, ensure_ascii=False)))
     return tools, made
 
@@ -391,6 +394,26 @@ def test_references_and_other_arguments(form: CallFormat, are_tokens: bool) -> N
 
 @pytest.mark.parametrize("are_tokens", [False, True])
 @pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.name)
+def test_an_argument_of_the_schema_is_no_other_argument(form: CallFormat, are_tokens: bool) -> None:
+    one = Tool(name="f", description=None, parameters=REFERRING)
+    once = form.call_text("f", JSON({"unit": "C", "to": {}, "x": 5}))
+    twice = form.call_text("f", JSON({"unit": "C", "to": {}, "unix": 5})).replace("unix", "unit")
+    assert accepted(form, use(one), once, are_tokens=are_tokens)
+    assert not accepted(form, use(one), twice, are_tokens=are_tokens)
+
+
+@pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.name)
+def test_no_text_holds_the_tag_that_ends_it(form: CallFormat) -> None:
+    """Not where its schema wants more text behind it either: the parser would end it there."""
+    assert form.tagged is not None
+    value = f"a{form.tagged.end}b"
+    for schema in ({"minLength": len(value)}, {"pattern": "a.*\n*.*b$"}, {"enum": [value, "c"]}):
+        one = tool(value={"type": "string", **schema})
+        assert not accepted(form, use(one), form.call_text("f", JSON({"value": value})))
+
+
+@pytest.mark.parametrize("are_tokens", [False, True])
+@pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.name)
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -403,6 +426,8 @@ def test_references_and_other_arguments(form: CallFormat, are_tokens: bool) -> N
         ({"anyOf": [{"enum": ["a"]}, {"type": "integer"}]}, ["a", 5], ["b", 1.5, "5x"]),
         ({"type": "integer", "minimum": 3, "maximum": 5}, [3, 5], [2, 6, "a"]),
         ({"type": ["string", "object"]}, ["a{}", {}, {"a": 1}], ["{x"]),
+        ({"type": ["integer", "string"]}, [5, "5x", "12 rue", "-", "1.5.", ""], [1.5, 1e100]),
+        ({"type": ["null", "boolean", "string"]}, [None, True, "nullx", "truefalse", "n"], []),
         ({"oneOf": [{"type": "boolean"}, {"type": "number"}]}, [True, 1.5], ["a", None]),
     ],
 )
@@ -423,7 +448,7 @@ def test_what_a_schema_says_of_a_text_is_enforced(
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
 def test_many_tools_compile(form: CallFormat, are_tokens: bool) -> None:
     tools = [
-        tool(f"f{number}", text={"type": "string", "description": f"{number}"},
+        tool(f"f{number}", text={"type": "string", "description": f"{number}"}, required=(),
              **{f"n{number}": {"type": "integer", "title": f"{number}"}})
         for number in range(250)
     ]  # fmt: skip
@@ -494,9 +519,12 @@ def test_any_text_may_be_a_value_of_a_list_or_a_pattern(form: CallFormat, are_to
 @pytest.mark.parametrize("is_open", [False, True])
 def test_any_name_of_an_argument(form: CallFormat, are_tokens: bool, is_open: bool) -> None:
     names = ["a b", "é😀", "a.b-c/d", "x$y", "a'b", "[a]", "a\\n", "{}", "-"]
-    one = tool(required=names[:1], **{key: {"type": "string"} for key in names})
-    assert one.parameters is not None
-    schema = {**one.parameters, "additionalProperties": is_open}
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "string"} for key in names},
+        "required": names[:1],
+        "additionalProperties": is_open,
+    }
     one = Tool(name="f", description=None, parameters=schema)
     text = form.call_text("f", JSON(dict.fromkeys(names, "v"), ensure_ascii=False))
     assert accepted(form, use(one), text, are_tokens=are_tokens)
