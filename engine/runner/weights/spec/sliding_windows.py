@@ -14,7 +14,7 @@ _DEFAULT_WINDOW = 4096
 _DEFAULT_FIRST_LAYER = 28
 """The first layer with a window in Qwen2 and Qwen3."""
 _DEFAULT_PATTERN = 6
-"""In Gemma 3 every sixth layer is without a window."""
+"""The distance between layers without a window in Gemma 3."""
 
 
 def read_windows(config: ConfigValues, rule: str, num_layers: int, longest: int) -> tuple[int, ...]:

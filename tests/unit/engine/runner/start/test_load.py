@@ -89,14 +89,14 @@ def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder:
 def test_what_a_spec_says_of_a_model_of_earlier_releases_stays(tmp_path: Path) -> None:
     """It is a part of the fingerprint, and nodes of two releases exchange KV."""
     plain = read_decoder_spec(write_checkpoint(tmp_path / "a", CONFIGS["llama"]))
-    assert set(json.loads(plain.described())) == {
+    assert set(json.loads(plain.identity)) == {
         *("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads"),
         *("num_kv_heads", "head_dim", "vocab_size", "max_position", "rms_epsilon", "rope"),
         *("is_rope_interleaved", "has_tied_embeddings", "has_qkv_bias", "has_output_bias"),
         *("has_mlp_bias", "has_head_norms"),
     }
     windowed = read_decoder_spec(write_checkpoint(tmp_path / "b", CONFIGS["mistral_window"]))
-    assert json.loads(windowed.described())["windows"] == [37, 37]
+    assert json.loads(windowed.identity)["windows"] == [37, 37]
 
 
 def test_of_experts_those_count_to_which_a_token_is_sent(folder: Path) -> None:
