@@ -1,7 +1,7 @@
 """The largest step of a node, computed once at its start to see how much memory it takes.
 
 Layers use the same buffers one after the other, and those of a kind have the same shapes, so the
-first one of each kind (with one MLP, with a mixture of experts) shows what every layer takes. All
+first one of each kind (by its MLP or mixture of experts, and its sliding window) shows what every layer takes. All
 tokens are equal: those of a mixture go to the same experts, each of which takes the most that it
 can. No KV is kept: every position's block is the first one of a small cache.
 """
@@ -45,7 +45,8 @@ class FirstLayers:
     def __init__(self, decoder: Decoder, spec: DecoderSpec, most_rows: int | None) -> None:
         self._decoder = decoder
         self._most_rows = most_rows
-        first = {spec.mixture_of(index): index for index in reversed(range(spec.num_layers))}
+        layers = reversed(range(spec.num_layers))
+        first = {(spec.mixture_of(layer), spec.window_of(layer)): layer for layer in layers}
         self._layers = sorted(first.values())
         self.num_layers = len(self._layers)
 

@@ -381,12 +381,24 @@ def test_the_first_layer_of_each_kind_is_measured(
 ) -> None:
     """One with experts may take more than one without, and either may be the first."""
     config = CONFIGS["qwen3_moe"] | {"num_hidden_layers": 5, "mlp_only_layers": without}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _layers_that_run(tmp_path, config) == ran
+
+
+@pytest.mark.parametrize(("family", "ran"), [("qwen3_mixed", [0, 1]), ("mistral_window", [0])])
+def test_layers_with_a_window_are_a_kind_of_their_own(
+    tmp_path: Path, family: str, ran: list[int]
+) -> None:
+    """Those without one attend to more positions, and the first layer may be either."""
+    assert _layers_that_run(tmp_path, CONFIGS[family]) == ran
+
+
+def _layers_that_run(folder: Path, config: dict[str, Any]) -> list[int]:
+    (folder / "config.json").write_text(json.dumps(config))
     decoder = NotedLayers()
-    layers = FirstLayers(decoder, read_decoder_spec(tmp_path), None)  # type: ignore[arg-type]
+    layers = FirstLayers(decoder, read_decoder_spec(folder), None)  # type: ignore[arg-type]
     for index in range(layers.num_layers):
         layers.run_layer(index, [])
-    assert decoder.ran == ran
+    return decoder.ran
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe_mixed", "ernie_moe"])
