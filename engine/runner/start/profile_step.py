@@ -1,9 +1,9 @@
 """The largest step of a node, computed once at its start to see how much memory it takes.
 
 Layers use the same buffers one after the other, and those of a kind have the same shapes, so the
-first one of each kind (by its MLP or mixture of experts, and its sliding window) shows what every layer takes. All
-tokens are equal: those of a mixture go to the same experts, each of which takes the most that it
-can. No KV is kept: every position's block is the first one of a small cache.
+first one of each kind (by its MLP or mixture of experts, and its sliding window) shows what every
+layer takes. All tokens are equal: those of a mixture go to the same experts, each of which takes
+the most that it can. No KV is kept: every position's block is the first one of a small cache.
 """
 
 from __future__ import annotations
