@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _DEFAULT_WINDOW = 4096
 _DEFAULT_WINDOWLESS_LAYERS = 28
-"""Of Qwen2 and Qwen3: the layers before are without a window."""
+"""Layers of Qwen2 and Qwen3 before those with a window, where the file does not say."""
 _DEFAULT_PATTERN = 6
-"""Of Gemma 3: every sixth layer is without a window."""
+"""Every sixth layer of Gemma 3 is without a window, where the file does not say."""
 
 
 def read_windows(config: ConfigValues, rule: str, num_layers: int) -> tuple[int, ...]:
