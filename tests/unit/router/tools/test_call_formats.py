@@ -23,7 +23,7 @@ from router.tools.parts import CallArguments, CallStart, Part, TextPart, Thinkin
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import ThinkingFormat
 from tests.support.examples import everyday
-from tests.unit.router.tools.test_grammars import Judge
+from tests.unit.router.tools.grammar_judge import Judge
 
 Calls = list[tuple[str, dict[str, Any]]]
 
