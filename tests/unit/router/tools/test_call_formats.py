@@ -23,7 +23,7 @@ from router.tools.parts import CallArguments, CallStart, Part, TextPart, Thinkin
 from router.tools.stop_scope import stop_scope
 from router.tools.thinking import ThinkingFormat
 from tests.support.examples import everyday
-from tests.unit.router.tools.test_grammars import Judge
+from tests.unit.router.tools.grammar_judge import Judge
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -228,6 +228,15 @@ def test_one_call_where_calls_are_not_parallel(form: CallFormat) -> None:
     assert not accepted(form, asked, form.calls_text([("now", "{}")] * 2))
     assert accepted(form, use(NOW), form.calls_text([("now", "{}")] * 16))
     assert not accepted(form, use(NOW), form.calls_text([("now", "{}")] * 17))
+
+
+@pytest.mark.parametrize("form", SEVERAL, ids=lambda form: form.name)
+def test_no_more_calls_than_the_most_are_read(form: CallFormat) -> None:
+    text = form.calls_text([("now", "{}")] * (form.most_calls + 2))
+    _, said, calls = whole = parsed([text], syntax_of(form, NOW))
+    assert calls == [("now", "{}")] * form.most_calls
+    assert said.count("now") == 2
+    assert parsed(list(text), syntax_of(form, NOW)) == whole
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
@@ -439,8 +448,8 @@ def test_what_a_schema_says_of_a_text_is_enforced(
         for value in values:
             text = form.call_text("f", JSON({"value": value}, ensure_ascii=False))
             assert accepted(form, use(one), text, are_tokens=are_tokens) is is_right, value
-            if is_right:
-                ((_, read),) = parsed(list(text), syntax_of(form, one))[2]
+            for pieces in ([text], list(text)) if is_right else ():
+                ((_, read),) = parsed(pieces, syntax_of(form, one))[2]
                 assert json.loads(read) == {"value": value}
 
 

@@ -30,7 +30,7 @@ from tests.support.http.edge_model import MODEL_NAME, write_model_folder
 from tests.support.http.http_edge import make_edge
 from tests.support.http.scripted_generator import plays
 from tests.support.http.tool_models import NOW, WEATHER
-from tests.unit.router.api.answers.test_cuts_of_streams import APIS, Api, grouped, joined
+from tests.unit.router.api.answers.streamed_parts import APIS, Api, grouped, joined
 
 HEAD = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"

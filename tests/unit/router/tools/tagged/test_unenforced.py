@@ -16,7 +16,7 @@ from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import GLM, QWEN_CODER
 from router.tools.tagged.kinds import argument_kinds
 from router.tools.thinking import ThinkingFormat
-from tests.unit.router.tools.test_grammars import Judge
+from tests.unit.router.tools.grammar_judge import Judge
 
 
 @cache
