@@ -57,7 +57,7 @@ _ATTENTION = {
     "piece_lasts": "*i32", "piece_blocks": "*i32",
     "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
     "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
-    "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16",
+    "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16", "window": "i32", "reach": "i32",
 }  # fmt: skip
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
@@ -341,18 +341,30 @@ class Launches:
 
     def list_pieces(
         self, last_positions: int, tables: int, table_width: int, pieces: PieceList,
-        num_sequences: int,
+        num_sequences: int, reach: int | None,
     ) -> Bound:  # fmt: skip
-        """Return the launch that lists a decoding step's pieces, for all layers."""
+        """Return the launch that lists a decoding step's pieces, for all layers with a window.
+
+        `reach`: how many positions before a sequence's last one are seen, at most; None: all.
+        """
         constants = {
             "BLOCK": self.pool.block_size,
             "PIECE": self.shape.piece,
             "SEQUENCES": max(1 << (num_sequences - 1).bit_length(), 2),
-        }
+        } | ({"reach": None} if reach is None else {})
         kernel = self.kernel(attention.list_pieces, _ATTENTION, constants, 4, 1)
         return kernel.bind(
-            (num_sequences,), last_positions, tables, table_width, num_sequences, *pieces
-        )
+            (num_sequences,), last_positions, tables, table_width, num_sequences,
+            *(() if reach is None else (reach,)), *pieces,
+        )  # fmt: skip
+
+    def _window(self, layer: int) -> tuple[dict[str, None], tuple[int, ...]]:
+        """Return the constants and the arguments by which kernels are told of a layer's window.
+
+        All windows have one kernel; without any it is another one, which knows of none.
+        """
+        window = self.spec.window_of(layer)
+        return ({}, (window,)) if window else ({"window": None}, ())
 
     def attend_pieces(
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
@@ -369,7 +381,10 @@ class Launches:
         stage_bytes = 2 * self.pool.number_bytes * shape.tile_keys * self.spec.head_dim
         stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
         tile_rows = self.attention_rows(rows_each)
-        common = {**self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece}
+        unseen, window = self._window(layer)
+        common = {
+            **self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece, **unseen,
+        }  # fmt: skip
         compute = self.kernel(
             attention.attend_pieces, self._attention_types(),
             {
@@ -381,10 +396,10 @@ class Launches:
         merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
         first = compute.bind(
             (programs,), queries, *self._cached(layer), *pieces, *scratch, self._scale,
-            num_sequences,
+            num_sequences, *window,
         )  # fmt: skip
         grid = (num_sequences, rows_each * self.spec.num_heads)
-        return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out)
+        return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out, *window)
 
     def attention_rows(self, rows_each: int) -> int:
         """Return the rows of a piece's matrix tile: `rows_each` query rows of one KV head."""
@@ -402,9 +417,11 @@ class Launches:
     ) -> Bound:  # fmt: skip
         """Return attention of many rows a sequence."""
         shape, (first_rows, num_rows, last_positions) = self.shape, sequences
+        unseen, window = self._window(layer)
         constants = {
             **self._heads(), "BLOCK": self.pool.block_size, "BM": shape.chunk_rows,
             "BN": shape.tile_keys, "PIECE": shape.piece, "HAS_SCALES": self.pool.has_scales,
+            **unseen,
         }  # fmt: skip
         kernel = self.kernel(
             attention.attend_chunk,
@@ -415,7 +432,7 @@ class Launches:
         )
         return kernel.bind(
             (num_tiles, self.spec.num_kv_heads), queries, *self._cached(layer), tables, *tiles,
-            first_rows, num_rows, last_positions, out, self._scale, table_width,
+            first_rows, num_rows, last_positions, out, self._scale, table_width, *window,
         )  # fmt: skip
 
     @property
