@@ -54,15 +54,14 @@ class AttentionAlone:
         )
         self.blocks = rng.permutation(NUM_BLOCKS)[: -(-LENGTH // layer.block)]
         self.width = len(self.blocks)
-        self.keys, self.values = (
-            self._fill(rng, at(0)) for at in (self.pool.keys, self.pool.values)
-        )
+        self.keys = self._fill(rng, self.pool.keys(0))
+        self.values = self._fill(rng, self.pool.values(0))
         shape = AttentionShape(
             piece=layer.piece, programs=5, few_programs=3, few_stages=2, tile_keys=layer.block,
         )  # fmt: skip
-        card: Any = None
+        weights: Any = None
         self.make = Launches(
-            InterpretedKernel, self.device.properties, spec, card, self.pool, shape
+            InterpretedKernel, self.device.properties, spec, weights, self.pool, shape
         )
 
     def _fill(self, rng: np.random.Generator, address: int) -> np.ndarray:
@@ -119,14 +118,9 @@ class AttentionAlone:
         given = [
             upload(self.device, np.asarray(values, np.int32))
             for values in (
-                self.blocks,
-                np.zeros(len(starts)),
-                starts,
-                [0],
-                [end - first],
-                [end - 1],
+                self.blocks, np.zeros(len(starts)), starts, [0], [end - first], [end - 1],
             )
-        ]
+        ]  # fmt: skip
         tables, tiles, sequences = given[0], (given[1], given[2]), (given[3], given[4], given[5])
         queries = upload(self.device, self._queries[first:end])
         out = self._out(end - first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.attention_alone import LENGTH, PIECE, AttentionAlone, Layer  # isort: skip
@@ -55,7 +56,7 @@ def test_a_chunk_cut_anywhere_has_the_same_bits(
 ) -> None:
     """Tiles whose rows begin in different pieces, and those that begin within one."""
     cuts = [0, 1, 33, 34, 70, LENGTH]
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in pairwise(cuts):
         assert np.array_equal(alone.chunk(first, end, chunk_rows), whole[first:end]), (first, end)
 
 
