@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         CONFIGS["qwen3"] | {"hidden_size": 96, "num_attention_heads": 6, "vocab_size": 131}, {},
     ),
     "ernie in Q4_0": (CONFIGS["ernie"] | WIDE, {"quantization": "q4_0"}),
+    "qwen3 with a window": (CONFIGS["qwen3_mixed"] | {"layer_types": ["sliding_attention"]}, {}),
     "qwen3 in Q8_0": (CONFIGS["qwen3"] | WIDE, {"quantization": "q8_0"}),
 }  # fmt: skip
 """Families of tiny checkpoints, and how they are stored."""

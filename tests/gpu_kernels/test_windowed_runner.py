@@ -101,5 +101,6 @@ def computed_at(runner: ModelRunner, position: int) -> np.ndarray:
 
 def drafted(tokens: Sequence[int], start: int, table: Sequence[int]) -> ScheduledSequence:
     """A sequence's last token, and drafts behind it."""
-    sample = SampleInput(SamplingParams(max_tokens=9, temperature=0.0), 0, [*PROMPT[: start + 1]], [])
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+    sample = SampleInput(params, 0, PROMPT[: start + 1], [])
     return ScheduledSequence(0, tokens, start, table, sample, num_drafts=len(tokens) - 1)

@@ -29,7 +29,7 @@ OF_A_STEP = frozenset({
     "first_pieces", "piece_sequences", "piece_starts", "piece_lasts", "piece_blocks", "totals",
     "tops", "best_scores", "best_tokens", "counts", "weights", "cuts", "listed", "keys", "records",
 })  # fmt: skip
-"""Buffers in which nothing outlives a step."""
+"""Buffers in which nothing outlives a step; a list of pieces has the name of its window too."""
 
 
 def leave(patch: pytest.MonkeyPatch, byte: int) -> None:

@@ -300,8 +300,8 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, window, ROWS: 
 # all their keys: nothing is stored between pieces. It still computes each piece from nothing and
 # merges it as `merge_pieces` does, instead of going on with the sums of the piece before: that is
 # one merge in PIECE keys, and the reason why a row has the same bits in a chunk as in a decode. A
-# tile's keys end with its own last row; rows before are cut off by their `limit`. With a window they
-# begin with the block of the first key that the first row of the tile sees.
+# tile's keys end with its own last row; rows before that are cut off by their `limit`. With a
+# window they begin with the block of the first key that the tile's first row sees.
 @triton.jit
 def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_sequences, tile_rows,
                  first_rows, num_rows, last_positions, out, scale, table_width, window,
