@@ -20,13 +20,15 @@ _UNBIASED_LLAMA = {"attention_bias": False, "mlp_bias": False}
 class _Family:
     """An architecture's name in config.json, and what it says there about biases.
 
-    `optional_biases` names the key that says whether all layers have them.
+    `optional_biases` names the key that says whether all layers have them. `has_windows`: layers
+    have sliding windows, and RoPE without a window may be scaled linearly, as Gemma 3 does.
     """
 
     architecture: str
     model_type: str
     biases: dict[str, bool]
     optional_biases: str = ""
+    has_windows: bool = False
 
 
 _FAMILIES = {
@@ -34,7 +36,14 @@ _FAMILIES = {
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
     "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),
+    "gemma3": _Family(
+        "Gemma3ForCausalLM", "gemma3_text", {"attention_bias": False}, has_windows=True
+    ),
 }
+_GEMMA_PATTERN = 6
+"""Every sixth layer is without a window, and files do not say so."""
+_GEMMA_LARGEST_LAYERS = 62
+"""Of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,8 @@ class GgufShape:
     """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
     `family` is the architecture in GGUF's words. `rope_factor` is that of Llama 3's scaling of
-    RoPE, None without scaling.
+    RoPE, None without scaling; `linear_factor` that of a linear one. `window` is the sliding window
+    of the layers that have one, 0: none has.
     """
 
     family: str
@@ -59,6 +69,9 @@ class GgufShape:
     has_biases: bool
     has_tied_embeddings: bool
     rope_factor: float | None = None
+    window: int = 0
+    window_rope_theta: float = 10000.0
+    linear_factor: float = 1.0
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -86,6 +99,9 @@ class GgufShape:
             # Stored as float32: seven digits give back the number that was meant.
             rms_norm_eps=float(f"{epsilon:.7g}"),
             rope_theta=gguf.number(f"{family}.rope.freq_base", 10000.0),
+            window=gguf.integer(f"{family}.attention.sliding_window", 0),
+            window_rope_theta=gguf.number(f"{family}.rope.freq_base_swa", 10000.0),
+            linear_factor=_linear_factor(gguf, family),
             has_biases="blk.0.attn_q.bias" in gguf.tensors,
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
@@ -115,13 +131,21 @@ class GgufShape:
             ),
             (gguf.integer(f"{family}.expert_count", 0) == 0, "a dense model without experts"),
             (
-                gguf.integer(f"{family}.attention.sliding_window", 0) == 0,
-                "attention to all positions, without a sliding window",
+                self.window >= 1 if _FAMILIES[family].has_windows else self.window == 0,
+                "a sliding window of at least one position"
+                if _FAMILIES[family].has_windows
+                else "attention to all positions, without a sliding window",
             ),
-            (self.rope_theta > 0, "a RoPE base above 0"),
+            (min(self.rope_theta, self.window_rope_theta) > 0, "a RoPE base above 0"),
             (
-                gguf.text(f"{family}.rope.scaling.type", "none") == "none",
+                gguf.text(f"{family}.rope.scaling.type", "none")
+                in ("none", *(["linear"] if _FAMILIES[family].has_windows else [])),
                 "RoPE without scaling, or with Llama 3's",
+            ),
+            (self.linear_factor > 0, "a factor of RoPE above 0"),
+            (
+                gguf.number(f"{family}.final_logit_softcapping", 0.0) == 0.0,
+                "logits that are not capped",
             ),
         ):
             if not rule:
@@ -131,6 +155,8 @@ class GgufShape:
         """Return config.json without the special token ids."""
         family = _FAMILIES[self.family]
         scaling = {} if self.rope_factor is None else rope_scaling(self.rope_factor)
+        if self.linear_factor != 1.0:
+            scaling = {"rope_type": "linear", "factor": self.linear_factor}
         optional = {family.optional_biases: self.has_biases} if family.optional_biases else {}
         return {
             "architectures": [family.architecture],
@@ -143,7 +169,7 @@ class GgufShape:
             "head_dim": self.head_dim,
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.max_positions,
-            "hidden_act": "silu",
+            **(self._gemma_keys() if family.has_windows else {"hidden_act": "silu"}),
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             **({"rope_scaling": scaling} if scaling else {}),
@@ -152,3 +178,23 @@ class GgufShape:
             "tie_word_embeddings": self.has_tied_embeddings,
             "torch_dtype": "float32",
         }
+
+    def _gemma_keys(self) -> dict[str, Any]:
+        """Return what config.json of Gemma 3 has besides."""
+        is_largest = self.num_layers == _GEMMA_LARGEST_LAYERS
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": (
+                self.hidden_size // self.num_heads if is_largest else self.head_dim
+            ),
+            "rope_local_base_freq": self.window_rope_theta,
+            "sliding_window": self.window,
+            "sliding_window_pattern": _GEMMA_PATTERN,
+        }
+
+
+def _linear_factor(gguf: GgufFile, family: str) -> float:
+    """Return by what RoPE's positions are divided; 1 unless the file scales them linearly."""
+    if gguf.text(f"{family}.rope.scaling.type", "none") != "linear":
+        return 1.0
+    return gguf.number(f"{family}.rope.scaling.factor", 1.0)

@@ -1,12 +1,10 @@
-"""Models with sliding windows answer alike however they are scheduled, on one node or over a handoff.
+"""Models with sliding windows answer alike however they are scheduled, here or over a handoff.
 
 Texts are longer than the windows, which are no multiples of a block or of a piece of keys, and
 longer than a piece. Pools hold about half of what is asked for, so sequences are preempted.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +30,7 @@ from tests.support.models.pressure import (
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
-FAMILIES = ("mistral_window", "qwen3_mixed")
+FAMILIES = ("mistral_window", "qwen3_mixed", "gemma3")
 LENGTHS = (94, PIECE_KEYS + 30, 78, PIECE_KEYS - 2)
 """Their last block is nearly full, so that each of them soon asks for another one, which the pool
 has not: 24 blocks in the first step, and two more."""

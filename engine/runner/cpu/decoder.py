@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from engine.runner.kernels.layer import (
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.norms import quantise_rows, rms_norm
 from engine.runner.kernels.products.linear import gather_columns, is_fine, linear
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -112,8 +112,7 @@ class NumbaDecoder:
         self._windows = sorted({spec.window_of(index) for index in range(spec.num_layers)})
         self.num_threads = get_num_threads()
         self.epsilon = np.float32(spec.rms_epsilon)
-        cosines, sines = rotary_tables(spec, max_len)
-        self.constants = LayerConstants(self.epsilon, cosines, sines, self.num_threads)
+        self._constants = {rope: self._constants_of(rope, max_len) for rope in spec.ropes}
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
         self.with_bytes = with_bytes
@@ -141,15 +140,19 @@ class NumbaDecoder:
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         self._layers = [
-            self.of_layer(layer.tables, *slots)
-            for layer, slots in zip(self.layers, cache.slots(), strict=False)
+            self.of_layer(layer.tables, *slots, self.spec.rope_of(index))
+            for index, (layer, slots) in enumerate(zip(self.layers, cache.slots(), strict=False))
         ]
 
     def of_layer(
-        self, tables: LayerTables, keys: np.ndarray, values: np.ndarray
+        self, tables: LayerTables, keys: np.ndarray, values: np.ndarray, rope: RopeSpec
     ) -> tuple[Plain, Plain, Plain]:
         """Return a layer with its keys and values in the cache, as the kernels take it."""
-        return tuple(tables), tuple(self.constants), tuple(LayerCache(keys, values))
+        return tuple(tables), tuple(self._constants[rope]), tuple(LayerCache(keys, values))
+
+    def _constants_of(self, rope: RopeSpec, max_len: int) -> LayerConstants:
+        cosines, sines = rotary_tables(replace(self.spec, rope=rope), max_len)
+        return LayerConstants(self.epsilon, self.spec.is_gelu, cosines, sines, self.num_threads)
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size
@@ -165,6 +168,8 @@ class NumbaDecoder:
         }
         hidden = self._rows.hidden
         gather_columns(self.embedding.table, batch.token_ids, hidden)
+        if self.spec.embedding_scale != 1.0:
+            hidden *= np.float32(self.spec.embedding_scale)
         return hidden
 
     def plan_attention(

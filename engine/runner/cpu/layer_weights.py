@@ -59,22 +59,28 @@ def load_layer(
         names = (f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj")
         biases = [files.read(f"{name}.bias").reshape(-1, LANES) for name in names]
         gate_up_bias = np.stack(biases, axis=1).reshape(-1)
+
+    def output_norm(name: str) -> np.ndarray:
+        return files.read(f"{prefix}{name}.weight") if spec.has_output_norms else NONE_1D
+
     products = {name: packed[prefix + name] for name in ("qkv", "output", "gate_up", "down")}
     tables = LayerTables(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
         qkv=products["qkv"].table,
         qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
-        scales=np.stack([np.float32(spec.head_dim**-0.5) * divisors, 1 / divisors]),
+        scales=np.stack([np.float32(spec.score_scale) * divisors, 1 / divisors]),
         output=products["output"].table,
         output_bias=(
             _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D
         ),
-        mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
+        attended_norm=output_norm("post_attention_layernorm"),
+        mlp_norm=files.read(f"{prefix}{spec.mlp_norm}.weight"),
         gate_up=products["gate_up"].table,
         gate_up_bias=gate_up_bias,
         down=products["down"].table,
         down_bias=_biases(files, [f"{prefix}mlp.down_proj"]) if spec.has_mlp_bias else NONE_1D,
+        mlp_output_norm=output_norm("post_feedforward_layernorm"),
     )
     return NumbaLayer(**products, tables=tables)
 

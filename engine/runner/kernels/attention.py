@@ -141,11 +141,11 @@ def _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at) -> No
 #
 # When a tile has a larger score, everything summed so far is multiplied by e^(old - new). The
 # factor is 1 for most tiles, and then nothing is touched: multiplying by 1 would change no bit, so
-# the shortcut does not either. A masked key (after the row's own position, or before its window) has
-# the score minus infinity: its weight is an exact zero, so a row has the same bits whether other
-# rows' keys are in the tile or not. A tile without any key for the row leaves its state alone, which
-# may still be empty: minus infinity less itself is no number. The partial sums are added only at the
-# end, in the order of the lanes.
+# the shortcut does not either. A masked key (after the row's own position, or before its window)
+# has the score minus infinity: its weight is an exact zero, so a row has the same bits whether
+# other rows' keys are in the tile or not. A tile without any key for the row leaves its state
+# alone, which may still be empty, and minus infinity less itself is no number. The partial sums are
+# added only at the end, in the order of the lanes.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _softmax_row(scores, num_hidden, num_valid, state, head_dim) -> None:  # type: ignore[no-untyped-def]
     """Turn a row's `scores` of a tile to weights, and rescale what its `state` has summed.
@@ -357,8 +357,8 @@ def attention_phase(  # type: ignore[no-untyped-def]
 # Only for what was divided, which few steps have: then `merges` is empty and a member leaves at
 # once. `parts` has the states of one run of rows piece after piece, `rows` each. They are merged in
 # ascending order into a row's first one, as `_attend_item` does for a whole item, from the piece
-# where its window begins up to that of its own position. `_put` divides by the sum of weights, once,
-# at the end.
+# where its window begins up to that of its own position. `_put` divides by the sum of weights,
+# once, at the end.
 @njit(nogil=True, cache=True, error_model="numpy")
 def merge_phase(counters, positions, window, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
     """Merge a team's pieces in `parts` into `out`; `merges` are from an `attention_plan`."""
@@ -366,15 +366,14 @@ def merge_phase(counters, positions, window, merges, parts, out) -> None:  # typ
     num_merges = merges.shape[0]
     merge = claim(counters)
     while merge < num_merges:
-        first, end, head, group, first_piece, num_pieces, part = merges[merge]
-        rows = (end - first) * group
+        first, end, head, group, num_pieces, part = merges[merge]
+        rows, first_piece = (end - first) * group, _first_piece(positions[first], window)
         for r in range(rows):
             position = positions[first] + r // group
             begin = _first_piece(position, window) - first_piece
             whole = parts[part + begin * rows + r]
-            for piece in range(
-                begin + 1, min(num_pieces, position // PIECE_KEYS + 1 - first_piece)
-            ):
+            own = position // PIECE_KEYS - first_piece
+            for piece in range(begin + 1, min(num_pieces, own + 1)):
                 _merge(whole, parts[part + piece * rows + r], head_dim)
             _put(whole, out[first + r // group, head * group + r % group])
         finish(counters)

@@ -34,8 +34,8 @@ class AttentionPlan:
     """The items of one step in the layers of one window, and what is merged after them.
 
     `items` are `[n, 6]`: sequence, first row, end row, KV head, piece of the keys (-1: all of
-    them), first row of `parts`; the longest first. `merges` are `[m, 7]`: first row, end row, KV
-    head, query heads per KV head, first piece, number of pieces, first row of `parts`.
+    them), first row of `parts`; the longest first. `merges` are `[m, 6]`: first row, end row, KV
+    head, query heads per KV head, number of pieces, first row of `parts`.
     """
 
     items: np.ndarray
@@ -89,7 +89,7 @@ def _items(
     num_divided = np.count_nonzero(pieces)
     whole = pieces.sum()  # whole items come after all pieces
     items = np.empty((whole + len(pieces) - num_divided, 6), np.int64)
-    merges = np.empty((num_divided, 7), np.int64)
+    merges = np.empty((num_divided, 6), np.int64)
     item = merge = part = 0
     for number, count in enumerate(pieces):
         sequence, first, end, first_key = runs[number // num_kv_heads, :4]
@@ -99,7 +99,7 @@ def _items(
             whole += 1
             continue
         first_piece = first_key // PIECE_KEYS
-        merges[merge] = first, end, head, group_size, first_piece, count, part
+        merges[merge] = first, end, head, group_size, count, part
         merge += 1
         for piece in range(count):
             items[item] = sequence, first, end, head, first_piece + piece, part + piece * rows

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
-from engine.runner.kernels.norms import norm_phase, quantise_phase
+from engine.runner.kernels.norms import add_norm_phase, norm_phase, quantise_phase
 from engine.runner.kernels.products.linear import gated_phase, gather_columns, is_fine, linear_phase
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress, run_team
@@ -23,13 +23,14 @@ from engine.runner.kernels.team import new_progress, run_team
 Plain = tuple[Any, ...]
 """One of the named tuples below, as a plain one."""
 
-_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 4, 4
+_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 5, 5
 
 
 class LayerTables(NamedTuple):
     """A layer's weights: norms, biases, key scales and tables; empty where a family has none.
 
-    `scales` and `head_norms` are as in `rotary_phase`.
+    `scales` and `head_norms` are as in `rotary_phase`. `attended_norm` and `mlp_output_norm` are
+    those of what attention and MLP add to the hidden states.
     """
 
     input_norm: np.ndarray
@@ -39,17 +40,23 @@ class LayerTables(NamedTuple):
     scales: np.ndarray
     output: np.ndarray
     output_bias: np.ndarray
+    attended_norm: np.ndarray
     mlp_norm: np.ndarray
     gate_up: np.ndarray
     gate_up_bias: np.ndarray
     down: np.ndarray
     down_bias: np.ndarray
+    mlp_output_norm: np.ndarray
 
 
 class LayerConstants(NamedTuple):
-    """What is the same for all layers and steps of a model; see `rotary_phase`."""
+    """What is the same for all steps, and for all layers of one window; see `rotary_phase`.
+
+    `is_gelu` is as in `products.linear.gated_linear`.
+    """
 
     epsilon: np.float32
+    is_gelu: bool
     cosines: np.ndarray
     sines: np.ndarray
     num_threads: int
@@ -126,11 +133,26 @@ def _project_and_store(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _add_product(  # type: ignore[no-untyped-def]
+    progress, hidden, x, table, bias, norm, model, buffers
+) -> None:
+    """Compute `hidden += norm(product(x))`; an empty `norm` is none. `normed` is overwritten."""
+    quantised, num_threads = buffers.quantised, model.num_threads
+    quantise_phase(progress[0], x, quantised, is_fine(table))
+    if not norm.size:
+        linear_phase(progress[1], x, table, bias, hidden, quantised, hidden, num_threads)
+        return
+    none, product = hidden[:0], buffers.normed
+    linear_phase(progress[1], x, table, bias, none, quantised, product, num_threads)
+    add_norm_phase(progress[2], product, norm, model.epsilon, hidden)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _attend_and_add(  # type: ignore[no-untyped-def]
-    progress, hidden, layer, cache, work, buffers, num_threads
+    progress, hidden, layer, model, cache, work, buffers
 ) -> None:
     """Compute `hidden += output(attention(qkv))`; `work` is an `Attended`."""
-    qkv, attended, quantised = buffers.qkv, buffers.attended, buffers.quantised
+    qkv, attended = buffers.qkv, buffers.attended
     rows = hidden.shape[0]
     head_dim = work.parts.shape[1] - STATE_LANES
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
@@ -148,22 +170,20 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
         out,
     )
     merge_phase(progress[1], work.positions, work.window, work.merges, work.parts, out)
-    output, bias = layer.output, layer.output_bias
-    quantise_phase(progress[2], attended, quantised, is_fine(output))
-    linear_phase(progress[3], attended, output, bias, hidden, quantised, hidden, num_threads)
+    output, bias, norm = layer.output, layer.output_bias, layer.attended_norm
+    _add_product(progress[2:], hidden, attended, output, bias, norm, model, buffers)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _mlp_half(progress, hidden, layer, model, buffers) -> None:  # type: ignore[no-untyped-def]
-    """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
+    """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`, or with `gelu`."""
     normed, gated, quantised = buffers.normed, buffers.gated, buffers.quantised
-    gate_up, down, num_threads = layer.gate_up, layer.down, model.num_threads
+    gate_up, bias, num_threads = layer.gate_up, layer.gate_up_bias, model.num_threads
     is_fine_mlp = is_fine(gate_up)
     norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
-    gated_phase(progress[1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads)
-    quantise_phase(progress[2], gated, quantised, is_fine(down))
-    bias = layer.down_bias
-    linear_phase(progress[3], gated, down, bias, hidden, quantised, hidden, num_threads)
+    gated_phase(progress[1], normed, gate_up, bias, model.is_gelu, quantised, gated, num_threads)
+    down, down_bias, norm = layer.down, layer.down_bias, layer.mlp_output_norm
+    _add_product(progress[2:], hidden, gated, down, down_bias, norm, model, buffers)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -172,7 +192,7 @@ def _members_of_layer(  # type: ignore[no-untyped-def]
 ) -> None:
     _project_and_store(progress, hidden, layer, model, cache, work.positions, slots, buffers)
     at = _PROJECT_PHASES
-    _attend_and_add(progress[at:], hidden, layer, cache, work, buffers, model.num_threads)
+    _attend_and_add(progress[at:], hidden, layer, model, cache, work, buffers)
     _mlp_half(progress[at + _ATTEND_PHASES :], hidden, layer, model, buffers)
 
 
@@ -253,7 +273,7 @@ def _members_leaving(  # type: ignore[no-untyped-def]
     _member, progress, outputs, layer, model, cache, work, output_norm, head, buffers, logits
 ) -> None:
     normed, quantised, num_threads = buffers.normed, buffers.quantised, model.num_threads
-    _attend_and_add(progress, outputs, layer, cache, work, buffers, num_threads)
+    _attend_and_add(progress, outputs, layer, model, cache, work, buffers)
     _mlp_half(progress[_ATTEND_PHASES:], outputs, layer, model, buffers)
     at, no_bias, none = _ATTEND_PHASES + _MLP_PHASES, layer.output_bias[:0], outputs[:0]
     norm_phase(progress[at], outputs, output_norm, model.epsilon, normed, quantised, is_fine(head))

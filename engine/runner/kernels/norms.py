@@ -50,6 +50,22 @@ def norm_phase(counters, x, weight, epsilon, out, quantised, is_fine) -> None:  
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def add_norm_phase(counters, x, weight, epsilon, out) -> None:  # type: ignore[no-untyped-def]
+    """Add a team's `rms_norm` of `x` to `out`; `x` becomes the norm."""
+    num_rows, size = x.shape
+    num_shares = -(-num_rows // ROWS_PER_SHARE)
+    share = claim(counters)
+    while share < num_shares:
+        for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
+            rms_norm_row(x[row], weight, epsilon, x[row])
+            for i in range(size):
+                out[row, i] += x[row, i]
+        finish(counters)
+        share = claim(counters)
+    wait_for_all(counters, num_shares)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def quantise_phase(counters, x, quantised, is_fine) -> None:  # type: ignore[no-untyped-def]
     """Write a team's rows `x` in int8 to `quantised`, as `byte_rows` says; nothing if it is
     empty."""

@@ -108,10 +108,10 @@ class MtpWeights:
         self.recurses_on_normed = layout.recurses_on_normed
         self._layout, self._number = layout, number
         self._checkpoint, self._spec = checkpoint, spec
-        if spec.windows:
+        if spec.windows or spec.has_output_norms:
             raise CheckpointError(
-                f"{source}: speculative_method is mtp, and layers of {spec.architecture} have a "
-                "sliding window: wanted ngram, suffix, grammar or none"
+                f"{source}: speculative_method is mtp, and layers of {spec.architecture} have "
+                "a sliding window or norms on what they add: wanted ngram, suffix, grammar or none"
             )
         self._refuse_other_layers(source)
         self._check_target(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
 from engine.runner.weights.key_scales import has_key_scales, key_scales
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -37,9 +37,11 @@ class PaddleLayer:
     key_norm: paddle.Tensor | None
     key_scales: paddle.Tensor | None
     output: Linear
+    attended_norm: paddle.Tensor | None
     mlp_norm: paddle.Tensor
     gate_up: Linear
     down: Linear
+    mlp_output_norm: paddle.Tensor | None
 
 
 @dataclass(slots=True)
@@ -65,8 +67,10 @@ class PaddleDecoder:
         self.num_layers = spec.num_layers
         self.spec, self._attention = spec, attention
         self._dtype, self._stored = dtype, cache.layout.dtype
-        cosines, sines = rotary_tables(spec, max_len)
-        self._cosines, self._sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
+        self._angles = {
+            rope: tuple(map(paddle.to_tensor, rotary_tables(replace(spec, rope=rope), max_len)))
+            for rope in spec.ropes
+        }
         self.embedding = self.tensor(checkpoint.read("model.embed_tokens.weight"))
         self.head = self.embedding
         if not spec.has_tied_embeddings:
@@ -109,9 +113,11 @@ class PaddleDecoder:
             key_norm=norm("self_attn.k_norm") if spec.has_head_norms else None,
             key_scales=self._key_scales(files, prefix),
             output=linear(["self_attn.o_proj"], spec.has_output_bias),
-            mlp_norm=norm("post_attention_layernorm"),
+            attended_norm=norm("post_attention_layernorm") if spec.has_output_norms else None,
+            mlp_norm=norm(spec.mlp_norm),
             gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], spec.has_mlp_bias),
             down=linear(["mlp.down_proj"], spec.has_mlp_bias),
+            mlp_output_norm=norm("post_feedforward_layernorm") if spec.has_output_norms else None,
         )
 
     def _key_scales(self, files: TensorSource, prefix: str) -> paddle.Tensor | None:
@@ -124,7 +130,9 @@ class PaddleDecoder:
     @paddle.no_grad()
     def begin(self, batch: FlatBatch) -> _Hidden:
         self.begin_rows(batch)
-        return _Hidden(self.embedding[paddle.to_tensor(batch.token_ids)])
+        rows = self.embedding[paddle.to_tensor(batch.token_ids)]
+        scale = self.spec.embedding_scale
+        return _Hidden(rows if scale == 1.0 else rows * scale)
 
     @paddle.no_grad()
     def run_layer(self, index: int, hidden: _Hidden) -> None:
@@ -146,8 +154,10 @@ class PaddleDecoder:
     def begin_rows(self, batch: FlatBatch) -> None:
         """Prepare what all layers share; following calls of `advance` are for these rows."""
         positions = paddle.to_tensor(batch.positions)
-        self._row_cosines = self._cosines[positions].unsqueeze(1)
-        self._row_sines = self._sines[positions].unsqueeze(1)
+        self._row_angles = {
+            rope: tuple(angles[positions].unsqueeze(1) for angles in tables)
+            for rope, tables in self._angles.items()
+        }
         self._attention.begin(batch)
 
     def advance(self, layer: PaddleLayer, index: int, rows: paddle.Tensor) -> paddle.Tensor:
@@ -160,15 +170,27 @@ class PaddleDecoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             query = self.norm(query, layer.query_norm)
             key = self.norm(key, layer.key_norm)
-        query, key = self._rotate(query), self._rotate(key)
+        rope = spec.rope_of(index)
+        query, key = self._rotate(query, rope), self._rotate(key, rope)
         if layer.key_scales is not None:
             group = spec.num_heads // spec.num_kv_heads
             query = query * paddle.repeat_interleave(layer.key_scales, group, axis=0)
             key = key / layer.key_scales
         out = self._attention.attend(index, query, key, value)
-        rows = rows + layer.output(out.reshape([num_rows, -1]))
+        attended = layer.output(out.reshape([num_rows, -1]))
+        if layer.attended_norm is not None:
+            attended = self.norm(attended, layer.attended_norm)
+        rows = rows + attended
         gate, up = paddle.chunk(layer.gate_up(self.norm(rows, layer.mlp_norm)), 2, axis=-1)
-        return rows + layer.down(paddle.nn.functional.silu(gate) * up)
+        added = layer.down(self._activated(gate) * up)
+        if layer.mlp_output_norm is not None:
+            added = self.norm(added, layer.mlp_output_norm)
+        return rows + added
+
+    def _activated(self, gate: paddle.Tensor) -> paddle.Tensor:
+        if self.spec.is_gelu:
+            return paddle.nn.functional.gelu(gate, approximate=True)
+        return paddle.nn.functional.silu(gate)
 
     def norm(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         """Apply RMS norm over the last axis."""
@@ -176,9 +198,9 @@ class PaddleDecoder:
         scale = paddle.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.rms_epsilon)
         return (wide * scale).astype(x.dtype) * weight
 
-    def _rotate(self, x: paddle.Tensor) -> paddle.Tensor:
+    def _rotate(self, x: paddle.Tensor, rope: RopeSpec) -> paddle.Tensor:
         """Rotate the pairs (i, i + half) of `[rows, heads, head_dim]` to the rows' positions."""
         low, high = paddle.chunk(x.astype("float32"), 2, axis=-1)
-        cosine, sine = self._row_cosines, self._row_sines
+        cosine, sine = self._row_angles[rope]
         turned = [low * cosine - high * sine, high * cosine + low * sine]
         return paddle.concat(turned, axis=-1).astype(x.dtype)

@@ -43,7 +43,7 @@ class TiledAttention:
         self._dtype, self._stored = dtype, cache.layout.dtype
         self._block_size = cache.layout.block_size
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self._head_dim = spec.head_dim
+        self._head_dim, self._score_scale = spec.head_dim, spec.score_scale
         self._limits = TileLimits(
             block_size=self._block_size,
             num_heads=spec.num_heads,
@@ -117,7 +117,7 @@ class TiledAttention:
         by_head = [items, num_rows, self._num_kv_heads, -1, self._head_dim]
         rows = query[group.rows].reshape(by_head).transpose([0, 2, 1, 3, 4])
         rows = rows.reshape([items, self._num_kv_heads, -1, self._head_dim])
-        rows = rows * self._head_dim**-0.5
+        rows = rows * self._score_scale
         finished: list[paddle.Tensor] = []
         so_far: tuple[paddle.Tensor, ...] = ()  # the largest score, the sum, the weighted values
         for tile, masks in zip(group.tiles, group.masks, strict=True):

@@ -21,6 +21,8 @@ from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
+_NORM = "norm.weight"
+
 
 class Checkpoint(TensorSource):
     """The tensors of one folder, checked against what the decoder needs."""
@@ -33,12 +35,14 @@ class Checkpoint(TensorSource):
         """
         shapes = expected_shapes(spec)
         link = folder / WEIGHTS_FILE
+        self._has_norm_offsets = spec.has_norm_offsets
         self.quantization = ""
         """What config.json says of how the weights are quantised, in words; empty: nothing."""
         self._source: TensorSource
         if link.is_symlink() or link.exists():
             # What is wrong is said of the file that people know, not of a link in the cache.
             self._source = GgufWeights(link.resolve(), shapes, spec.num_heads, spec.num_kv_heads)
+            self._has_norm_offsets = False  # whoever wrote the file has added the ones
         elif (quantization := read_quantization(folder)) is not None:
             self.quantization = quantization.description
             self._source = SchemeWeights(TensorFiles(_shards(folder)), quantization)
@@ -56,7 +60,7 @@ class Checkpoint(TensorSource):
         not come yet. Norms are short, lie in every part of a file, and are never zero.
         """
         for name in names:
-            if name.endswith("norm.weight") and not self.read(name).any():
+            if name.endswith(_NORM) and not self._source.read(name).any():
                 raise CheckpointError(
                     f"{where}: tensor {name} holds zeros alone: its file is still being copied, or "
                     "was not copied wholly"
@@ -81,9 +85,13 @@ class Checkpoint(TensorSource):
         self._source.check(source, name, shape, dtypes)
 
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        return self._source.format_and_shape(name)
+        stored, shape = self._source.format_and_shape(name)
+        return ("F32" if self._is_offset(name) else stored), shape
 
     def grouped(self, name: str) -> GroupedTensor:
+        if self._is_offset(name):
+            values = self.read(name)[None]
+            return GroupedTensor("F32", values.shape, values.view(np.uint8))
         return self._source.grouped(name)
 
     def has_float8(self, name: str) -> bool:
@@ -96,7 +104,12 @@ class Checkpoint(TensorSource):
         return self._source.stamps()
 
     def read(self, name: str) -> np.ndarray:
-        return self._source.read(name)
+        values = self._source.read(name)
+        return values + np.float32(1.0) if self._is_offset(name) else values
+
+    def _is_offset(self, name: str) -> bool:
+        """Return whether the file has this norm's weights less one."""
+        return self._has_norm_offsets and name.endswith(_NORM)
 
 
 def _shards(folder: Path) -> dict[Path, list[str]]:
@@ -163,6 +176,9 @@ def layer_shapes(spec: DecoderSpec, prefix: str) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
             if has_bias:
                 shapes[f"{prefix}{name}.bias"] = (num_outputs,)
+    if spec.has_output_norms:
+        for norm in ("pre_feedforward", "post_feedforward"):
+            shapes[f"{prefix}{norm}_layernorm.weight"] = (hidden,)
     if spec.has_head_norms:
         shapes[f"{prefix}self_attn.q_norm.weight"] = (spec.head_dim,)
         shapes[f"{prefix}self_attn.k_norm.weight"] = (spec.head_dim,)

@@ -39,6 +39,12 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_NAMES_OF_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""The norms of layers that have one after attention and one after the MLP too."""
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -47,14 +53,15 @@ _MODEL_NAMES = {
 _SAMPLE_BYTES = 256
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, *, has_output_norms: bool = False) -> str:
     """Return the name in a GGUF file of a tensor with this Hugging Face name; it may have none."""
     for in_gguf, model_name in _MODEL_NAMES.items():
         if name == model_name:
             return in_gguf
     prefix, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
-    for in_gguf, layer_name in _LAYER_NAMES.items():
+    names = _LAYER_NAMES | (_NAMES_OF_FOUR_NORMS if has_output_norms else {})
+    for in_gguf, layer_name in names.items():
         if part == layer_name:
             return f"blk.{prefix}.{in_gguf}.{kind}"
     return name
@@ -78,7 +85,8 @@ class GgufWeights(TensorSource):
         self.metadata: dict[str, str] = {}
         gguf = GgufFile(path)
         self._path = path
-        self._names = {name: gguf_name(name) for name in shapes}
+        four = any(name.endswith("post_feedforward_layernorm.weight") for name in shapes)
+        self._names = {name: gguf_name(name, has_output_norms=four) for name in shapes}
         known = {*self._names.values(), ROPE_FACTORS_TENSOR}
         if unknown := sorted(gguf.tensors.keys() - known):
             raise CheckpointError(

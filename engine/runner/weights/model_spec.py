@@ -2,8 +2,9 @@
 
 Llama, Mistral, Qwen2, MiMo, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a
 gated SiLU MLP. They differ in biases, in norms on query and key heads, in how head dimensions are
-paired for rotary positions, and in defaults. A configuration that this decoder would compute
-wrongly is refused.
+paired for rotary positions, and in defaults. Gemma 3 has norms after attention and MLP too, a gated
+GELU, scaled embeddings, and other rotary positions in layers with a window. A configuration that
+this decoder would compute wrongly is refused.
 
 A family of the same decoder attaches here: one row of `_FAMILIES`. CONTRIBUTING.md, Seams, says
 where a mixture of experts attaches.
@@ -12,6 +13,7 @@ where a mixture of experts attaches.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from engine.runner.weights.sliding_windows import read_windows
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_SHOWN = 200
+_GEMMA_WINDOW_THETA = 10000.0
 _AT_MOST = {
     "num_hidden_layers": 4096,
     "hidden_size": 1 << 20,
@@ -52,7 +55,10 @@ class DecoderSpec:
     """The parameters of one decoder.
 
     `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. `windows` are those
-    of the layers in positions, 0: all of them; empty: no layer has a window.
+    of the layers in positions, 0: all of them; empty: no layer has a window. `window_rope` is that
+    of layers with a window (None: `rope`). Scores are divided by the root of `score_divisor` (0:
+    of `head_dim`). `has_output_norms`: what attention and MLP add has a norm of its own.
+    `has_norm_offsets`: safetensors have the weights of all norms less one.
     """
 
     architecture: str
@@ -73,6 +79,31 @@ class DecoderSpec:
     has_mlp_bias: bool
     has_head_norms: bool
     windows: tuple[int, ...] = ()
+    window_rope: RopeSpec | None = None
+    score_divisor: float = 0.0
+    embedding_scale: float = 1.0
+    is_gelu: bool = False
+    has_output_norms: bool = False
+    has_norm_offsets: bool = False
+
+    @property
+    def score_scale(self) -> float:
+        """What the product of a query and a key is multiplied by."""
+        return float((self.score_divisor or self.head_dim) ** -0.5)
+
+    @property
+    def mlp_norm(self) -> str:
+        """The name of the norm before the MLP."""
+        return f"{'pre_feedforward' if self.has_output_norms else 'post_attention'}_layernorm"
+
+    @property
+    def ropes(self) -> set[RopeSpec]:
+        """The rotary positions of all layers, and of a drafting layer."""
+        return {self.rope, self.window_rope or self.rope}
+
+    def rope_of(self, layer: int) -> RopeSpec:
+        """Return the rotary positions of a layer."""
+        return self.window_rope or self.rope if self.window_of(layer) else self.rope
 
     def window_of(self, layer: int) -> int:
         """Return to how many positions a row of a layer attends, its own included; 0: to all."""
@@ -126,6 +157,7 @@ class _Family:
     has_qkv_bias_by_default: bool = False
     windows: str = ""
     """Which layers have a sliding window: a rule of `sliding_windows.read_windows`."""
+    is_gemma: bool = False
 
 
 _FAMILIES = {
@@ -146,6 +178,10 @@ _FAMILIES = {
     "SeedOssForCausalLM": _Family(
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
+    ),
+    "Gemma3ForCausalLM": _Family(
+        "attention_bias", "attention_bias", False, True, False, 1000000.0,
+        default_head_dim=256, is_tied_by_default=True, windows="pattern", is_gemma=True,
     ),
 }  # fmt: skip
 
@@ -197,6 +233,13 @@ class ConfigValues:
             raise self.refuse(key, "an object")
         return ConfigValues(self._path, value, f"{self._prefix}{key}.")
 
+    def alone(self, key: str, name: str) -> ConfigValues:
+        """Return the object at `key` as the only one, under `name`."""
+        section = self.section(key)
+        if section is None:
+            raise self.refuse(key, "an object")
+        return ConfigValues(self._path, {name: section._values}, self._prefix)
+
     def sections(self) -> list[ConfigValues]:
         """Return all values, which are objects."""
         found = (self.section(key) for key in self._values)
@@ -229,7 +272,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
-    _refuse_other_arithmetic(config)
+    _refuse_other_arithmetic(config, family)
 
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -261,8 +304,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         head_dim=head_dim,
         vocab_size=config.integer("vocab_size"),
         max_position=max_position,
-        rms_epsilon=config.number("rms_norm_eps", 1e-5 if family.is_tied_by_default else 1e-6),
-        rope=_rope_spec(config, family.default_theta, max_position),
+        rms_epsilon=config.number("rms_norm_eps", 1e-5 if family.is_rope_interleaved else 1e-6),
+        rope=_rope_spec(_ropes_of_full_layers(config), family.default_theta, max_position),
         is_rope_interleaved=family.is_rope_interleaved,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
         has_qkv_bias=has_bias(family.qkv_bias, family.has_qkv_bias_by_default),
@@ -270,12 +313,51 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
         windows=read_windows(config, family.windows, num_layers),
+        **(_gemma_parts(config, hidden_size, max_position) if family.is_gemma else {}),
     )
 
 
-def _refuse_other_arithmetic(config: ConfigValues) -> None:
+def _gemma_parts(config: ConfigValues, hidden_size: int, max_position: int) -> dict[str, Any]:
+    """Return the fields of a `DecoderSpec` that Gemma 3 alone has."""
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if config.get(key) is not None:
+            raise config.refuse(key, "null: no scores or logits are capped")
+    if config.flag("use_bidirectional_attention", False):
+        raise config.refuse("use_bidirectional_attention", "false: no position sees later ones")
+    newer = config.section("rope_parameters")
+    if newer is not None and newer.has("sliding_attention"):
+        section = newer.alone("sliding_attention", "rope_parameters")
+        rope = _rope_spec(section, _GEMMA_WINDOW_THETA, max_position)
+    else:
+        theta = config.number("rope_local_base_freq", _GEMMA_WINDOW_THETA)
+        rope = RopeSpec(kind="default", theta=theta)
+    return {
+        "window_rope": rope,
+        "score_divisor": config.number("query_pre_attn_scalar", 256.0),
+        "embedding_scale": math.sqrt(hidden_size),
+        "is_gelu": True,
+        "has_output_norms": True,
+        "has_norm_offsets": True,
+    }
+
+
+def _ropes_of_full_layers(config: ConfigValues) -> ConfigValues:
+    """Return the values with the rotary positions of layers without a window.
+
+    Files that have them by the kind of a layer have objects in `rope_parameters`.
+    """
+    newer = config.section("rope_parameters")
+    if newer is None or not newer.has("full_attention"):
+        return config
+    return newer.alone("full_attention", "rope_parameters")
+
+
+def _refuse_other_arithmetic(config: ConfigValues, family: _Family) -> None:
     """Raise `CheckpointError` for settings that this decoder would compute wrongly."""
-    if config.get("hidden_act") not in (None, "silu", "swish"):
+    if family.is_gemma:
+        if config.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
+            raise config.refuse("hidden_activation", "gelu_pytorch_tanh")
+    elif config.get("hidden_act") not in (None, "silu", "swish"):
         raise config.refuse("hidden_act", "silu")
 
 

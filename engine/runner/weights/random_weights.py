@@ -51,7 +51,13 @@ class RandomWeights(TensorSource):
         self.metadata: dict[str, str] = {}
         self._shapes = expected_shapes(spec)
         self._calm = 1 / math.sqrt(2 * spec.num_layers)
-        head_share = _EMBEDDING_SHARE if spec.has_tied_embeddings else 1.0
+        self._output_norms = {
+            f"model.layers.{layer}.{norm}.weight"
+            for layer in range(spec.num_layers if spec.has_output_norms else 0)
+            for norm in ("post_attention_layernorm", "post_feedforward_layernorm")
+        }
+        self._embedding_share = _EMBEDDING_SHARE / spec.embedding_scale
+        head_share = self._embedding_share if spec.has_tied_embeddings else 1.0
         self._final_norm = _LOGIT_DEVIATION / head_share
 
     def names(self) -> Iterable[str]:
@@ -85,7 +91,7 @@ class RandomWeights(TensorSource):
         format_name, shape = self.format_and_shape(name)
         count = math.prod(shape)
         if name.endswith("norm.weight"):
-            size = self._final_norm if name == "model.norm.weight" else 1.0
+            size = self._norm_size(name)
             values = np.full(count, _bfloat16(np.array(size)), np.uint16)
         else:
             values = _draw(name, count, self._deviation(name))
@@ -99,10 +105,15 @@ class RandomWeights(TensorSource):
     def stamps(self) -> list[list[int]]:
         return []
 
+    def _norm_size(self, name: str) -> float:
+        if name == "model.norm.weight":
+            return self._final_norm
+        return self._calm if name in self._output_norms else 1.0
+
     def _deviation(self, name: str) -> float:
         if name.endswith(".bias"):
             return _BIAS_DEVIATION
-        share = _EMBEDDING_SHARE if name == _EMBEDDING else 1.0
+        share = self._embedding_share if name == _EMBEDDING else 1.0
         if name.endswith(_RESIDUAL):
             share = self._calm
         return share / math.sqrt(self._shapes[name][-1])

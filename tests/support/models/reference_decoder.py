@@ -14,8 +14,11 @@ def _norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     return scaled
 
 
-def _frequencies(config: Mapping[str, Any], head_dim: int) -> np.ndarray:
+def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.ndarray:
     scaling: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = scaling.get("sliding_attention" if window else "full_attention", scaling)
+    if window and "rope_local_base_freq" in config:
+        scaling = {"rope_theta": config["rope_local_base_freq"]}
     theta: float = scaling.get("rope_theta") or config["rope_theta"]
     frequencies = np.array([theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2)])
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -46,14 +49,19 @@ def rotate(x: np.ndarray, frequencies: np.ndarray, is_interleaved: bool) -> np.n
 
 
 def causal_attention(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, window: int = 0
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    window: int = 0,
+    divisor: int = 0,
 ) -> np.ndarray:
     """`[heads, positions, head_dim]` from queries and as many, or fewer, key and value heads.
 
-    Each position attends to the last `window` ones up to itself; 0: to all.
+    Each position attends to the last `window` ones up to itself; 0: to all. Scores are divided by
+    the root of `divisor`; 0: of the head's size.
     """
     key, value = (np.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    scores = query @ key.swapaxes(1, 2) / math.sqrt(query.shape[2])
+    scores = query @ key.swapaxes(1, 2) / math.sqrt(divisor or query.shape[2])
     offset = key.shape[1] - query.shape[1]  # queries are the last positions
     scores[:, np.triu(np.ones(scores.shape[1:], bool), 1 + offset)] = -np.inf
     if window:
@@ -67,7 +75,9 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many positions a layer attends to; 0: to all."""
     if config["model_type"] == "mistral":
         return config.get("sliding_window") or 0
-    if "layer_types" in config:
+    if "sliding_window_pattern" in config:
+        is_windowed = bool((layer + 1) % config["sliding_window_pattern"])
+    elif "layer_types" in config:
         is_windowed = config["layer_types"][layer] == "sliding_attention"
     else:
         is_windowed = config.get("use_sliding_window") and layer >= config["max_window_layers"]
@@ -84,7 +94,8 @@ def _layer(
     """One decoder layer over all positions `[positions, hidden_size]`."""
     epsilon, num_heads = config["rms_norm_eps"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    frequencies = _frequencies(config, head_dim)
+    frequencies = _frequencies(config, head_dim, window)
+    is_gemma = config["model_type"] == "gemma3_text"
     is_interleaved = config["model_type"] == "ernie4_5"
 
     def linear(values: np.ndarray, name: str) -> np.ndarray:
@@ -94,15 +105,25 @@ def _layer(
     def heads(values: np.ndarray) -> np.ndarray:
         return values.reshape(len(x), -1, head_dim).swapaxes(0, 1)
 
-    normed = _norm(x, w[f"{prefix}input_layernorm.weight"], epsilon)
+    def norm(values: np.ndarray, name: str) -> np.ndarray:
+        return _norm(values, w[f"{prefix}{name}.weight"] + is_gemma, epsilon)
+
+    normed = norm(x, "input_layernorm")
     q, k, v = (heads(linear(normed, f"self_attn.{n}_proj")) for n in "qkv")
-    if config["model_type"] == "qwen3":
-        q = _norm(q, w[f"{prefix}self_attn.q_norm.weight"], epsilon)
-        k = _norm(k, w[f"{prefix}self_attn.k_norm.weight"], epsilon)
+    if config["model_type"] in ("qwen3", "gemma3_text"):
+        q, k = norm(q, "self_attn.q_norm"), norm(k, "self_attn.k_norm")
     q, k = (rotate(values, frequencies, is_interleaved) for values in (q, k))
-    attended = causal_attention(q, k, v, window).swapaxes(0, 1).reshape(len(x), -1)
+    divisor = config.get("query_pre_attn_scalar", 0)
+    attended = causal_attention(q, k, v, window, divisor).swapaxes(0, 1).reshape(len(x), -1)
+    if is_gemma:
+        x = x + norm(linear(attended, "self_attn.o_proj"), "post_attention_layernorm")
+        normed = norm(x, "pre_feedforward_layernorm")
+        gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
+        gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        last: np.ndarray = norm(linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm")
+        return x + last
     x = x + linear(attended, "self_attn.o_proj")
-    normed = _norm(x, w[f"{prefix}post_attention_layernorm.weight"], epsilon)
+    normed = norm(x, "post_attention_layernorm")
     gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
     after: np.ndarray = x + linear(gate / (1 + np.exp(-gate)) * up, "mlp.down_proj")
     return after
@@ -121,9 +142,12 @@ def _final_states(
 ) -> np.ndarray:
     """Hidden states after the final norm."""
     x = w["model.embed_tokens.weight"][token_ids]
+    is_gemma = config["model_type"] == "gemma3_text"
+    if is_gemma:
+        x = x * math.sqrt(config["hidden_size"])
     for layer in range(config["num_hidden_layers"]):
         x = _layer(config, w, f"model.layers.{layer}.", x, _window(config, layer))
-    return _norm(x, w["model.norm.weight"], config["rms_norm_eps"])
+    return _norm(x, w["model.norm.weight"] + is_gemma, config["rms_norm_eps"])
 
 
 def reference_logits(

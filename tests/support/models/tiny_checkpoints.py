@@ -43,6 +43,16 @@ _ERNIE = _COMMON | {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
+_GEMMA = {key: value for key, value in _COMMON.items() if key != "hidden_act"} | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 29,
+    "tie_word_embeddings": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "llama_tied_biased": _LLAMA
@@ -130,6 +140,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 10000000.0,
         "tie_word_embeddings": False,
     },
+    "gemma3": _GEMMA
+    | {
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_local_base_freq": 10000.0,
+        "sliding_window_pattern": 3,
+    },
+    "gemma3_newer": _GEMMA
+    | {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "query_pre_attn_scalar": 32,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    },
     "ernie": _ERNIE,
     "ernie_biased": _ERNIE | {"use_bias": True, "tie_word_embeddings": False},
 }
@@ -149,7 +176,8 @@ def has_bias(config: Mapping[str, Any], part: str) -> bool:
 
 def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Every tensor of the checkpoint, float32, by its Hugging Face name."""
-    add = _Tensors(seed)
+    # Gemma 3 stores norms less one.
+    add = _Tensors(seed, 0.0 if config["model_type"] == "gemma3_text" else 1.0)
     hidden = config["hidden_size"]
     add("model.embed_tokens.weight", config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
@@ -206,7 +234,8 @@ def in_bytes(weight: np.ndarray) -> np.ndarray:
 class _Tensors:
     """Draws one tensor after the other."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, norm_mean: float = 1.0) -> None:
+        self._norm_mean = norm_mean
         self._random = np.random.RandomState(seed)
         self.tensors: dict[str, np.ndarray] = {}
 
@@ -217,7 +246,7 @@ class _Tensors:
         elif name.endswith(".bias"):
             values *= 0.3
         else:
-            values = 1.0 + 0.2 * values
+            values = 0.2 * values + self._norm_mean
         self.tensors[name] = values.astype(np.float32)
 
 
@@ -239,7 +268,10 @@ def _add_layer(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
             add(f"{prefix}{name}.bias", num_outputs)
     add(f"{prefix}input_layernorm.weight", hidden)
     add(f"{prefix}post_attention_layernorm.weight", hidden)
-    if config["model_type"] == "qwen3":
+    if config["model_type"] == "gemma3_text":
+        add(f"{prefix}pre_feedforward_layernorm.weight", hidden)
+        add(f"{prefix}post_feedforward_layernorm.weight", hidden)
+    if config["model_type"] in ("qwen3", "gemma3_text"):
         add(f"{prefix}self_attn.q_norm.weight", head_dim)
         add(f"{prefix}self_attn.k_norm.weight", head_dim)
 

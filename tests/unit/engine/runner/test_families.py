@@ -28,7 +28,11 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: 
 
 @pytest.mark.parametrize("backend", ["numba", "paddle"])
 @pytest.mark.parametrize(
-    "family", ["llama_llama3", "mistral_window", "qwen2", "qwen3", "qwen3_mixed", "ernie_biased"]
+    "family",
+    [
+        *("llama_llama3", "mistral_window", "qwen2", "qwen3", "qwen3_mixed", "ernie_biased"),
+        *("gemma3", "gemma3_newer"),
+    ],
 )
 def test_decoding_in_a_mixed_batch_matches_the_float64_decoder(
     tmp_path: Path, family: str, backend: str

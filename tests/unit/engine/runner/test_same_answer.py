@@ -16,7 +16,7 @@ PROMPT = prompt_of(150)
 TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_mixed"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_mixed", "gemma3"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
 

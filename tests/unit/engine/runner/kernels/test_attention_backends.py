@@ -224,7 +224,7 @@ def test_a_long_sequence_among_short_ones_is_divided() -> None:
 def test_items_that_do_not_fit_into_the_parts_stay_whole() -> None:
     positions = np.array([PART_ROWS * PIECE_KEYS // 8])
     plan = plan_attention(np.array([0, 1]), positions, 4, 3, 2)
-    assert [int(n) for n in plan.merges[:, 5] * 3] == [PART_ROWS * 3 // 8 + 3] * 2
+    assert [int(n) for n in plan.merges[:, 4] * 3] == [PART_ROWS * 3 // 8 + 3] * 2
     assert (plan.items[:, 4] == -1).sum() == 2
     rows = plan.items[:, 5][plan.items[:, 4] >= 0]
     assert rows.max() + 3 <= PART_ROWS
@@ -248,7 +248,7 @@ def test_work_items_cover_every_key_of_every_row_once(case: Case, num_threads: i
             covered += [(row, head, n) for row in range(first, end) for n in pieces]
             if piece >= 0:
                 (merge,) = [m for m in plan.merges if tuple(m[:3]) == (first, end, head)]
-                assert tuple(merge[3:6]) == (group, first_piece, end_piece - first_piece)
+                assert tuple(merge[3:5]) == (group, end_piece - first_piece)
         wanted = {(row, head) for row in range(len(positions)) for head in range(some.num_kv_heads)}
         assert {(row, head) for row, head, _ in covered} == wanted
         found = set(covered)
