@@ -18,8 +18,14 @@ from engine.runner.gpu import launches
 from engine.runner.gpu.card import Card
 from engine.runner.gpu.launches import AttentionShape
 from engine.runner.model_runner import ModelRunner
-from tests.support.models.running import load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.reference_decoder import reference_logits
+from tests.support.models.running import logits_of, scheduled
+from tests.support.models.tiny_checkpoints import (
+    CONFIGS,
+    prompt_of,
+    weights_of,
+    write_checkpoint,
+)
 
 pytestmark = pytest.mark.usefixtures("short_pieces")
 PIECE = 32
@@ -62,16 +68,14 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.timeout(300)
-def test_logits_are_those_of_the_cpu_and_the_same_cut_anywhere(
+def test_logits_are_those_of_float64_and_the_same_cut_anywhere(
     model: tuple[Path, str], short_pieces: list[Card]
 ) -> None:
     """In chunks, and at the ends in single rows, which are graphs; their kernels are all compiled
     at the start."""
     folder, name = model
     ours = computed(opened(folder, name), [])
-    kv = "int8" if "bytes" in name else "float32"
-    reference = load(folder, 64, activation_dtype="float32", kv_cache_dtype=kv)
-    exact = computed(reference, [])
+    exact = reference_logits(FAMILIES[name], weights_of(FAMILIES[name]), PROMPT)[-1]
     assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06
     for cuts in ((17, 33, 50), (1, 56, 57, 58, 59)):
         assert np.array_equal(computed(opened(folder, name), cuts), ours), cuts
