@@ -124,7 +124,7 @@ class AttentionAlone:
         tables, tiles, sequences = given[0], (given[1], given[2]), (given[3], given[4], given[5])
         queries = upload(self.device, self._queries[first:end])
         out = self._out(end - first)
-        make.attend_chunk(
+        make.attention.attend_chunk(
             0, queries, tables, self.width, tiles, sequences, out, len(starts)
         )(0)  # fmt: skip
         return self._bits(out, end - first)
@@ -146,7 +146,7 @@ class AttentionAlone:
         make, layer, count = self.make, self.layer, len(lasts)
         most = count * -(-LENGTH // layer.piece)
         parts = layer.piece // layer.block
-        heads = most * layer.kv_heads * make.attention_rows(rows_each)
+        heads = most * layer.kv_heads * make.attention.attention_rows(rows_each)
         sizes = list_sizes(make.spec, count, most, parts)
         memory = StepMemory(
             self.device,
@@ -159,7 +159,7 @@ class AttentionAlone:
         tables = upload(self.device, np.tile(self.blocks.astype(np.int32), (count, 1)))
         out = self._out(count * rows_each)
         launches = list_all(make, lists, last_positions, (tables, self.width), count, rows_each)
-        launches += make.attend_pieces(
+        launches += make.attention.attend_pieces(
             0, queries, last_positions, lists[layer.window], (memory["totals"], memory["tops"]),
             out, count, rows_each,
         )  # fmt: skip

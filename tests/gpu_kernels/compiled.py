@@ -24,8 +24,9 @@ from typing import Any
 
 import triton
 
+from engine.runner.gpu.attention_launches import PieceList
 from engine.runner.gpu.launcher import Kernel, KernelSpec
-from engine.runner.gpu.launches import AttentionShape, PieceList
+from engine.runner.gpu.launches import AttentionShape
 from engine.runner.gpu.steps.piece_lists import reach_of
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import chunk_rows
@@ -126,8 +127,8 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
     make = model.launches(recorder, shape_of(recorder, 128, has_scales=True))
     pieces = PieceList(0, 0, 0, 0, 0)
     for count in (1, 32):
-        make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
-    make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+        make.attention.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
+    make.attention.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
     make.rotate(0, 0, 0, 0, 0, 1)
 
 
@@ -139,11 +140,11 @@ def _launch_of_heads(recorder: SpecRecorder) -> None:
         model.pool = replace(model.pool, has_scales=has_scales)
         make = model.launches(recorder, shape_of(recorder, head_dim, has_scales=has_scales))
         make.spec = replace(make.spec, head_dim=head_dim, windows=(window,) if window else ())
-        make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
-        most = max(filter(make.can_attend, (4, 8, 16)))
+        make.attention.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+        most = max(filter(make.attention.can_attend, (4, 8, 16)))
         for count, rows_each in product((1, 32), (1, most) if window else (most,)):
-            make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, rows_each)
-        make.list_pieces(0, 0, 1, pieces, 32, reach_of(window, most))
+            make.attention.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, rows_each)
+        make.attention.list_pieces(0, 0, 1, pieces, 32, reach_of(window, most))
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

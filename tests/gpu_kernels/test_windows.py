@@ -126,6 +126,6 @@ def test_windows_of_all_lengths_have_one_kernel() -> None:
     make = AttentionAlone(Layer(37)).make
     make.spec = replace(make.spec, num_layers=3, windows=(37, 0, 900))
     for layer in range(3):
-        make.attend_chunk(layer, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+        make.attention.attend_chunk(layer, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
     one, other = (kernel._spec.constants for kernel in make._kernels.values())  # type: ignore[attr-defined]
     assert other == one | {"window": None}

@@ -11,6 +11,7 @@
     weight_plan   in which form a product has its weights, by what the files have
     repacking     quantised weights as kernels read them
     launches      a layer's kernels, with their arguments in place
+    attention_launches  those of attention
     tiles         which tile a product takes; it never enters the bits
     weights       a decoder's weights on the card; random ones, for measurements
     kernels/      products, attention, rows, the draw

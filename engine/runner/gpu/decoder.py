@@ -128,14 +128,14 @@ class GpuDecoder:
         decode_rows = min(self._shape.decode_rows, most_rows)
         numbers = [2**power for power in range(1, 8) if 2**power < decode_rows]
         for each in [*numbers, decode_rows] if decode_rows > 1 else []:
-            if make.can_attend(each):
-                share = make.attention_rows(each) // make.attention_rows(1)
+            if make.attention.can_attend(each):
+                share = make.attention.attention_rows(each) // make.attention.attention_rows(1)
                 found[each] = (min(most_seqs, most_rows // each), most_pieces // share)
         return DecodeRoom(make.shape.piece, found, longest_window(self.spec))
 
     def _buffer_sizes(self, make: Launches) -> dict[str, int]:
         spec, shape, pieces = self.spec, self._shape, self._most_pieces
-        heads = pieces * spec.num_kv_heads * make.attention_rows(1)
+        heads = pieces * spec.num_kv_heads * make.attention.attention_rows(1)
         logits = self.most_logits_rows
         return activation_sizes(spec, self._most_rows) | {
             "chosen": 2 * logits * spec.hidden_size,
@@ -269,7 +269,7 @@ class GpuDecoder:
             )
         if num_tiles:
             found.append(
-                make.attend_chunk(
+                make.attention.attend_chunk(
                     layer, memory["queries"], staging["chunk_tables"], self._width,
                     (staging["tile_chunks"], staging["tile_rows"]),
                     (staging["first_rows"], staging["num_rows"], staging["last_positions"]),

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.launches import FEW_SEQUENCES, AttentionShape, Bound, Launches
+from engine.runner.gpu.attention_launches import FEW_SEQUENCES
+from engine.runner.gpu.launches import AttentionShape, Bound, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.weights import DecoderWeights
 from tests.gpu.decoding import Decoding

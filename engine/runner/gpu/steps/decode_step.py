@@ -228,7 +228,7 @@ def attend_few(
     num_sequences: int, rows_each: int = 1,
 ) -> tuple[Bound, Bound]:  # fmt: skip
     """Return the attention of the first sequences, whose rows end at `last_positions`."""
-    return make.attend_pieces(
+    return make.attention.attend_pieces(
         layer, memory["queries"], last_positions, pieces[make.spec.window_of(layer)],
         (memory["totals"], memory["tops"]), memory["attended"], num_sequences, rows_each,
     )  # fmt: skip

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.runner.gpu.launches import Bound, Launches, PieceList
+from engine.runner.gpu.attention_launches import PieceList
+from engine.runner.gpu.launches import Bound, Launches
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.weights.model_spec import DecoderSpec
 
@@ -66,7 +67,7 @@ def list_all(
 ) -> list[Bound]:  # fmt: skip
     """Return the launches that write all lists; `tables` are an address and a width."""
     return [
-        make.list_pieces(
+        make.attention.list_pieces(
             last_positions, *tables, pieces, num_sequences, reach_of(window, rows_each)
         )
         for window, pieces in lists.items()
