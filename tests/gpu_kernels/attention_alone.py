@@ -114,7 +114,7 @@ class AttentionAlone:
         make, layer = self.make, self.layer
         make.shape = replace(make.shape, chunk_rows=chunk_rows)
         tile = chunk_rows // (layer.heads // layer.kv_heads)
-        starts = np.arange(0, end - first, tile, np.int32)[::-1]
+        starts = np.arange(0, end - first, tile)[::-1]
         given = [
             upload(self.device, np.asarray(values, np.int32))
             for values in (
@@ -148,10 +148,8 @@ class AttentionAlone:
         parts = layer.piece // layer.block
         heads = most * layer.kv_heads * make.attention.attention_rows(rows_each)
         sizes = list_sizes(make.spec, count, most, parts)
-        memory = StepMemory(
-            self.device,
-            sizes | {"totals": 4 * heads * layer.dim, "tops": 8 * heads},  # type: ignore[arg-type]
-        )
+        card: Any = self.device
+        memory = StepMemory(card, sizes | {"totals": 4 * heads * layer.dim, "tops": 8 * heads})
         lists = lists_in(memory, make.spec)
         positions = np.array(lasts)[:, None] + np.arange(1 - rows_each, 1)
         queries = upload(self.device, self._queries[np.maximum(positions, 0).ravel()])

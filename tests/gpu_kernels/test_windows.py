@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.attention_alone import LENGTH, PIECE, AttentionAlone, Layer  # isort: skip
@@ -11,6 +12,8 @@ from tests.gpu_kernels.attention_alone import LENGTH, PIECE, AttentionAlone, Lay
 import numpy as np
 import pytest
 
+from engine.runner.gpu.launches import Launches
+from tests.gpu.measuring import SpecRecorder
 from tests.gpu_kernels.interpreted import widened
 
 LAYERS = [
@@ -123,9 +126,13 @@ def test_a_window_longer_than_the_context_has_the_bits_of_none() -> None:
 
 def test_windows_of_all_lengths_have_one_kernel() -> None:
     """And layers without one have that of models without windows."""
-    make = AttentionAlone(Layer(37)).make
-    make.spec = replace(make.spec, num_layers=3, windows=(37, 0, 900))
+    recorder, alone = SpecRecorder(), AttentionAlone(Layer(37))
+    spec = replace(alone.make.spec, num_layers=3, windows=(37, 0, 900))
+    weights: Any = None
+    make = Launches(
+        recorder.kernel, alone.device.properties, spec, weights, alone.pool, alone.make.shape
+    )
     for layer in range(3):
         make.attention.attend_chunk(layer, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
-    one, other = (kernel._spec.constants for kernel in make._kernels.values())  # type: ignore[attr-defined]
+    one, other = (dict(kernel.constants) for kernel in recorder.specs)
     assert other == one | {"window": None}
