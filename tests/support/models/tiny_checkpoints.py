@@ -48,8 +48,7 @@ _GEMMA = {key: value for key, value in _COMMON.items() if key != "hidden_act"} |
     "model_type": "gemma3_text",
     "hidden_activation": "gelu_pytorch_tanh",
     "head_dim": 32,
-    "num_hidden_layers": 4,
-    "query_pre_attn_scalar": 24,
+    "query_pre_attn_scalar": 32,
     "sliding_window": 29,
     "tie_word_embeddings": True,
 }
@@ -145,13 +144,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "rope_local_base_freq": 10000.0,
-        "sliding_window_pattern": 3,
+        "num_hidden_layers": 7,
+        "sliding_window_pattern": 6,
     },
     "gemma3_newer": _GEMMA
     | {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         "num_hidden_layers": 3,
-        "query_pre_attn_scalar": 32,
+        "query_pre_attn_scalar": 24,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},

@@ -25,7 +25,7 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased")
+FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased", "gemma3")
 """Names of `CONFIGS` whose architectures GGUF files have."""
 K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """A model all of whose rows are whole groups of 256."""
@@ -40,7 +40,14 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    return {
+    windows = {}
+    if family == "gemma3":
+        windows = {
+            f"{family}.attention.sliding_window": config["sliding_window"],
+            f"{family}.rope.scaling.type": "linear",
+            f"{family}.rope.scaling.factor": config["rope_scaling"]["factor"],
+        }
+    return windows | {
         f"{family}.block_count": config["num_hidden_layers"],
         f"{family}.context_length": config["max_position_embeddings"],
         f"{family}.embedding_length": config["hidden_size"],
@@ -61,10 +68,12 @@ def write_gguf(
     `formats` are by part of a tensor's name, such as `q_proj`; others are in F32. The values of K
     types are any bits.
     """
-    family = config["model_type"]
+    family = config["model_type"].removesuffix("_text")
+    has_output_norms = family == "gemma3"
     writer = gguf.GGUFWriter(path, family)
     for key, value in metadata_of(family, config).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+        adders = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
+        adders[type(value)](key, value)
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "qwen2")
     writer.add_array(
@@ -84,10 +93,13 @@ def write_gguf(
         else:
             raw = quants.quantize(weight, kind_type)
             values[name] = _values(kind, raw, weight.shape)
+        if has_output_norms and name.endswith("norm.weight"):
+            raw = weight + np.float32(1.0)  # as llama.cpp's converter stores those of Gemma
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
         if family == "llama" and heads is not None:
             raw = interleaved(raw, config[heads])
-        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind_type)
+        in_gguf = gguf_name(name, has_output_norms=has_output_norms)
+        writer.add_tensor(in_gguf, raw, raw_dtype=kind_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -232,8 +232,8 @@ def test_huge_sizes_are_named_and_take_no_memory(
 
 
 def test_another_architecture_is_named(write_gguf: WriteGguf, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="architecture is 'gemma3': supported is llama"):
-        converted(write_gguf(architecture="gemma3"), tmp_path / "hf")
+    with pytest.raises(CheckpointError, match="architecture is 'gemma2': supported is llama"):
+        converted(write_gguf(architecture="gemma2"), tmp_path / "hf")
 
 
 def test_the_cache_is_keyed_by_the_file(

@@ -321,11 +321,25 @@ MISTRAL = CONFIGS["mistral"]
         ("qwen3_mixed", {"sliding_window": None}, ("sliding_window", "layer_types")),
         ("qwen3_mixed", {"layer_types": ["chunked_attention"] * 4}, ("layer_types", "chunked")),
         ("qwen3_mixed", {"layer_types": ["full_attention"] * 3}, ("layer_types", "4 layers")),
+        ("gemma3", {"sliding_window_pattern": 0}, ("sliding_window_pattern", "at least 1")),
+        ("gemma3", {"sliding_window": None}, ("sliding_window", "layer_types")),
+        ("gemma3", {"final_logit_softcapping": 30.0}, ("final_logit_softcapping", "null")),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping", "null")),
+        ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+        ("gemma3", {"hidden_activation": "gelu"}, ("hidden_activation", "gelu_pytorch_tanh")),
+        ("gemma3", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar", "above 0")),
+        ("gemma3", {"rope_local_base_freq": "x"}, ("rope_local_base_freq", "above 0")),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear"}}, ("rope_scaling.factor",)),
+        (
+            "gemma3_newer",
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": 5}},
+            ("rope_parameters.sliding_attention", "object"),
+        ),
         ("qwen2_last_layers", {"max_window_layers": -1}, ("max_window_layers", "at least 0")),
         ("qwen2_last_layers", {"max_window_layers": "1"}, ("max_window_layers", "at least 0")),
     ],
 )
-def test_sliding_windows_that_are_none(
+def test_what_windows_and_gemma_do_not_compute(
     tmp_path: Path, family: str, change: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     write_checkpoint(tmp_path, CONFIGS[family])
@@ -347,6 +361,10 @@ def test_sliding_windows_that_are_none(
         ("qwen3", {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}, ()),
         ("qwen3_mixed", {}, (21, 0, 21, 0)),
         ("qwen2_last_layers", {}, (0, 53, 53)),
+        ("gemma3", {}, (29, 29, 29, 29, 29, 0, 29)),
+        ("gemma3", {"sliding_window_pattern": ...}, (29, 29, 29, 29, 29, 0, 29)),
+        ("gemma3", {"sliding_window_pattern": 2}, (29, 0, 29, 0, 29, 0, 29)),
+        ("gemma3_newer", {}, (0, 29, 29)),
         ("qwen2_last_layers", {"layer_types": ["full_attention"] * 3}, ()),
         ("mimo", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}, (7, 7)),
         ("llama", {"sliding_window": 37}, ()),

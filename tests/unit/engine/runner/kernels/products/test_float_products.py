@@ -12,7 +12,12 @@ from engine.runner.kernels.norms import rms_norm
 from engine.runner.kernels.products.linear import gated_linear, gather_columns, linear
 from engine.runner.kernels.products.panel_product import PANEL_ROWS, panel_product
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.vector_math import KEY_TILE, silu_product, softmax_tile
+from engine.runner.kernels.vector_math import (
+    KEY_TILE,
+    gelu_product,
+    silu_product,
+    softmax_tile,
+)
 from tests.support.models.packing import NONE, NONE_2D, floats, normal
 from tests.support.models.packing import packed as pack
 
@@ -107,6 +112,11 @@ def _silu_product(gate, up, out):  # type: ignore[no-untyped-def]
     silu_product(gate.ctypes.data, up.ctypes.data, out.ctypes.data)
 
 
+@njit
+def _gelu_product(gate, up, out):  # type: ignore[no-untyped-def]
+    gelu_product(gate.ctypes.data, up.ctypes.data, out.ctypes.data)
+
+
 def exps(xs: np.ndarray) -> np.ndarray:
     """e^x for x ≤ 0, as the softmax computes it."""
     padded = np.zeros(-(-xs.size // KEY_TILE) * KEY_TILE, np.float32)
@@ -150,3 +160,13 @@ def test_silu() -> None:
     _silu_product(gate, up, out)
     wide = gate.astype(np.float64)
     np.testing.assert_allclose(out, wide / (1 + np.exp(-wide)) * up, rtol=1e-6, atol=1e-30)
+
+
+def test_gelu() -> None:
+    gate = np.array([0.0, 1.0, -1.0, 200.0, -200.0, 1e-6, 3.0, -3.0] * 2, np.float32)
+    up = np.arange(1, LANES + 1, dtype=np.float32)
+    out = np.empty(LANES, np.float32)
+    _gelu_product(gate, up, out)
+    wide = gate.astype(np.float64)
+    tanh = np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))
+    np.testing.assert_allclose(out, wide / 2 * (1 + tanh) * up, rtol=3e-6, atol=1e-30)
