@@ -18,6 +18,7 @@ from engine.runner.gpu import launches
 from engine.runner.gpu.card import Card
 from engine.runner.gpu.launches import AttentionShape
 from engine.runner.model_runner import ModelRunner
+from tests.gpu_kernels.stepped_node import DRAWN, GREEDY, Node
 from tests.support.models.reference_decoder import reference_logits
 from tests.support.models.running import logits_of, scheduled
 from tests.support.models.tiny_checkpoints import (
@@ -108,3 +109,26 @@ def drafted(tokens: Sequence[int], start: int, table: Sequence[int]) -> Schedule
     params = SamplingParams(max_tokens=9, temperature=0.0)
     sample = SampleInput(params, 0, PROMPT[: start + 1], [])
     return ScheduledSequence(0, tokens, start, table, sample, num_drafts=len(tokens) - 1)
+
+
+@pytest.mark.timeout(300)
+def test_steps_that_are_begun_early_draw_the_same_tokens(tmp_path: Path) -> None:
+    """While sequences end and come: one is longer than its window from its first step on."""
+    folder = write_checkpoint(tmp_path, FAMILIES["every layer"])
+    runner = opened(folder, "every layer")
+
+    def answers(*, goes_on: bool) -> list[list[int]]:
+        node = Node(runner, goes_on=goes_on)
+        node.add(45, 9, 1, **GREEDY)
+        node.add(14, 7, 2, **DRAWN)
+        for count in range(20):
+            if count == 4:
+                node.add(30, 5, 3, **GREEDY)
+            if node.scheduler.running or node.scheduler.waiting:
+                node.step()
+        assert (node.num_begun >= 3) == goes_on
+        return list(node.outputs.values())
+
+    expected = answers(goes_on=False)
+    assert list(map(len, expected)) == [9, 7, 5]
+    assert answers(goes_on=True) == expected
