@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.kernels import attention
+from engine.runner.gpu.launcher import BindableKernel
+from engine.runner.weights.model_spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from engine.runner.gpu.launches import Bound, Launches
+Bound = Callable[[int], None]
 
 _LOG2_E = 1.4426950408889634
 _PIECE_ROWS = 64
@@ -38,10 +40,27 @@ class PieceList(NamedTuple):
     piece_blocks: int
 
 
+class Maker(Protocol):
+    """A `launches.Launches`: its model, an `AttentionShape`, its `KVPool`, and its kernels."""
+
+    spec: DecoderSpec
+    shape: Any
+    pool: Any
+
+    def kernel(
+        self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],
+        num_warps: int, stages: int, max_registers: int = 0,
+    ) -> BindableKernel: ...  # fmt: skip
+
+    def heads(self) -> dict[str, int]: ...
+
+    def cached(self, layer: int) -> tuple[int, int, int, int]: ...
+
+
 class AttentionLaunches:
     """Makes the launches of attention of one model's `Launches`."""
 
-    def __init__(self, make: Launches, card: DeviceProperties) -> None:
+    def __init__(self, make: Maker, card: DeviceProperties) -> None:
         self._make, self._card = make, card
 
     @property
@@ -123,7 +142,7 @@ class AttentionLaunches:
     def attention_rows(self, rows_each: int) -> int:
         """Return the rows of a piece's matrix tile: `rows_each` query rows of one KV head."""
         needed = rows_each * self._make.spec.num_heads // self._make.spec.num_kv_heads
-        return max(16, self._make.shape.tile_rows, 1 << (needed - 1).bit_length())
+        return max(16, int(self._make.shape.tile_rows), 1 << (needed - 1).bit_length())
 
     def can_attend(self, rows_each: int) -> bool:
         """Return whether a piece's tile for so many rows of a sequence fits into a card."""
