@@ -43,7 +43,7 @@ _FAMILIES = {
 _GEMMA_PATTERN = 6
 """Every sixth layer is without a window, and files do not say so."""
 _GEMMA_LARGEST_LAYERS = 62
-"""Of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
+"""The layers of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,8 +140,10 @@ class NumbaDecoder:
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
         self._layers = [
-            self.of_layer(layer.tables, *slots, self.spec.rope_of(index))
-            for index, (layer, slots) in enumerate(zip(self.layers, cache.slots(), strict=False))
+            self.of_layer(layer.tables, keys, values, self.spec.rope_of(index))
+            for index, (layer, (keys, values)) in enumerate(
+                zip(self.layers, cache.slots(), strict=False)
+            )
         ]
 
     def of_layer(

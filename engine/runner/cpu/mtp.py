@@ -107,11 +107,11 @@ class NumbaMtp:
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        slots, tables = cache.slots()[self._index], self._layer.tables
-        self._whole = self._decoder.of_layer(tables, *slots, self._spec.rope)
+        (keys, values), tables = cache.slots()[self._index], self._layer.tables
+        self._whole = self._decoder.of_layer(tables, keys, values, self._spec.rope)
         left_out = self._spec.num_heads * self._spec.head_dim
         tables = tables._replace(qkv=tables.qkv[1:], qkv_bias=tables.qkv_bias[left_out:])
-        self._without_queries = self._decoder.of_layer(tables, *slots, self._spec.rope)
+        self._without_queries = self._decoder.of_layer(tables, keys, values, self._spec.rope)
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
         last, states = batch.sampled_rows, self._entered.first(len(rows))

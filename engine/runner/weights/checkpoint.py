@@ -42,7 +42,7 @@ class Checkpoint(TensorSource):
         if link.is_symlink() or link.exists():
             # What is wrong is said of the file that people know, not of a link in the cache.
             self._source = GgufWeights(link.resolve(), shapes, spec.num_heads, spec.num_kv_heads)
-            self._has_norm_offsets = False  # whoever wrote the file has added the ones
+            self._has_norm_offsets = False  # converters add the ones
         elif (quantization := read_quantization(folder)) is not None:
             self.quantization = quantization.description
             self._source = SchemeWeights(TensorFiles(_shards(folder)), quantization)

@@ -6,20 +6,38 @@ transformers. A window as long as the model's context is none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from engine.runner.weights.model_spec import ConfigValues
+from common.errors import CheckpointError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _DEFAULT_WINDOW = 4096
 _DEFAULT_WINDOWLESS_LAYERS = 28
-"""Of Qwen2 and Qwen3: the layers before are without a window."""
+"""Layers of Qwen2 and Qwen3 before those with a window, where the file does not say."""
 _DEFAULT_PATTERN = 6
-"""Of Gemma 3: every sixth layer is without a window."""
+"""Every sixth layer of Gemma 3 is without a window, where the file does not say."""
 
 
-def read_windows(config: ConfigValues, rule: str, num_layers: int) -> tuple[int, ...]:
+class Values(Protocol):
+    """The keys of config.json: what is used here of `model_spec.ConfigValues`."""
+
+    def refuse(self, key: str, wanted: str) -> CheckpointError:
+        """Return the error that names the key, its value and what is wanted."""
+
+    def has(self, key: str) -> bool:
+        """Return whether the key is there, if only as null."""
+
+    def get(self, key: str) -> Any:
+        """Return its value, None where it is missing."""
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1; `CheckpointError` for anything else."""
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false; `CheckpointError` for anything else."""
+
+
+def read_windows(config: Values, rule: str, num_layers: int) -> tuple[int, ...]:
     """Return the window of each layer, 0: none; empty where no layer has one.
 
     `rule` is how the family decides: `every` (Mistral), `after` (Qwen2 and Qwen3: the layers from
@@ -46,7 +64,7 @@ def read_windows(config: ConfigValues, rule: str, num_layers: int) -> tuple[int,
     return tuple(window if kind == _SLIDING else 0 for kind in kinds)
 
 
-def _window(config: ConfigValues, rule: str) -> int | None:
+def _window(config: Values, rule: str) -> int | None:
     """Return the window that `sliding_window` states for layers that have one; None: none has."""
     is_used = config.flag("use_sliding_window", rule != "after" and bool(rule))
     if not rule:
@@ -58,7 +76,7 @@ def _window(config: ConfigValues, rule: str) -> int | None:
     return config.integer("sliding_window", _DEFAULT_WINDOW)
 
 
-def _layer_types(config: ConfigValues, num_layers: int) -> list[str] | None:
+def _layer_types(config: Values, num_layers: int) -> list[str] | None:
     """Return the list `layer_types`; None: there is none."""
     kinds = config.get("layer_types")
     if kinds is None:
@@ -71,9 +89,7 @@ def _layer_types(config: ConfigValues, num_layers: int) -> list[str] | None:
     return list(kinds)
 
 
-def _kinds_by_rule(
-    config: ConfigValues, rule: str, num_layers: int, *, has_window: bool
-) -> list[str]:
+def _kinds_by_rule(config: Values, rule: str, num_layers: int, *, has_window: bool) -> list[str]:
     """Return what `layer_types` would say where it is missing."""
     if not has_window and rule != "pattern":
         return [_FULL] * num_layers

@@ -74,13 +74,14 @@ def causal_attention(
 def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many positions a layer attends to; 0: to all."""
     if config["model_type"] == "mistral":
-        return config.get("sliding_window") or 0
+        return int(config.get("sliding_window") or 0)
     if "sliding_window_pattern" in config:
         is_windowed = bool((layer + 1) % config["sliding_window_pattern"])
     elif "layer_types" in config:
         is_windowed = config["layer_types"][layer] == "sliding_attention"
     else:
-        is_windowed = config.get("use_sliding_window") and layer >= config["max_window_layers"]
+        is_last = layer >= config.get("max_window_layers", 0)
+        is_windowed = bool(config.get("use_sliding_window")) and is_last
     return int(config["sliding_window"]) if is_windowed else 0
 
 
@@ -120,8 +121,10 @@ def _layer(
         normed = norm(x, "pre_feedforward_layernorm")
         gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
         gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-        last: np.ndarray = norm(linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm")
-        return x + last
+        summed: np.ndarray = x + norm(
+            linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm"
+        )
+        return summed
     x = x + linear(attended, "self_attn.o_proj")
     normed = norm(x, "post_attention_layernorm")
     gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")

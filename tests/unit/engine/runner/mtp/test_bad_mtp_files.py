@@ -114,6 +114,15 @@ def test_a_file_for_another_target(tmp_path: Path) -> None:
             load_with_mtp(folder, file)
 
 
+@pytest.mark.parametrize("family", ["mistral_window", "gemma3"])
+def test_a_target_whose_layers_are_others(tmp_path: Path, family: str) -> None:
+    config = CONFIGS[family]
+    folder = write_checkpoint(tmp_path / "target", config)
+    write_safetensors(tmp_path / "mtp.safetensors", mtp_weights_of(config, "deepseek"))
+    with pytest.raises(CheckpointError, match=r"sliding window .* wanted ngram, suffix, grammar"):
+        load_with_mtp(folder, tmp_path / "mtp.safetensors")
+
+
 def test_a_checkpoint_without_the_layer(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, LLAMA)
     with pytest.raises(CheckpointError, match=r"no MTP layer in it.*--speculative-model FILE"):

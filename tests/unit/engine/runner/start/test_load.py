@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -79,6 +80,23 @@ def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder:
     # An 8B model: 218 million weights a layer, and 2 x 32 x 128 products for each pair.
     assert spec.pairs_per_token == 218_103_808 // 8192 == 26_624
     assert replace(spec, hidden_size=1, intermediate_size=1).pairs_per_token == 1
+    # With windows, only the attention of the other layers grows with the context.
+    mixed = replace(spec, num_layers=4, windows=(512, 512, 512, 0))
+    assert mixed.pairs_per_token == 4 * 218_103_808 // 8192
+    assert replace(spec, num_layers=2, windows=(512, 512)).pairs_per_token == 0
+
+
+def test_what_a_spec_says_of_a_model_of_earlier_releases_stays(tmp_path: Path) -> None:
+    """It is a part of the fingerprint, and nodes of two releases exchange KV."""
+    plain = read_decoder_spec(write_checkpoint(tmp_path / "a", CONFIGS["llama"]))
+    assert set(json.loads(plain.described())) == {
+        *("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads"),
+        *("num_kv_heads", "head_dim", "vocab_size", "max_position", "rms_epsilon", "rope"),
+        *("is_rope_interleaved", "has_tied_embeddings", "has_qkv_bias", "has_output_bias"),
+        *("has_mlp_bias", "has_head_norms"),
+    }
+    windowed = read_decoder_spec(write_checkpoint(tmp_path / "b", CONFIGS["mistral_window"]))
+    assert json.loads(windowed.described())["windows"] == [37, 37]
 
 
 def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
@@ -300,13 +318,30 @@ def test_cards_that_are_asked_for_are_not_replaced_by_the_cpu(folder: Path) -> N
         load(folder, attention_backend="auto", gpus="1")
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (CONFIGS["llama_tied_biased"], "the model has biases"),
+        (CONFIGS["mistral_window"], "layers of the model have a sliding window"),
+        (CONFIGS["gemma3"] | {"sliding_window": 512}, "the model has norms after attention"),
+    ],
+    ids=["biases", "windows", "norms"],
+)
 def test_a_model_that_the_gpu_kernels_lack_names_the_back_ends_that_take_it(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    config: dict[str, Any],
+    words: str,
 ) -> None:
-    folder = write_checkpoint(tmp_path, CONFIGS["llama_tied_biased"])
-    wanted = "triton, but the model has biases .*; wanted numba or paddle"
-    with pytest.raises(ConfigError, match=wanted):
+    """And is computed on the CPU where the back end is left open."""
+    folder = write_checkpoint(tmp_path, config)
+    with pytest.raises(ConfigError, match=rf"triton, but {words}.*; wanted numba or paddle"):
         load(folder, attention_backend="triton")
+    monkeypatch.setattr(gpu_back_end, "has_card", lambda: True)
+    with caplog.at_level(logging.WARNING, "pdserve.engine"):
+        assert load(folder, attention_backend="auto").attention_backend == "numba"
+    assert words in caplog.text
 
 
 def test_mtp_on_a_card_is_refused_with_what_to_set_instead(
