@@ -24,9 +24,11 @@ from typing import Any
 
 import triton
 
+from engine.runner.gpu.attention_launches import PieceList
 from engine.runner.gpu.experts.expert_launches import ExpertLaunches
 from engine.runner.gpu.launcher import Kernel, KernelSpec
-from engine.runner.gpu.launches import AttentionShape, PieceList
+from engine.runner.gpu.launches import AttentionShape
+from engine.runner.gpu.steps.piece_lists import reach_of
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import chunk_rows
 from engine.runner.gpu.weights import GATE_PARTS, ExpertWeights, Form, Matrix
@@ -81,6 +83,11 @@ def compiled_bytes(ptx: str) -> list[int]:
     return found
 
 
+def has_window(spec: KernelSpec) -> bool:
+    """Return whether a kernel is told of a layer's window."""
+    return any(name in ("window", "reach") for name, _ in spec.arguments)
+
+
 def largest(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
     """Return the configuration with the largest tile of each kernel with matrix instructions."""
     found: dict[tuple[Any, ...], tuple[int, KernelSpec]] = {}
@@ -90,7 +97,9 @@ def largest(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
         if "BM" not in given or across is None:
             continue
         size = given["BM"] * across
-        key = (spec.function.__name__, *map(given.get, ("HAS_SCALES", "FORM", "DIM")))
+        key = (
+            spec.function.__name__, *map(given.get, ("HAS_SCALES", "FORM", "DIM")), has_window(spec)
+        )  # fmt: skip
         if key not in found or found[key][0] < size:
             found[key] = size, spec
     return [spec for _, spec in found.values()]
@@ -121,22 +130,24 @@ def _launch_over_bytes(recorder: SpecRecorder) -> None:
     make = model.launches(recorder, shape_of(recorder, 128, has_scales=True))
     pieces = PieceList(0, 0, 0, 0, 0)
     for count in (1, 32):
-        make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
-    make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+        make.attention.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
+    make.attention.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
     make.rotate(0, 0, 0, 0, 0, 1)
 
 
 def _launch_of_heads(recorder: SpecRecorder) -> None:
-    """Launch attention of chunks, and of the most drafts that such heads have graphs for."""
-    model = Model.of(recorder)
-    for head_dim, has_scales in product((128, 256), (False, True)):
+    """Launch attention of chunks, of single rows with a window, and of the most drafts that such
+    heads have graphs for, with a window and without."""
+    model, pieces = Model.of(recorder), PieceList(0, 0, 0, 0, 0)
+    for head_dim, has_scales, window in product((128, 256), (False, True), (0, 4096)):
         model.pool = replace(model.pool, has_scales=has_scales)
         make = model.launches(recorder, shape_of(recorder, head_dim, has_scales=has_scales))
-        make.spec = replace(make.spec, head_dim=head_dim)
-        make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
-        most = max(filter(make.can_attend, (4, 8, 16)))
-        for count in (1, 32):
-            make.attend_pieces(0, 0, 0, PieceList(0, 0, 0, 0, 0), (0, 0), 0, count, most)
+        make.spec = replace(make.spec, head_dim=head_dim, windows=(window,) if window else ())
+        make.attention.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+        most = max(filter(make.attention.can_attend, (4, 8, 16)))
+        for count, rows_each in product((1, 32), (1, most) if window else (most,)):
+            make.attention.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, rows_each)
+        make.attention.list_pieces(0, 0, 1, pieces, 32, reach_of(window, most))
 
 
 def _launch_of_experts(recorder: SpecRecorder) -> None:
@@ -223,6 +234,7 @@ def describe(place: int) -> dict[str, Any]:
         "kernel": spec.function.__name__,
         "capability": capability,
         "constants": {name: value for name, value in spec.constants.items() if name.isupper()},
+        "has_window": has_window(spec),
         "warps": spec.num_warps,
         "stages": spec.num_stages,
         "registers": int(usage[1]) if usage else 0,

@@ -118,10 +118,15 @@ class KnownMemory:
             assert is_inside, f"{what}: {num_bytes} bytes at {address - whole.start} of {whole}"
 
     def parts(self, names: frozenset[str]) -> list[Range]:
-        """Return all parts that have one of these names."""
+        """Return all parts that have one of these names, or are such a part `of` something."""
         with self._lock:
             self._forget_what_is_gone()
-            return [part for found in self._parts.values() for part in found if part.name in names]
+            return [
+                part
+                for found in self._parts.values()
+                for part in found
+                if part.name.partition(" of ")[0] in names
+            ]
 
 
 known = KnownMemory()

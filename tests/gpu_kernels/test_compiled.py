@@ -125,5 +125,6 @@ def test_tiles_of_drafts_are_as_large_as_fits_into_a_card(
     model.pool = replace(model.pool, has_scales=has_scales)
     make = model.launches(recorder)
     make.spec = replace(make.spec, head_dim=head_dim)
-    taken = [make.attention_rows(rows) for rows in range(1, 40) if make.can_attend(rows)]
+    attention = make.attention
+    taken = [attention.attention_rows(n) for n in range(1, 40) if attention.can_attend(n)]
     assert max(taken) == most

@@ -43,9 +43,13 @@ def logits_of(tiny: TinyDecoder, make: Launches, blocks: np.ndarray) -> tuple[np
     return chunks.logits(1)[0].copy(), step.logits()[0].copy()
 
 
+@pytest.mark.parametrize("windows", [(), (9,)], ids=["all keys", "a window"])
 @pytest.mark.parametrize("has_scales", [False, True], ids=["bfloat16", "int8"])
-def test_keys_and_values_are_written_and_read_in_far_blocks(has_scales: bool) -> None:
-    tiny = TinyDecoder(spec=replace(SPEC, num_layers=1), has_scales=has_scales)
+def test_keys_and_values_are_written_and_read_in_far_blocks(
+    has_scales: bool, windows: tuple[int, ...]
+) -> None:
+    spec = replace(SPEC, num_layers=1, windows=windows)
+    tiny = TinyDecoder(spec=spec, has_scales=has_scales)
     near = tiny.launches(Tile(16, 32, 64, 4, 3))
     wanted = logits_of(tiny, near, NEAR)
     with sparse(2 * FAR_BLOCKS * tiny.piece_bytes) as address:

@@ -158,19 +158,22 @@ def test_results_that_differ_fail_the_stage_that_compares_them(
     found = Findings()
     with pytest.raises(AssertionError, match="qkv 16x32x128 w4 s4 rows 7"):
         STAGES["bits"](BlankCard(), found)
-    assert found["bits_steps"] == "equal"  # the rest is compared all the same
+    # The rest is compared all the same.
+    assert found["bits_steps"] == found["bits_windows"] == "equal"
 
 
 @pytest.mark.parametrize(
     ("wrong", "value"),
     [
         ("logits_finite", False), ("bits_products", "qkv rows 7: 0.01"),
-        ("bits_steps", "cut: 0.01"), ("error_qkv", 0.01), ("error_FP8", math.nan),
+        ("bits_steps", "cut: 0.01"), ("bits_windows", "cut: 0.01"), ("error_qkv", 0.01),
+        ("error_FP8", math.nan),
     ],
 )  # fmt: skip
 def test_whatever_is_wrong_fails_the_stage_of_bits(wrong: str, value: object) -> None:
     right = {
-        "logits_finite": True, "bits_products": "equal", "bits_steps": "equal", "error_qkv": 1e-3,
+        "logits_finite": True, "bits_products": "equal", "bits_steps": "equal",
+        "bits_windows": "equal", "error_qkv": 1e-3,
     }  # fmt: skip
     require_all = vars(module_of("bits"))["_require_all"]
     require_all(right)

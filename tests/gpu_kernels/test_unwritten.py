@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         CONFIGS["qwen3"] | {"hidden_size": 96, "num_attention_heads": 6, "vocab_size": 131}, {},
     ),
     "ernie in Q4_0": (CONFIGS["ernie"] | WIDE, {"quantization": "q4_0"}),
+    "qwen3 with a window": (CONFIGS["qwen3_mixed"] | {"layer_types": ["sliding_attention"]}, {}),
     "qwen3 in Q8_0": (CONFIGS["qwen3"] | WIDE, {"quantization": "q8_0"}),
     "qwen3 with experts": (CONFIGS["qwen3_moe"], {}),
     "ernie with experts": (CONFIGS["ernie_moe"] | {"moe_layer_start_index": 0}, {}),

@@ -31,7 +31,7 @@ OF_A_STEP = frozenset({
     "pair_activated", "pair_results", "shared", "best_scores", "best_tokens", "counts", "weights",
     "cuts", "listed", "keys", "records",
 })  # fmt: skip
-"""Buffers in which nothing outlives a step."""
+"""Buffers in which nothing outlives a step; a list of pieces has the name of its window too."""
 
 
 def leave(patch: pytest.MonkeyPatch, byte: int) -> None:

@@ -12,6 +12,7 @@
     weight_plan   in which form a product has its weights, by what the files have
     repacking     quantised weights as kernels read them
     launches      a layer's kernels, with their arguments in place
+    attention_launches  those of attention
     tiles         which tile a product takes; it never enters the bits
     weights       a decoder's weights on the card; random ones, for measurements
     kernels/      products, attention, rows, the draw
@@ -31,6 +32,11 @@ instructions; attention is merged from pieces at fixed positions. So a row's bit
 the tile nor on the other rows, which an H100 showed for every tile and step that was tried. Ranges
 of inputs in programs of their own, added in order by the next kernel, would take 3.5 % off the
 products of one row and cost a second sum in prefill. `docs/gpu.md` has the figures.
+
+Pieces are listed once for each window that layers have, and a list holds what is seen. With one
+list for all layers, programs would find pieces before a window among their own and return early,
+and some would have work while others had none: at 32,000 tokens and a window of 4,096 seven pieces
+of eight are before it. Another list costs one launch a step.
 
 The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
 follows CUDA's major versions and costs more a call.

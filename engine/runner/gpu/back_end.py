@@ -121,8 +121,6 @@ class GpuBackEnd:
                 "speculative_method is mtp, which has no kernels on a GPU; wanted ngram, suffix, "
                 "grammar or none there"
             )
-        if spec.windows:
-            return "layers of the model have a sliding window, for which there are no GPU kernels"
         if spec.has_output_norms:
             return "the model has norms after attention and MLP, for which there are no GPU kernels"
         if spec.has_output_bias or spec.has_mlp_bias:

@@ -17,12 +17,18 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.drawing.staged_rules import staged_rules
 from engine.runner.gpu.kernels.gathering import gather_rows
-from engine.runner.gpu.launches import Bound, KVPool, Launches, PieceList
+from engine.runner.gpu.launches import Bound, KVPool, Launches
 from engine.runner.gpu.steps.decode_step import (
     DecodeSteps,
     DrawWays,
     attend_few,
     draw_sizes,
+)
+from engine.runner.gpu.steps.piece_lists import (
+    list_all,
+    list_sizes,
+    lists_in,
+    longest_window,
 )
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
@@ -87,7 +93,7 @@ class GpuDecoder:
         self.launches = make = make_launches(pool)
         self._width = -(-max_len // pool.block_size)
         self._tile = make.shape.chunk_rows // (spec.num_heads // spec.num_kv_heads)
-        per_seq = -(-max_len // make.shape.piece)
+        per_seq = self._most_pieces_each(make.shape.piece)
         self._most_pieces = min(shape.num_seqs * per_seq, max(_MOST_PIECES, per_seq))
         self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
         self._room = self._decode_room(make)
@@ -102,7 +108,14 @@ class GpuDecoder:
         )  # fmt: skip
         self.steps.use(make)
         self.staging = Staging(device, self._staged_shapes())
-        self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
+        self._pieces = lists_in(self.memory, spec)
+
+    def _most_pieces_each(self, piece: int) -> int:
+        """Return the most pieces of `piece` keys that a sequence's rows see."""
+        window, rows_each = longest_window(self.spec), self._shape.decode_rows
+        num_seen = min(window + rows_each - 1, self.max_len) if window else self.max_len
+        # Keys that do not begin where a piece does lie in one piece more.
+        return min(-(-self.max_len // piece), -(-num_seen // piece) + 1)
 
     def _decode_room(self, make: Launches) -> DecodeRoom:
         """Return the room of steps without chunks, with one row a sequence and with drafts.
@@ -115,21 +128,21 @@ class GpuDecoder:
         decode_rows = min(self._shape.decode_rows, most_rows)
         numbers = [2**power for power in range(1, 8) if 2**power < decode_rows]
         for each in [*numbers, decode_rows] if decode_rows > 1 else []:
-            if make.can_attend(each):
-                share = make.attention_rows(each) // make.attention_rows(1)
+            if make.attention.can_attend(each):
+                share = make.attention.attention_rows(each) // make.attention.attention_rows(1)
                 found[each] = (min(most_seqs, most_rows // each), most_pieces // share)
-        return DecodeRoom(make.shape.piece, found)
+        return DecodeRoom(make.shape.piece, found, longest_window(self.spec))
 
     def _buffer_sizes(self, make: Launches) -> dict[str, int]:
         spec, shape, pieces = self.spec, self._shape, self._most_pieces
-        heads = pieces * spec.num_kv_heads * make.attention_rows(1)
+        heads = pieces * spec.num_kv_heads * make.attention.attention_rows(1)
         logits = self.most_logits_rows
         return activation_sizes(spec, self._most_rows) | {
             "chosen": 2 * logits * spec.hidden_size,
             "logits": 4 * logits * spec.vocab_size,
-            "first_pieces": 4 * (shape.num_seqs + 1),
-            "piece_sequences": 4 * pieces, "piece_starts": 4 * pieces, "piece_lasts": 4 * pieces,
-            "piece_blocks": 4 * pieces * (make.shape.piece // make.pool.block_size),
+            **list_sizes(
+                spec, shape.num_seqs, pieces, make.shape.piece // make.pool.block_size
+            ),
             "totals": 4 * heads * spec.head_dim, "tops": 8 * heads,
             **draw_sizes(make.num_slices, logits),
         }  # fmt: skip
@@ -167,9 +180,12 @@ class GpuDecoder:
                 self._head(count, self.memory["normed"], self.memory["logits"], is_gathered=True)
 
     def _kinds_of_layers(self) -> list[int]:
-        """Return one layer of each kind: those of a file may have weights in different forms."""
-        layers = self.launches.weights.layers
-        return list({layer.kind: index for index, layer in enumerate(layers)}.values())
+        """Return one layer of each kind: with a window or without, and weights in other forms."""
+        kinds = {
+            (layer.kind, self.spec.window_of(index) > 0): index
+            for index, layer in enumerate(self.launches.weights.layers)
+        }
+        return list(kinds.values())
 
     def begin(self, batch: FlatBatch, ways: DrawWays | None = None) -> Hidden:
         """Send the rows; a step without chunks is computed to its last layer.
@@ -186,7 +202,8 @@ class GpuDecoder:
         self._send(rows, rows.chunks, num_rows)
         self._embed(num_rows)(self.stream)
         if rows.num_singles:
-            self._list_pieces(rows.num_singles)(self.stream)
+            for launch in self._list_pieces(rows.num_singles):
+                launch(self.stream)
         return Hidden(rows, num_rows)
 
     def has_pieces_for(self, positions: np.ndarray) -> bool:
@@ -212,12 +229,13 @@ class GpuDecoder:
         for launch in self._layer(index, hidden.num_rows, rows.num_singles, len(chunks.tile_rows)):
             launch(self.stream)
 
-    def _list_pieces(self, num_singles: int) -> Bound:
+    def _list_pieces(self, num_singles: int) -> list[Bound]:
         staging = self.staging
         # A single row's position is its sequence's last one.
-        return self.launches.list_pieces(
-            staging["positions"], staging["single_tables"], self._width, self._pieces, num_singles
-        )
+        return list_all(
+            self.launches, self._pieces, staging["positions"],
+            (staging["single_tables"], self._width), num_singles,
+        )  # fmt: skip
 
     def _embed(self, num_rows: int) -> Bound:
         memory = self.memory
@@ -245,7 +263,7 @@ class GpuDecoder:
             )
         if num_tiles:
             found.append(
-                make.attend_chunk(
+                make.attention.attend_chunk(
                     layer, memory["queries"], staging["chunk_tables"], self._width,
                     (staging["tile_chunks"], staging["tile_rows"]),
                     (staging["first_rows"], staging["num_rows"], staging["last_positions"]),

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from engine.runner.gpu.attention_launches import AttentionLaunches
 from engine.runner.gpu.cuda_driver import PROGRAMMATIC_GRAPHS_CUDA, DeviceProperties
 from engine.runner.gpu.experts.expert_launches import ExpertLaunches
-from engine.runner.gpu.kernels import attention, draw, products, ranged_products, rows
+from engine.runner.gpu.kernels import draw, products, ranged_products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
@@ -25,13 +26,7 @@ from engine.runner.weights.spec.model_spec import DecoderSpec
 Bound = Callable[[int], None]
 """Launches a kernel with its arguments on a stream."""
 
-LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
-_PIECE_ROWS = 64
-"""Rows of a piece's largest tile, up to a head_dim of 128; half as many of 256, or over keys of a
-byte each. A larger one takes more than a card has."""
-FEW_SEQUENCES = 2
-"""The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
 _GROUP = 8
 _ROTATED_ROWS = 8
 
@@ -49,15 +44,6 @@ _ROTATE = {
     "angles": "*fp32", "positions": "*i32", "slots": "*i32", "queries": "*bf16",
     "keys": "*bf16", "values": "*bf16", "key_scales": "*fp32", "value_scales": "*fp32",
     "divisors": "*fp32", "epsilon": "fp32", "num_rows": "i32",
-}  # fmt: skip
-_ATTENTION = {
-    "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i32",
-    "key_scales": "*fp32", "value_scales": "*fp32",
-    "first_pieces": "*i32", "piece_sequences": "*i32", "piece_starts": "*i32",
-    "piece_lasts": "*i32", "piece_blocks": "*i32",
-    "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
-    "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
-    "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16",
 }  # fmt: skip
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
@@ -111,16 +97,6 @@ class KVPool:
         return self.keys(layer) + self.num_blocks * self.piece_bytes
 
 
-class PieceList(NamedTuple):
-    """Addresses of the list of pieces that `kernels.attention.list_pieces` writes."""
-
-    first_pieces: int
-    piece_sequences: int
-    piece_starts: int
-    piece_lasts: int
-    piece_blocks: int
-
-
 class Launches:
     """Makes the launches of one model on one card; equal kernels are compiled once."""
 
@@ -145,7 +121,7 @@ class Launches:
         self._is_programmatic = is_programmatic and is_known
         self._choose_product, self._choose_gate_up = choose_product, choose_gate_up
         self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
-        self._scale = LOG2_E / spec.head_dim**0.5
+        self.attention = AttentionLaunches(self, card)
         mixture = spec.experts
         self.experts = None if mixture is None else ExpertLaunches(self, card, spec, mixture)
 
@@ -316,7 +292,8 @@ class Launches:
     def _columns(size: int) -> dict[str, int]:
         return {"N": size, "COLUMNS": 1 << (size - 1).bit_length()}
 
-    def _heads(self) -> dict[str, int]:
+    def heads(self) -> dict[str, int]:
+        """Return the constants of kernels that tell heads apart."""
         spec = self.spec
         return {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "DIM": spec.head_dim}
 
@@ -326,7 +303,7 @@ class Launches:
         """Return norms and rotation of heads, with keys and values into the cache."""
         spec, weights = self.spec, self.weights.layers[layer]
         constants = {
-            **self._heads(), "BLOCK": self.pool.block_size, "HAS_BIAS": weights.qkv_bias != 0,
+            **self.heads(), "BLOCK": self.pool.block_size, "HAS_BIAS": weights.qkv_bias != 0,
             "HAS_NORMS": spec.has_head_norms, "HAS_SCALES": self.pool.has_scales,
             "HAS_DIVISORS": weights.key_divisors != 0, "TILE": _ROTATED_ROWS,
         }  # fmt: skip
@@ -335,93 +312,14 @@ class Launches:
         return kernel.bind(
             (-(-num_rows // _ROTATED_ROWS), spec.num_heads + 2 * spec.num_kv_heads), qkv,
             weights.qkv_bias, weights.query_norm, weights.key_norm, weights.key_divisors,
-            self.weights.angles, positions, slots, queries, *self._cached(layer), spec.rms_epsilon,
+            self.weights.angles, positions, slots, queries, *self.cached(layer), spec.rms_epsilon,
             num_rows,
         )  # fmt: skip
 
-    def _cached(self, layer: int) -> tuple[int, int, int, int]:
+    def cached(self, layer: int) -> tuple[int, int, int, int]:
         """Return the addresses of a layer's keys and values, and of their scales."""
         keys, values = self.pool.keys(layer), self.pool.values(layer)
         return keys, values, keys, values
-
-    def _attention_types(self) -> dict[str, str]:
-        return _ATTENTION | ({"keys": "*i16", "values": "*i16"} if self.pool.has_scales else {})
-
-    def list_pieces(
-        self, last_positions: int, tables: int, table_width: int, pieces: PieceList,
-        num_sequences: int,
-    ) -> Bound:  # fmt: skip
-        """Return the launch that lists a decoding step's pieces, for all layers."""
-        constants = {
-            "BLOCK": self.pool.block_size,
-            "PIECE": self.shape.piece,
-            "SEQUENCES": max(1 << (num_sequences - 1).bit_length(), 2),
-        }
-        kernel = self.kernel(attention.list_pieces, _ATTENTION, constants, 4, 1)
-        return kernel.bind(
-            (num_sequences,), last_positions, tables, table_width, num_sequences, *pieces
-        )
-
-    def attend_pieces(
-        self, layer: int, queries: int, last_positions: int, pieces: PieceList,
-        scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
-    ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return attention of a few rows a sequence; `scratch`: totals and tops."""
-        shape, programs, stages = self.shape, self.shape.programs, self.shape.stages
-        if num_sequences <= FEW_SEQUENCES:
-            programs, stages = shape.few_programs, shape.few_stages
-        # A stage has as many numbers of keys as of values.
-        stage_bytes = 2 * self.pool.number_bytes * shape.tile_keys * self.spec.head_dim
-        stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
-        tile_rows = self.attention_rows(rows_each)
-        common = {**self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece}
-        compute = self.kernel(
-            attention.attend_pieces, self._attention_types(),
-            {
-                **common, "BLOCK": self.pool.block_size, "PROGRAMS": programs,
-                "HAS_SCALES": self.pool.has_scales,
-            },
-            shape.num_warps, stages, shape.max_registers,
-        )  # fmt: skip
-        merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
-        first = compute.bind(
-            (programs,), queries, *self._cached(layer), *pieces, *scratch, self._scale,
-            num_sequences,
-        )  # fmt: skip
-        grid = (num_sequences, rows_each * self.spec.num_heads)
-        return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out)
-
-    def attention_rows(self, rows_each: int) -> int:
-        """Return the rows of a piece's matrix tile: `rows_each` query rows of one KV head."""
-        needed = rows_each * self.spec.num_heads // self.spec.num_kv_heads
-        return max(16, self.shape.tile_rows, 1 << (needed - 1).bit_length())
-
-    def can_attend(self, rows_each: int) -> bool:
-        """Return whether a piece's tile for so many rows of a sequence fits into a card."""
-        width = max(self.spec.head_dim, 128) * (2 if self.pool.has_scales else 1)
-        return self.attention_rows(rows_each) * width <= 128 * _PIECE_ROWS
-
-    def attend_chunk(
-        self, layer: int, queries: int, tables: int, table_width: int, tiles: tuple[int, int],
-        sequences: tuple[int, int, int], out: int, num_tiles: int,
-    ) -> Bound:  # fmt: skip
-        """Return attention of many rows a sequence."""
-        shape, (first_rows, num_rows, last_positions) = self.shape, sequences
-        constants = {
-            **self._heads(), "BLOCK": self.pool.block_size, "BM": shape.chunk_rows,
-            "BN": shape.tile_keys, "PIECE": shape.piece, "HAS_SCALES": self.pool.has_scales,
-        }  # fmt: skip
-        kernel = self.kernel(
-            attention.attend_chunk,
-            self._attention_types(),
-            constants,
-            shape.chunk_warps,
-            shape.chunk_stages,
-        )
-        return kernel.bind(
-            (num_tiles, self.spec.num_kv_heads), queries, *self._cached(layer), tables, *tiles,
-            first_rows, num_rows, last_positions, out, self._scale, table_width,
-        )  # fmt: skip
 
     @property
     def num_slices(self) -> int:

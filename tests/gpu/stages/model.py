@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from engine.runner.gpu.kernels.random_numbers import fill_normal
@@ -102,12 +103,13 @@ class Model:
         return self.others[form]
 
     def launches(
-        self, card: Any, shape: AttentionShape | None = None, form: Form = Form.BF16, **options: Any
-    ) -> Launches:
+        self, card: Any, shape: AttentionShape | None = None, form: Form = Form.BF16,
+        windows: tuple[int, ...] = (), **options: Any,
+    ) -> Launches:  # fmt: skip
         return Launches(
             card.kernel,
             card.device.properties,
-            QWEN3_8B,
+            replace(QWEN3_8B, windows=windows),
             self.stored(card, form),
             self.pool,
             shape or AttentionShape(),

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.launches import FEW_SEQUENCES, AttentionShape, Launches
+from engine.runner.gpu.attention_launches import FEW_SEQUENCES
+from engine.runner.gpu.launches import AttentionShape, Bound, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.weights import DecoderWeights
 from tests.gpu.decoding import Decoding
@@ -120,9 +121,7 @@ def attention(card: Any, found: Findings) -> None:
                     fixed = decode_step(card, model, count, context, shape)
                     if card.is_real:
                         fixed.launch()
-                        layers = fixed.launches[2:-3]
-                        pairs = [one for place in range(36) for one in layers[9 * place + 2 :][:2]]
-                        spent = card.graph_milliseconds(pairs, 2) * 1e3 / 36
+                        spent = card.graph_milliseconds(_attention_of(fixed), 2) * 1e3 / 36
                         timed.append((round(spent, 2), piece, programs, stages, warps))
                     fixed.close()
         timed.sort()
@@ -135,6 +134,38 @@ def attention(card: Any, found: Findings) -> None:
                 "piece": {p: min(t for t in timed if t[1] == p) for p in (128, 256, 512)},
             }  # fmt: skip
             print(f"attention {count} x {context}: {results[f'{count} x {context}']}", flush=True)
+    _time_windows(card, found, model)
+
+
+_WINDOW = 4096
+
+
+def _time_windows(card: Any, found: Findings, model: Model) -> None:
+    """A decoding step at 32,000 tokens with a window in every layer, beside all tokens, and beside
+    a context as long as the window."""
+    windows = (_WINDOW,) * QWEN3_8B.num_layers
+    for label, context, own in (
+        ("of all tokens", 32000, ()), ("of a window", 32000, windows),
+        ("of as many tokens as a window has", _WINDOW, ()),
+    ):  # fmt: skip
+        for count in (1, 4):
+            fixed = decode_step(card, model, count, context, AttentionShape(), windows=own)
+            if card.is_real:
+                fixed.launch()
+                spent = card.graph_milliseconds(_attention_of(fixed), 2) * 1e3 / 36
+                fixed.capture()
+                found.setdefault("windows", {})[f"{count}, {label}"] = {
+                    "attention_us": round(spent, 2),
+                    "step_ms": round(card.milliseconds(fixed.run, 10, 3), 3),
+                }
+            fixed.close()
+    print("windows:", found.get("windows"), flush=True)
+
+
+def _attention_of(fixed: Decoding) -> list[Bound]:
+    """Return the launches of attention of all layers of a step with one list of pieces."""
+    layers = fixed.launches[2:-3]
+    return [one for place in range(36) for one in layers[9 * place + 2 :][:2]]
 
 
 def _shipped(count: int) -> tuple[int, int, int, int]:

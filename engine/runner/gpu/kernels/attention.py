@@ -9,6 +9,12 @@ product with a column of ones), so the tile's shape does not enter either.
 Rows of the matrix unit's tile are (query row, head of the group). Scores are in base 2: `scale`
 contains log2(e).
 
+A row of a layer with a `window` sees the last `window` positions up to its own. It begins at the
+piece of its first visible key, with the keys before it masked, so what it merges follows from its
+position alone. Pieces before the windows of all rows of a sequence, or of a tile, are not read. A
+row that sees no key of a piece gets a sum of 0 with LOWEST as its top: that piece, merged before
+the row's first one, leaves its state as it was, to the bit. `window` None: a row sees all keys.
+
 Keys and values of a byte each (`kernels/slots.py`) are exact in bfloat16. A key's scale multiplies
 its scores, and a value's scale its weights, before they are rounded: one multiplication for each
 score, where scaling the numbers would cost one for each of them.
@@ -61,6 +67,15 @@ def _advance(query, other_query, key, value, ones, is_key, scale, top, weight_su
 
 
 @triton.jit
+def _seen(position, limit, window):
+    """Return which keys at `position` [keys] the rows at `limit` [BM] see: [BM, keys]."""
+    seen = position[None, :] <= limit[:, None]
+    if window is not None:
+        seen &= position[None, :] > limit[:, None] - window
+    return seen
+
+
+@triton.jit
 def _load_query(rows, is_row, DIM: tl.constexpr, HAS_SCALES: tl.constexpr):
     """Return the queries at these addresses [BM, 1], with HAS_SCALES in two halves."""
     WIDTH: tl.constexpr = DIM // 2 if HAS_SCALES else DIM
@@ -84,13 +99,13 @@ def _store_result(rows, is_row, result, other, DIM: tl.constexpr, HAS_SCALES: tl
 
 @triton.jit
 def _piece(query, other_query, keys, values, key_scales, value_scales, table, head, start, stop,
-           limit, scale, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+           limit, window, scale, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
            BM: tl.constexpr, BN: tl.constexpr, HAS_SCALES: tl.constexpr):  # fmt: skip
     """Return the largest score, the sum of weights and the weighted values of keys start to stop.
 
     The weighted values come last, in halves as in `_advance`.
 
-    `limit` [BM] is each row's own position: keys after it do not count.
+    `limit` [BM] is each row's own position: keys after it do not count, nor those before `window`.
     """
     places = tl.arange(0, BN)
     ones = tl.full((BN, 16), 1.0, tl.float32).to(query.dtype)
@@ -107,7 +122,7 @@ def _piece(query, other_query, keys, values, key_scales, value_scales, table, he
             values, value_scales, own, place, first + places < stop, query.dtype, BLOCK, DIM,
             HAS_SCALES,
         )  # fmt: skip
-        is_key = (first + places)[None, :] <= limit[:, None]
+        is_key = _seen(first + places, limit, window)
         top, weight_sum, total, other = _advance(
             query, other_query, key, value, ones, is_key, scale, top, weight_sum, total, other,
             HAS_SCALES,
@@ -116,21 +131,25 @@ def _piece(query, other_query, keys, values, key_scales, value_scales, table, he
 
 
 @triton.jit
-def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces, piece_sequences,
-                piece_starts, piece_lasts, piece_blocks, BLOCK: tl.constexpr, PIECE: tl.constexpr,
-                SEQUENCES: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """List the pieces of all sequences, once for all layers of a step. Program: sequence.
+def list_pieces(last_positions, tables, table_width, num_sequences, reach, first_pieces,
+                piece_sequences, piece_starts, piece_lasts, piece_blocks, BLOCK: tl.constexpr,
+                PIECE: tl.constexpr, SEQUENCES: tl.constexpr,
+                IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """List the pieces of all sequences, once for all layers with a window. Program: sequence.
 
     `first_pieces` [SEQUENCES + 1] are the index of each sequence's first piece in the list, and the
     length of the list. An entry holds the sequence, the piece's first position, the sequence's last
-    one, and PIECE // BLOCK block ids (-1: after the sequence's end). A last position of -1 is
-    padding: no pieces.
+    one, and PIECE // BLOCK block ids (-1: after the sequence's end, or before all that is seen). A
+    last position of -1 is padding: no pieces. Keys are seen up to `reach` before a sequence's last
+    position, by its first row; None: all are.
     """
     begin(IS_PROGRAMMATIC)
     sequence = tl.program_id(0)
     index = tl.arange(0, SEQUENCES)
     last = tl.load(last_positions + index, mask=index < num_sequences, other=-1)
     counts = tl.where(last >= 0, last // PIECE + 1, 0)
+    if reach is not None:
+        counts -= tl.maximum(last - reach, 0) // PIECE
     first = tl.sum(tl.where(index < sequence, counts, 0), 0)
     own = tl.sum(tl.where(index == sequence, counts, 0), 0)
     tl.store(first_pieces + sequence, first)
@@ -139,12 +158,17 @@ def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces
     last_own = tl.sum(tl.where(index == sequence, last, 0), 0)
     parts: tl.constexpr = PIECE // BLOCK
     part = tl.arange(0, parts)
+    num_hidden = 0
+    if reach is not None:
+        num_hidden = tl.maximum(last_own - reach, 0) // PIECE
     for piece in range(own):
         tl.store(piece_sequences + first + piece, sequence)
-        tl.store(piece_starts + first + piece, piece * PIECE)
+        tl.store(piece_starts + first + piece, (num_hidden + piece) * PIECE)
         tl.store(piece_lasts + first + piece, last_own)
-        place = piece * parts + part
+        place = (num_hidden + piece) * parts + part
         is_block = place * BLOCK <= last_own
+        if reach is not None:
+            is_block &= (place + 1) * BLOCK > last_own - reach
         block = tl.load(
             tables + sequence.to(tl.int64) * table_width + place, mask=is_block, other=-1
         )
@@ -161,7 +185,7 @@ def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces
 @triton.jit
 def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
                   piece_sequences, piece_starts, piece_lasts, piece_blocks, totals, tops, scale,
-                  num_sequences,
+                  num_sequences, window,
                   ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                   DIM: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr,
                   PROGRAMS: tl.constexpr, HAS_SCALES: tl.constexpr,
@@ -218,7 +242,7 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
         total = tl.where(is_first, 0.0, total)
         other = tl.where(is_first, 0.0, other)
         top, weight_sum, total, other = _advance(
-            query, other_query, key, value, ones, position[None, :] <= limit[:, None], scale, top,
+            query, other_query, key, value, ones, _seen(position, limit, window), scale, top,
             weight_sum, total, other, HAS_SCALES,
         )  # fmt: skip
         if part == PARTS - 1:
@@ -234,9 +258,10 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
 # Merging is the same online softmax once more, over pieces: the sum of two parts is both, each
 # times 2^(its own top - the larger top). A row merges the pieces up to its own position and no
 # others, in ascending order, so what a sequence with drafts has in later pieces does not enter.
-# The division by the sum of weights comes last and once.
+# With a window the list begins with the piece of the sequence's first row, and a row's own begin
+# there or later. The division by the sum of weights comes last and once.
 @triton.jit
-def merge_pieces(totals, tops, last_positions, first_pieces, out, ROWS: tl.constexpr,
+def merge_pieces(totals, tops, last_positions, first_pieces, out, window, ROWS: tl.constexpr,
                  HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr,
                  PIECE: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Merge a row's own pieces in ascending order. One program is one (sequence, row, head)."""
@@ -253,7 +278,11 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, ROWS: tl.const
         weight_sum = 0.0
         total = tl.zeros((DIM,), tl.float32)
         own = last - (ROWS - 1) + row
-        for piece in range(own // PIECE + 1):
+        begin_piece = 0
+        if window is not None:
+            first -= tl.maximum(last - (ROWS - 1) - (window - 1), 0) // PIECE
+            begin_piece = tl.maximum(own - (window - 1), 0) // PIECE
+        for piece in range(begin_piece, own // PIECE + 1):
             item = (first + piece) * KV_HEADS + head // GROUP
             source = item.to(tl.int64) * BM + row * GROUP + head % GROUP
             piece_top = tl.load(tops + source * 2)
@@ -271,10 +300,11 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, ROWS: tl.const
 # all their keys: nothing is stored between pieces. It still computes each piece from nothing and
 # merges it as `merge_pieces` does, instead of going on with the sums of the piece before: that is
 # one merge in PIECE keys, and the reason why a row has the same bits in a chunk as in a decode. A
-# tile's keys end with its own last row; rows before that are cut off by their `limit`.
+# tile's keys end with its own last row; rows before that are cut off by their `limit`. With a
+# window they begin with the block of the first key that the tile's first row sees.
 @triton.jit
 def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_sequences, tile_rows,
-                 first_rows, num_rows, last_positions, out, scale, table_width,
+                 first_rows, num_rows, last_positions, out, scale, table_width, window,
                  HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
                  BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr,
                  HAS_SCALES: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
@@ -305,10 +335,17 @@ def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_s
     weight_sum = tl.zeros((BM, 16), tl.float32)
     total = tl.zeros((BM, query.shape[1]), tl.float32)
     other = tl.zeros((BM, query.shape[1]), tl.float32)
-    for start in range(0, end, PIECE):
+    seen = 0
+    if window is not None:
+        seen = tl.maximum(last - (count - 1) + first_row - (window - 1), 0) // BN * BN
+    for start in range(seen // PIECE * PIECE, end, PIECE):
+        begin_key = start
+        if window is not None:
+            begin_key = tl.maximum(start, seen)
         piece_top, piece_sum, piece_total, piece_other = _piece(
-            query, other_query, keys, values, key_scales, value_scales, table, head, start,
-            tl.minimum(start + PIECE, end), limit, scale, KV_HEADS, DIM, BLOCK, BM, BN, HAS_SCALES,
+            query, other_query, keys, values, key_scales, value_scales, table, head, begin_key,
+            tl.minimum(start + PIECE, end), limit, window, scale, KV_HEADS, DIM, BLOCK, BM, BN,
+            HAS_SCALES,
         )  # fmt: skip
         new_top = tl.maximum(top, piece_top)
         fade = tl.exp2(top - new_top)[:, None]

@@ -96,7 +96,7 @@ class ChunkStep:
         normed, size = memory["normed"], spec.hidden_size
 
         def attend(layer: int) -> list[Bound]:
-            launch = make.attend_chunk(
+            launch = make.attention.attend_chunk(
                 layer, memory["queries"], memory["tables"], self._table_width,
                 (memory["tile_sequences"], memory["tile_rows"]),
                 (memory["first_rows"], memory["num_rows"], memory["last_positions"]),

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Graph
-from engine.runner.gpu.launches import Bound, Launches, PieceList
+from engine.runner.gpu.launches import Bound, Launches
+from engine.runner.gpu.steps.piece_lists import PieceLists, list_all, lists_in
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.steps.step_rows import NO_ROW, DecodeRoom, StepRows
@@ -71,7 +72,7 @@ class DecodeSteps:
         self._most_drawn = most_drawn
         self._graphs: dict[tuple[int, int], Graph] = {}
         self._make: Launches | None = None
-        self._pieces = PieceList(*(memory[name] for name in PieceList._fields))
+        self._pieces: PieceLists = {}
         num_sequences = max(most for most, _ in room.most.values())
         num_rows = max(each * sizes[-1] for each, sizes in self.sizes.items())
         rows = (num_rows,)
@@ -93,7 +94,7 @@ class DecodeSteps:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
-        self._make = make
+        self._make, self._pieces = make, lists_in(self._memory, make.spec)
 
     def record_graphs(self) -> None:
         """Record the graphs of all sizes."""
@@ -174,8 +175,8 @@ class DecodeSteps:
     ) -> list[Bound]:
         """Return a step's launches, of all layers or of these.
 
-        The list of pieces and the embedding come first, then nine for each layer, or more with
-        experts, and the head and the draw, three in all.
+        The lists of pieces, one for each window, and the embedding come first, then nine for each
+        layer, or more with experts, and the head and the draw, three in all.
         """
         make, memory, staging = self._make, self._memory, self.staging
         assert make is not None
@@ -183,7 +184,10 @@ class DecodeSteps:
         # The position of a sequence's only row is its last one.
         lasts = staging["positions" if rows_each == 1 else "last_positions"]
         found = [
-            make.list_pieces(lasts, staging["tables"], self._width, self._pieces, num_sequences),
+            *list_all(
+                make, self._pieces, lasts, (staging["tables"], self._width), num_sequences,
+                rows_each,
+            ),
             make.embed(
                 staging["tokens"], memory["hidden"], memory["normed"], num_rows,
                 drawn=(staging["sources"], memory["drawn"]),
@@ -220,11 +224,11 @@ class DecodeSteps:
 
 
 def attend_few(
-    make: Launches, memory: StepMemory, pieces: PieceList, last_positions: int, layer: int,
+    make: Launches, memory: StepMemory, pieces: PieceLists, last_positions: int, layer: int,
     num_sequences: int, rows_each: int = 1,
 ) -> tuple[Bound, Bound]:  # fmt: skip
     """Return the attention of the first sequences, whose rows end at `last_positions`."""
-    return make.attend_pieces(
-        layer, memory["queries"], last_positions, pieces, (memory["totals"], memory["tops"]),
-        memory["attended"], num_sequences, rows_each,
+    return make.attention.attend_pieces(
+        layer, memory["queries"], last_positions, pieces[make.spec.window_of(layer)],
+        (memory["totals"], memory["tops"]), memory["attended"], num_sequences, rows_each,
     )  # fmt: skip

@@ -76,11 +76,21 @@ class StepRows:
 class DecodeRoom:
     """The largest steps without chunks, by the number of rows of each sequence, ascending.
 
-    `most[rows_each]` are the most sequences, and the most pieces of `piece` keys.
+    `most[rows_each]` are the most sequences, and the most pieces of `piece` keys. `window` is the
+    longest one, if all layers have one; 0: rows attend to all keys.
     """
 
     piece: int
     most: Mapping[int, tuple[int, int]]
+    window: int = 0
+
+    def num_pieces(self, rows_each: int, last_positions: np.ndarray) -> np.ndarray:
+        """Return the pieces that `rows_each` rows see which end at each of these positions."""
+        found: np.ndarray = last_positions // self.piece + 1
+        if self.window:
+            first_seen = last_positions - (rows_each - 1) - (self.window - 1)
+            found -= np.maximum(first_seen, 0) // self.piece
+        return found
 
     def rows_each(self, least: int, last_positions: np.ndarray) -> int | None:
         """Return the rows, at least `least`, of each of the sequences that end at these positions.
@@ -89,7 +99,7 @@ class DecodeRoom:
         """
         for rows_each, (most_sequences, most_pieces) in self.most.items():
             if rows_each >= least:
-                num_pieces = (last_positions // self.piece + 1).sum()
+                num_pieces = self.num_pieces(rows_each, last_positions).sum()
                 is_room = len(last_positions) <= most_sequences and num_pieces <= most_pieces
                 return rows_each if is_room else None
         return None
@@ -119,7 +129,7 @@ def lay_out(batch: FlatBatch, tile: int, room: DecodeRoom) -> StepRows:
         if rows_each is not None:
             return _with_drafts(batch, counts, rows_each)
     starts = batch.row_starts[:-1]
-    num_pieces = np.where(counts == 1, batch.positions[starts] // room.piece + 1, 0)
+    num_pieces = np.where(counts == 1, room.num_pieces(1, batch.positions[starts]), 0)
     is_single = (counts == 1) & (np.cumsum(num_pieces) <= room.most[1][1])
     singles, chunks = np.flatnonzero(is_single), np.flatnonzero(~is_single)
     chunk_counts = counts[chunks]

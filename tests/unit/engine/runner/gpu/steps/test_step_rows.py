@@ -70,3 +70,26 @@ def test_rows_of_a_prompt_are_a_chunk() -> None:
     assert rows.chunks is not None
     assert rows.chunks.num_rows.tolist() == [3]
     assert rows.tokens.tolist() == [103, 100, 101, 102]
+
+
+WINDOWED = DecodeRoom(32, {1: (4, 4), 4: (3, 4)}, window=40)
+
+
+@pytest.mark.parametrize(
+    ("rows_each", "last", "num_pieces"),
+    [(1, 0, 1), (1, 31, 1), (1, 39, 2), (1, 70, 3), (1, 71, 2), (1, 1000, 2), (4, 71, 3),
+     (4, 73, 3), (4, 74, 2), (1, 100 * 32 + 31, 2)],
+)  # fmt: skip
+def test_pieces_before_the_windows_of_all_rows_are_not_counted(
+    rows_each: int, last: int, num_pieces: int
+) -> None:
+    seen = range(max(last - (rows_each - 1) - 39, 0), last + 1)
+    assert num_pieces == len({key // 32 for key in seen})
+    assert WINDOWED.num_pieces(rows_each, np.array([last])).tolist() == [num_pieces]
+
+
+def test_long_texts_with_a_window_have_room_where_those_without_have_none() -> None:
+    lasts = np.array([3231, 3231])
+    assert WINDOWED.rows_each(1, lasts) == 1
+    assert DecodeRoom(32, WINDOWED.most).rows_each(1, lasts) is None
+    assert WINDOWED.rows_each(1, np.array([3232, 3231])) is None  # three pieces and two
