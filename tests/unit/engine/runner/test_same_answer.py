@@ -26,7 +26,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
-    return load(folder, max_model_len=256, kv_cache_memory=4 << 20)
+    return load(folder, max_model_len=256, kv_cache_memory=8 << 20)
 
 
 @pytest.fixture(scope="module")
