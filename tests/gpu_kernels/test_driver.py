@@ -119,7 +119,7 @@ def launches_on(device: Device) -> Launches:
         matrix(2 * SPEC.intermediate_size, hidden), matrix(hidden, SPEC.intermediate_size),
     )  # fmt: skip
     head = matrix(SPEC.vocab_size, hidden)
-    weights = DecoderWeights((layer,) * SPEC.num_layers, 1, 1, head, 1, ())
+    weights = DecoderWeights((layer,) * SPEC.num_layers, 1, 1, head, {SPEC.rope: 1}, ())
     pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
     return Launches(
         lambda spec: _RecordingKernel(device, spec), device.properties, SPEC, weights, pool, SHAPE

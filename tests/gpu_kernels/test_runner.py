@@ -29,7 +29,7 @@ from engine.runner.model_runner import ModelRunner
 from tests.gpu_kernels.interpreted import InterpretedDevice
 from tests.support.engine.moved_blocks import move_blocks
 from tests.support.models.running import host_draw, load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
 OTHERS = [[6, 7, 8], [10, 11, 12], [13, 14, 15]]
@@ -44,6 +44,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_logits_are_those_of_the_cpu(folder: Path) -> None:
     """bfloat16 beside float32: equal up to its rounding."""
     ours = computed(on_card(folder), PROMPT, [])
+    exact = computed(load(folder, 64, activation_dtype="float32"), PROMPT, [])
+    assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06
+
+
+def test_layers_without_rotation_are_those_of_the_cpu(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["smollm3"])
+    ours = computed(on_card(folder), PROMPT, [])
+    assert np.array_equal(computed(on_card(folder), PROMPT, [16, 39]), ours)
     exact = computed(load(folder, 64, activation_dtype="float32"), PROMPT, [])
     assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06
 

@@ -85,7 +85,7 @@ class TinyDecoder:
     def _attended(self, qkv: np.ndarray) -> np.ndarray:
         spec = self.spec
         count, half, group = len(qkv), spec.head_dim // 2, spec.num_heads // spec.num_kv_heads
-        raw = self.device.download(self.weights.angles, 4 * count * spec.head_dim)
+        raw = self.device.download(self.weights.angles[spec.rope], 4 * count * spec.head_dim)
         angles = np.frombuffer(raw, np.float32).reshape(count, 1, spec.head_dim)
         cosines, sines = angles[..., :half], angles[..., half:]
         heads = qkv.reshape(count, -1, spec.head_dim)

@@ -312,8 +312,8 @@ class Launches:
         return kernel.bind(
             (-(-num_rows // _ROTATED_ROWS), spec.num_heads + 2 * spec.num_kv_heads), qkv,
             weights.qkv_bias, weights.query_norm, weights.key_norm, weights.key_divisors,
-            self.weights.angles, positions, slots, queries, *self.cached(layer), spec.rms_epsilon,
-            num_rows,
+            self.weights.angles[spec.rope_of(layer)], positions, slots, queries,
+            *self.cached(layer), spec.rms_epsilon, num_rows,
         )  # fmt: skip
 
     def cached(self, layer: int) -> tuple[int, int, int, int]:

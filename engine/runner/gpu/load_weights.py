@@ -20,10 +20,11 @@ from engine.runner.gpu.weights import (
     Form,
     LayerWeights,
     Matrix,
+    send_angles,
 )
 from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.key_scales import has_key_scales, key_scales
-from engine.runner.weights.rope import halves_first, rotary_tables
+from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
@@ -251,10 +252,9 @@ def load_weights(
     final_norm = loader.vector("model.norm.weight")
     head = embedding if spec.has_tied_embeddings else loader.matrix([HEAD])
     loader.upload()
-    angles = np.concatenate(rotary_tables(spec, max_len), axis=1).astype(np.float32)
-    angle_memory = device.allocate(angles.nbytes)
-    device.upload_array(angle_memory.address, angles)
+    angles = send_angles(device, spec, max_len)
     return DecoderWeights(
         layers=layers, embedding=embedding.address, final_norm=final_norm, head=head,
-        angles=angle_memory.address, memories=(*loader.memories, angle_memory),
+        angles={rope: memory.address for rope, memory in angles.items()},
+        memories=(*loader.memories, *angles.values()),
     )  # fmt: skip

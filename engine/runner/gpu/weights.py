@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -15,6 +15,7 @@ from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.rope_spec import RopeSpec
 
 _ELEMENT = 2
 _COUNTERS = 1024
@@ -133,13 +134,16 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights, and `angles`: cosines, then sines, [positions, head_dim], an address."""
+    """All weights, and `angles` for each kind of rotary positions in the decoder's layers.
+
+    They are the address of cosines, then sines, float32 [positions, head_dim].
+    """
 
     layers: tuple[LayerWeights, ...]
     embedding: int
     final_norm: int
     head: Matrix
-    angles: int
+    angles: Mapping[RopeSpec, int]
     memories: tuple[Memory, ...]
 
     @property
@@ -240,6 +244,17 @@ class _RandomMaker:
         return memory
 
 
+def send_angles(device: Device, spec: DecoderSpec, max_len: int) -> dict[RopeSpec, Memory]:
+    """Return the angles of up to `max_len` positions on the card: see `DecoderWeights`."""
+    memories = {}
+    for rope in spec.ropes:
+        tables = rotary_tables(replace(spec, rope=rope), max_len)
+        angles = np.concatenate(tables, axis=1).astype(np.float32)
+        memories[rope] = device.allocate(angles.nbytes)
+        device.upload_array(memories[rope].address, angles)
+    return memories
+
+
 def random_weights(
     device: Device,
     make_kernel: Callable[[KernelSpec], BindableKernel],
@@ -278,11 +293,9 @@ def random_weights(
     final_norm = maker.ones(hidden)
     # The head stays in 16 bits, as in most quantised models.
     head = embedding if spec.has_tied_embeddings else maker.matrix(spec.vocab_size, hidden, 4.0)
-    cosines, sines = rotary_tables(spec, max_len)
-    angles = np.concatenate([cosines, sines], axis=1).astype(np.float32)
-    angle_memory = device.allocate(angles.nbytes)
-    device.upload(angle_memory.address, angles.tobytes())
+    angles = send_angles(device, spec, max_len)
     return DecoderWeights(
         layers=tuple(layers), embedding=embedding.address, final_norm=final_norm, head=head,
-        angles=angle_memory.address, memories=(*maker.memories, angle_memory),
+        angles={rope: memory.address for rope, memory in angles.items()},
+        memories=(*maker.memories, *angles.values()),
     )  # fmt: skip

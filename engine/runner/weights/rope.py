@@ -15,6 +15,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
     frequencies: np.ndarray = rope.theta ** -(
         np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     )
+    if rope.kind == "none":
+        return np.zeros_like(frequencies)
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":

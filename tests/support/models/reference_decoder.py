@@ -116,11 +116,12 @@ def _layer(
     prefix: str,
     x: np.ndarray,
     window: int = 0,
+    is_rotated: bool = True,
 ) -> np.ndarray:
     """One decoder layer over all positions `[positions, hidden_size]`."""
     epsilon, num_heads = config["rms_norm_eps"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    frequencies = _frequencies(config, head_dim, window)
+    frequencies = _frequencies(config, head_dim, window) * is_rotated
     is_gemma = config["model_type"] == "gemma3_text"
     is_interleaved = config["model_type"].startswith("ernie4_5")
 
@@ -218,7 +219,8 @@ def _final_states(
     if is_gemma:
         x = x * math.sqrt(config["hidden_size"])
     for layer in range(config["num_hidden_layers"]):
-        x = _layer(config, w, f"model.layers.{layer}.", x, _window(config, layer))
+        is_rotated = bool(config.get("no_rope_layers", [1] * (layer + 1))[layer])
+        x = _layer(config, w, f"model.layers.{layer}.", x, _window(config, layer), is_rotated)
     return _norm(x, w["model.norm.weight"] + is_gemma, config["rms_norm_eps"])
 
 

@@ -200,6 +200,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 53,
         "max_window_layers": 1,
     },
+    "smollm3": _LLAMA
+    | {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "rope_theta": 50000.0,
+        "num_hidden_layers": 4,
+        "tie_word_embeddings": True,
+        "no_rope_layers": [1, 0, 1, 0],
+        "pad_token_id": 0,
+    },
     "seed_oss": _COMMON
     | {
         "architectures": ["SeedOssForCausalLM"],

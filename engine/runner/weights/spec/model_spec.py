@@ -22,7 +22,12 @@ from common.files.model_context import longest_context
 from common.files.tokenizer_files import tokenizer_end_ids
 from engine.runner.weights.spec.config_values import ConfigValues, read_json_object
 from engine.runner.weights.spec.expert_mixture import READ_EXPERTS, ExpertMixture
-from engine.runner.weights.spec.rope_spec import RopeSpec, read_rope_spec
+from engine.runner.weights.spec.rope_spec import (
+    NO_ROTATION,
+    RopeSpec,
+    read_rope_spec,
+    read_unrotated_layers,
+)
 from engine.runner.weights.spec.sliding_windows import read_windows
 
 _GEMMA_WINDOW_THETA = 10000.0
@@ -35,7 +40,8 @@ class DecoderSpec:
     `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. With `experts` some
     layers have a mixture of MLPs; `intermediate_size` is that of the other layers. `windows` are
     those of the layers in positions, 0: all of them; empty: no layer has a window. `window_rope` is
-    that of layers with a window (None: `rope`). Scores are divided by the root of `score_divisor`
+    that of layers with a window (None: `rope`), and heads of `unrotated_layers` are not rotated at
+    all. Scores are divided by the root of `score_divisor`
     (0: of `head_dim`). `has_output_norms`: what attention and MLP add has a norm of its own.
     `has_norm_offsets`: safetensors have the weights of all norms less one.
     """
@@ -60,6 +66,7 @@ class DecoderSpec:
     experts: ExpertMixture | None = None
     windows: tuple[int, ...] = ()
     window_rope: RopeSpec | None = None
+    unrotated_layers: tuple[int, ...] = ()
     score_divisor: float = 0.0
     embedding_scale: float = 1.0
     is_gelu: bool = False
@@ -77,12 +84,14 @@ class DecoderSpec:
         return f"{'pre_feedforward' if self.has_output_norms else 'post_attention'}_layernorm"
 
     @property
-    def ropes(self) -> set[RopeSpec]:
+    def ropes(self) -> tuple[RopeSpec, ...]:
         """The rotary positions of all layers, and of a drafting layer."""
-        return {self.rope, self.window_rope or self.rope}
+        return tuple(dict.fromkeys([self.rope, *map(self.rope_of, range(self.num_layers))]))
 
     def rope_of(self, layer: int) -> RopeSpec:
         """Return the rotary positions of a layer."""
+        if layer in self.unrotated_layers:
+            return NO_ROTATION
         return self.window_rope or self.rope if self.window_of(layer) else self.rope
 
     def window_of(self, layer: int) -> int:
@@ -147,6 +156,7 @@ class _Family:
     windows: str = ""
     """Which layers have a sliding window: a rule of `sliding_windows.read_windows`."""
     is_gemma: bool = False
+    has_unrotated_layers: bool = False
 
 
 _FAMILIES = {
@@ -168,6 +178,10 @@ _FAMILIES = {
     "SeedOssForCausalLM": _Family(
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
+    ),
+    "SmolLM3ForCausalLM": _Family(
+        "attention_bias", "attention_bias", "mlp_bias", False, False, 2000000.0,
+        is_tied_by_default=True, has_unrotated_layers=True,
     ),
     "Qwen3MoeForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
@@ -237,6 +251,9 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         has_head_norms=family.has_head_norms,
         experts=None if read_experts is None else read_experts(config, num_layers),
         windows=read_windows(config, family.windows, num_layers, longest),
+        unrotated_layers=(
+            read_unrotated_layers(config, num_layers) if family.has_unrotated_layers else ()
+        ),
         **(_gemma_parts(config, hidden_size, max_position) if family.is_gemma else {}),
     )
 

@@ -19,7 +19,7 @@ _NOT_COMPUTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions. `kind` is default, linear, llama3 or yarn.
+    """Rotary positions. `kind` is default, linear, llama3, yarn, or none.
 
     `factor` stretches wavelengths. The last three fields are llama3's and yarn's: a pair that turns
     up to `low_freq_factor` times in the original context is stretched, one that turns at least
@@ -44,6 +44,28 @@ class YarnSpec(RopeSpec):
 
     attention_factor: float
     has_whole_bounds: bool
+
+
+NO_ROTATION = RopeSpec(kind="none", theta=1.0)
+"""The rotary positions of a layer without any."""
+
+
+def read_unrotated_layers(config: ConfigValues, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of SmolLM3 whose heads are not rotated.
+
+    `no_rope_layers` has 1 for each layer that is rotated, and 0 for others. Without it every
+    `no_rope_layer_interval`-th layer is not. Raises `CheckpointError` for another list.
+    """
+    stated = config.get("no_rope_layers")
+    if stated is None:
+        interval = config.integer("no_rope_layer_interval", 4)
+        return tuple(range(interval - 1, num_layers, interval))
+    is_list = isinstance(stated, list) and all(
+        isinstance(one, int | bool) and one in (0, 1) for one in stated
+    )
+    if not is_list or len(stated) != num_layers:
+        raise config.refuse("no_rope_layers", f"0 or 1 for each of {num_layers} layers")
+    return tuple(layer for layer, is_rotated in enumerate(stated) if not is_rotated)
 
 
 def read_rope_spec(config: ConfigValues, default_theta: float, max_position: int) -> RopeSpec:

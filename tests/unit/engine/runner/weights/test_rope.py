@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,26 @@ def test_the_longest_context_is_the_extended_one(
     assert spec_of(tmp_path, **change).max_position == longest
     change = {"max_position_embeddings": positions, "rope_parameters": YARN | section}
     assert spec_of(tmp_path, **change).max_position == longest
+
+
+@pytest.mark.parametrize(
+    ("stated", "unrotated"),
+    [
+        ({"no_rope_layers": [1, 0, 1, 0]}, (1, 3)),
+        ({"no_rope_layers": [True, True, True, True]}, ()),
+        ({"no_rope_layers": None}, (3,)),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 2}, (1, 3)),
+    ],
+)
+def test_layers_without_rotation(
+    tmp_path: Path, stated: dict[str, Any], unrotated: tuple[int, ...]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["smollm3"] | stated))
+    spec = read_decoder_spec(tmp_path)
+    assert spec.unrotated_layers == unrotated
+    for layer in range(spec.num_layers):
+        cosines, sines = rotary_tables(replace(spec, rope=spec.rope_of(layer)), 8)
+        assert (cosines == 1).all() == (sines == 0).all() == (layer in unrotated)
 
 
 @pytest.mark.covers("K19")
