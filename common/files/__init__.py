@@ -11,7 +11,7 @@ cache_folder       something is built in the cache folder once, whole or not at 
 trusted_folder     whether only this user and root can put files into a folder
 code_cache         where compiled kernels are kept
 tokenizer_files    a tokenizer's end token, and the tokens that its files declare and its model has
-model_context      the longest context of a model
+model_config       the longest context of a model
 kept_files         small files of a model, read once for this process and its helpers
 
 Decisions:

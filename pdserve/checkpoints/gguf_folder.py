@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import CheckpointError
 from common.files.cache_folder import build_once, cache_root
-from common.files.model_context import longest_context
+from common.files.model_config import longest_context
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE

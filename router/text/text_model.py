@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.files.kept_files import KeptFiles
-from common.files.model_context import longest_context
+from common.files.model_config import longest_context, text_config
 from common.files.tokenizer_files import known_ids, tokenizer_end_ids
 from common.model_names import model_names
 from common.request import SamplingParams
@@ -85,7 +85,7 @@ class TextModel:
         files = KeptFiles() if files is None else files
         if not files.kept and not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: wanted a Hugging Face checkpoint")
-        config = read_json(folder / "config.json", files)
+        config = text_config(read_json(folder / "config.json", files))
         vocab_size = _positive_int(config, "vocab_size", folder)
         tokenizer = read_tokenizer(folder, vocab_size, files)
         tokenizer_config = read_json_if_there(folder / "tokenizer_config.json", files)

@@ -7,6 +7,7 @@ schemes/          what is quantised in them
 gguf_file         the format of GGUF
 gguf_weights      the weights of a folder in GGUF
 fused_weights     files with several projections in one tensor
+text_weights      the text model's part of a model with images
 quantised_source  weights that are quantised while they are loaded
 random_weights    weights without a file
 tensor_source     what all of these have in common

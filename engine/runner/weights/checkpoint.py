@@ -23,6 +23,7 @@ from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
+from engine.runner.weights.text_weights import TextWeights, beginning_of_names
 
 EXPERT_GATE = "mlp.gate"
 """The projection that scores a layer's experts; expert number n is `mlp.experts.n`."""
@@ -58,6 +59,8 @@ class Checkpoint(TensorSource):
             self._source = SchemeWeights(TensorFiles(_shards(folder)), quantization)
         else:
             self._source = TensorFiles(_shards(folder))
+        if beginning := beginning_of_names(self._source):
+            self._source = TextWeights(self._source, beginning)
         if is_fused:
             self._source = FusedWeights(self._source, shapes)
         self.metadata = self._source.metadata

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
-from common.files.model_context import MOST_POSITIONS
+from common.files.model_config import MOST_POSITIONS
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_SHOWN = 200

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
-from common.files.model_context import longest_context
+from common.files.model_config import longest_context, text_config
 from common.files.tokenizer_files import tokenizer_end_ids
 from engine.runner.weights.spec.config_values import ConfigValues, read_json_object
 from engine.runner.weights.spec.expert_mixture import READ_EXPERTS, ExpertMixture
@@ -199,7 +199,7 @@ _FAMILIES = {
 def read_decoder_spec(folder: Path) -> DecoderSpec:
     """Return the decoder of config.json; `CheckpointError` names what is unsupported."""
     path = folder / "config.json"
-    values = read_json_object(path)
+    values = dict(text_config(read_json_object(path)))
     config = ConfigValues(path, values)
     architectures = values.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from common.files.model_context import MOST_POSITIONS
+from common.files.model_config import MOST_POSITIONS
 from engine.runner.weights.spec.config_values import ConfigValues
 
 _NOT_COMPUTED = {

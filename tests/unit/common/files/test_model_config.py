@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.files.model_context import longest_context
+from common.files.model_config import longest_context
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 OLDER = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}

@@ -1,0 +1,65 @@
+"""What routers and nodes read alike in config.json: its text model, and the longest context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MOST_POSITIONS = 1 << 40
+"""Far beyond any model: a file with larger numbers is broken, and would take memory."""
+
+
+TEXT_MODELS = {"gemma3_text": "Gemma3ForCausalLM", "mistral": "MistralForCausalLM"}
+"""The architectures of text models within models with images, by their `model_type`."""
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+    },
+}
+"""Values that such a file leaves out where they are those of the family's first model."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of `config` that describes a model of texts.
+
+    Models with images, as Gemma 3 from 4B on and Mistral Small 3, have it in `text_config`. Keys
+    beside it, such as the end tokens, are kept where it has no value of its own. A configuration of
+    another kind is returned as it is.
+    """
+    section = config.get("text_config")
+    kind = section.get("model_type") if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping) or kind not in TEXT_MODELS:
+        return config
+    outer = {key: value for key, value in config.items() if key != "text_config"}
+    inner = {key: value for key, value in section.items() if value is not None}
+    return {**_DEFAULTS.get(kind, {}), **outer, **inner, "architectures": [TEXT_MODELS[kind]]}
+
+
+def longest_context(config: Mapping[str, Any]) -> int:
+    """Return the most tokens of a sequence; `max_position_embeddings` of `config` was checked.
+
+    With YaRN it is at least `factor` times the original context: where users add YaRN to a
+    checkpoint, `max_position_embeddings` often stays that of the model before. It is never less
+    than `max_position_embeddings`, and values that nodes refuse change nothing.
+    """
+    positions: int = config["max_position_embeddings"]
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return positions
+    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
+        return positions
+    key = "original_max_position_embeddings"
+    original = _possible(config.get(key) or scaling.get(key))
+    factor = _possible(scaling.get("factor"))
+    return max(positions, int(original * factor))
+
+
+def _possible(value: object) -> float:
+    """Return a number that YaRN may have, 0 for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return value if 0 < value <= MOST_POSITIONS else 0
