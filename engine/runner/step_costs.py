@@ -57,10 +57,10 @@ def measure_step_costs(
     """Return the least of a few measurements each, made to rise with the number of rows.
 
     Up to 64 rows are sequences of one token each, or of more where fewer sequences run at a time;
-    more rows are sequences that verify drafts, up to the `widest` step. All write KV to the same
-    slots of the first blocks, which must not hold cached KV. `has_proposals`: also measure
-    the cost of a proposed draft. It takes at most three seconds; slow models are measured less
-    often, and then only what is necessary. Without drafts the widest step that the time allows is
+    more rows are sequences that verify drafts, up to the `widest` step. Each writes KV to blocks of
+    its own, as far as there are so many: none may hold cached KV. `has_proposals`: also measure the
+    cost of a proposed draft. It takes at most three seconds; slow models are measured less often,
+    and then only what is necessary. Without drafts the widest step that the time allows is
     measured, twice if it can be, and one narrow step.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
@@ -102,8 +102,6 @@ class _Measuring:
         self._start = max(0, min(_POSITION, longest - most_tokens))
         self._most_single_rows = min(limits.max_tokens, longest * widest.num_seqs)
         self._num_proposals = min(_DRAFTS, longest)
-        num_blocks = blocks_for(self._start + most_tokens, limits.block_size)
-        self._blocks = range(min(num_blocks, limits.num_blocks))
         self._best: dict[int, float] = {}
         self._best_proposing_s = float("inf")
         self._started_s = clock()
@@ -184,15 +182,36 @@ class _Measuring:
 
     def _measure(self, sizes: Sequence[int], num_proposals: int = 0) -> float:
         """Measure a step of sequences of so many tokens, of which drafts are as many as may be."""
+        tables = self._block_tables(sizes, num_proposals)
         sequences = [
             ScheduledSequence(
                 0, unlike_tokens(first, size, self._limits.vocab_size),
-                self._start, self._blocks, _GREEDY,
+                self._start, blocks, _GREEDY,
                 num_drafts=size - 1 if size <= self._tokens_per_seq else 0,
                 num_proposals=num_proposals,
             )
-            for first, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+            for first, size, blocks in zip(
+                accumulate(sizes, initial=0), sizes, tables, strict=False
+            )
         ]  # fmt: skip
         before_s = self._clock()
         self._execute(batch_of(sequences))
         return self._clock() - before_s
+
+    def _block_tables(self, sizes: Sequence[int], num_proposals: int) -> list[list[int]]:
+        """Return the blocks of sequences of so many tokens, and of the drafts behind them.
+
+        They share those before the first position that is written. Their tokens differ, and so does
+        the KV that they write.
+        """
+        block_size = self._limits.block_size
+        shared = self._start // block_size
+        most_own, used = self._limits.num_blocks - shared, 0
+        tables = []
+        for size in sizes:
+            end = self._start + size + num_proposals
+            count = min(blocks_for(end, block_size) - shared, most_own)
+            own = (shared + (used + number) % most_own for number in range(count))
+            tables.append([*range(shared), *own])
+            used += count
+        return tables

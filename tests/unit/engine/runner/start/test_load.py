@@ -347,10 +347,9 @@ def test_cards_that_are_asked_for_are_not_replaced_by_the_cpu(folder: Path) -> N
     ("config", "words"),
     [
         (CONFIGS["llama_tied_biased"], "the model has biases"),
-        (CONFIGS["mistral_window"], "layers of the model have a sliding window"),
         (CONFIGS["gemma3"] | {"sliding_window": 512}, "the model has norms after attention"),
     ],
-    ids=["biases", "windows", "norms"],
+    ids=["biases", "norms"],
 )
 def test_a_model_that_the_gpu_kernels_lack_names_the_back_ends_that_take_it(
     tmp_path: Path,
