@@ -302,6 +302,7 @@ def test_config_that_the_decoder_does_not_compute(
 
 
 MISTRAL = CONFIGS["mistral"]
+_KINDS = ("full_attention", "sliding_attention")
 
 
 @pytest.mark.parametrize(
@@ -334,6 +335,19 @@ MISTRAL = CONFIGS["mistral"]
             "gemma3_newer",
             {"rope_parameters": {"full_attention": {}, "sliding_attention": 5}},
             ("rope_parameters.sliding_attention", "object"),
+        ),
+        *(
+            ("gemma3_newer", {"rope_parameters": {kind: {"rope_theta": 9.0}}}, (other, kind))
+            for kind, other in (_KINDS, _KINDS[::-1])
+        ),
+        *(
+            (
+                family,
+                {"rope_parameters": {kind: {"rope_theta": 9.0} for kind in kinds}},
+                ("rope_parameters", "the same rotary positions in all layers"),
+            )
+            for family in ("qwen3_mixed", "mistral_window", "qwen3_moe", "phi3")
+            for kinds in (_KINDS, _KINDS[:1], _KINDS[1:])
         ),
         ("qwen2_last_layers", {"max_window_layers": -1}, ("max_window_layers", "at least 0")),
         ("qwen2_last_layers", {"max_window_layers": "1"}, ("max_window_layers", "at least 0")),
