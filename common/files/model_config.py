@@ -48,12 +48,16 @@ def longest_context(config: Mapping[str, Any]) -> int:
     """
     positions: int = config["max_position_embeddings"]
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    beside = config
+    if isinstance(scaling, Mapping) and "full_attention" in scaling:
+        # By the kind of a layer: those with a window limit nothing.
+        scaling = beside = scaling["full_attention"]
     if not isinstance(scaling, Mapping):
         return positions
     if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
         return positions
     key = "original_max_position_embeddings"
-    original = _possible(config.get(key) or scaling.get(key))
+    original = _possible(beside.get(key) or scaling.get(key))
     factor = _possible(scaling.get("factor"))
     return max(positions, int(original * factor))
 

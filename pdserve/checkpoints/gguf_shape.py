@@ -52,7 +52,7 @@ _FAMILIES = {
     ),
 }
 _GEMMA_PATTERN = 6
-"""Every sixth layer is without a window, and files do not say so."""
+"""Every sixth layer is without a window, where a file does not say so."""
 _GEMMA_LARGEST_LAYERS = 62
 """The layers of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
@@ -64,7 +64,7 @@ class GgufShape:
     `family` is the architecture in GGUF's words. `rope_scaling` is that of config.json, empty
     without scaling, and `experts` has its keys for a mixture of experts. `window` is the
     sliding window of the layers that have one, 0: none has, and `window_rope_theta` their base of
-    RoPE.
+    RoPE. Every `window_pattern`-th layer has no window.
     """
 
     family: str
@@ -84,6 +84,7 @@ class GgufShape:
     experts: dict[str, Any] = field(default_factory=dict)
     window: int = 0
     window_rope_theta: float = 10000.0
+    window_pattern: int = _GEMMA_PATTERN
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -113,6 +114,11 @@ class GgufShape:
             rope_theta=gguf.number(f"{family}.rope.freq_base", 10000.0),
             window=gguf.integer(f"{family}.attention.sliding_window", 0),
             window_rope_theta=gguf.number(f"{family}.rope.freq_base_swa", 10000.0),
+            window_pattern=(
+                gguf.integer(f"{family}.attention.sliding_window_pattern", _GEMMA_PATTERN)
+                if _FAMILIES[family].has_windows
+                else _GEMMA_PATTERN
+            ),
             has_biases="blk.0.attn_q.bias" in gguf.tensors,
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
@@ -152,6 +158,10 @@ class GgufShape:
                 "a sliding window of at least one position"
                 if _FAMILIES[family].has_windows
                 else "attention to all positions, without a sliding window",
+            ),
+            (
+                self.window_pattern >= 1,
+                "a sliding_window_pattern of at least 1: some layers are without a window",
             ),
             (min(self.rope_theta, self.window_rope_theta) > 0, "a RoPE base above 0"),
             (
@@ -198,5 +208,5 @@ class GgufShape:
             ),
             "rope_local_base_freq": self.window_rope_theta,
             "sliding_window": self.window,
-            "sliding_window_pattern": _GEMMA_PATTERN,
+            "sliding_window_pattern": self.window_pattern,
         }

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from engine.runner.weights.spec.config_values import ConfigValues
 
+_MOST_EXPERTS = 1 << 17
+"""Of all layers, far beyond any model: each has names and shapes, which would take memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMixture:
@@ -108,8 +111,16 @@ def _layer(config: ConfigValues, key: str, default: int) -> int:
 def _checked(
     config: ConfigValues, keys: tuple[str, str], mixture: ExpertMixture
 ) -> ExpertMixture | None:
-    """Return the mixture, None if no layer has one; `CheckpointError` for too many chosen ones."""
+    """Return the mixture, None if no layer has one.
+
+    Raises `CheckpointError` for more chosen experts than there are, and for too many in all layers.
+    """
     all_experts, chosen = keys
+    num_layers = max(len(mixture.layers), 1)
+    if mixture.num_experts * num_layers > _MOST_EXPERTS:
+        raise config.refuse(
+            all_experts, f"at most {_MOST_EXPERTS // num_layers} in each of {num_layers} layers"
+        )
     if mixture.num_chosen > mixture.num_experts:
         raise config.refuse(chosen, f"at most {all_experts}, {mixture.num_experts}")
     return mixture if mixture.layers else None

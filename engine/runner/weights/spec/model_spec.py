@@ -31,6 +31,7 @@ from engine.runner.weights.spec.rope_spec import (
 from engine.runner.weights.spec.sliding_windows import read_windows
 
 _GEMMA_WINDOW_THETA = 10000.0
+_LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +209,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
     _refuse_other_arithmetic(config, family)
     max_position = config.integer("max_position_embeddings")
-    rope = read_rope_spec(_ropes_of_full_layers(config), family.default_theta, max_position)
+    rope = read_rope_spec(_ropes_of_full_layers(config, family), family.default_theta, max_position)
     longest = longest_context(values)
 
     hidden_size = config.integer("hidden_size")
@@ -282,14 +283,21 @@ def _gemma_parts(config: ConfigValues, hidden_size: int, max_position: int) -> d
     }
 
 
-def _ropes_of_full_layers(config: ConfigValues) -> ConfigValues:
+def _ropes_of_full_layers(config: ConfigValues, family: _Family) -> ConfigValues:
     """Return the values with the rotary positions of layers without a window.
 
-    Files that have them by the kind of a layer have objects in `rope_parameters`.
+    Files of Gemma 3 may have them by the kind of a layer: as objects in `rope_parameters`. Raises
+    `CheckpointError` where a kind is missing, and for such files of other families.
     """
     newer = config.section("rope_parameters")
-    if newer is None or not newer.has("full_attention"):
+    kinds = [] if newer is None else [kind for kind in _LAYER_KINDS if newer.has(kind)]
+    if newer is None or not kinds:
         return config
+    if not family.is_gemma:
+        raise config.refuse("rope_parameters", "the same rotary positions in all layers")
+    for kind in _LAYER_KINDS:
+        if kind not in kinds:
+            raise newer.refuse(kind, f"the rotary positions of this kind, as of {kinds[0]}")
     return newer.alone("full_attention", "rope_parameters")
 
 

@@ -29,6 +29,8 @@ BESIDE = {"rope_type": "yarn", "factor": 4.0}
         ({"rope_scaling": YARN, "max_position_embeddings": 131072}, 131072),
         ({"rope_scaling": YARN, "max_position_embeddings": 200000}, 200000),
         ({"rope_scaling": LINEAR}, 40960),
+        ({"rope_parameters": {"full_attention": YARN, "sliding_attention": LINEAR}}, 131072),
+        ({"rope_parameters": {"full_attention": LINEAR, "sliding_attention": YARN}}, 40960),
     ],
 )
 def test_the_longest_context(change: dict[str, Any], longest: int) -> None:
@@ -42,6 +44,9 @@ def test_values_that_nodes_refuse_change_nothing(key: str, value: object) -> Non
     assert longest_context(config) == 40960
 
 
-@pytest.mark.parametrize("section", ["yarn", ["yarn"], {"rope_type": ["yarn"]}, {}])
+@pytest.mark.parametrize(
+    "section", ["yarn", ["yarn"], {"rope_type": ["yarn"]}, {}, {"full_attention": 5}]
+)
 def test_a_section_that_is_none(section: object) -> None:
-    assert longest_context({"max_position_embeddings": 40960, "rope_scaling": section}) == 40960
+    for key in ("rope_scaling", "rope_parameters"):
+        assert longest_context({"max_position_embeddings": 40960, key: section}) == 40960

@@ -302,6 +302,7 @@ def test_config_that_the_decoder_does_not_compute(
 
 
 MISTRAL = CONFIGS["mistral"]
+_KINDS = ("full_attention", "sliding_attention")
 
 
 @pytest.mark.parametrize(
@@ -340,6 +341,19 @@ MISTRAL = CONFIGS["mistral"]
         ("smollm3", {"no_rope_layers": [1, 0, 1, 2]}, ("no_rope_layers", "0 or 1")),
         ("smollm3", {"no_rope_layers": "1010"}, ("no_rope_layers", "0 or 1")),
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, ("interval", "least 1")),
+        *(
+            ("gemma3_newer", {"rope_parameters": {kind: {"rope_theta": 9.0}}}, (other, kind))
+            for kind, other in (_KINDS, _KINDS[::-1])
+        ),
+        *(
+            (
+                family,
+                {"rope_parameters": {kind: {"rope_theta": 9.0} for kind in kinds}},
+                ("rope_parameters", "the same rotary positions in all layers"),
+            )
+            for family in ("qwen3_mixed", "mistral_window", "qwen3_moe", "phi3")
+            for kinds in (_KINDS, _KINDS[:1], _KINDS[1:])
+        ),
         ("qwen2_last_layers", {"max_window_layers": -1}, ("max_window_layers", "at least 0")),
         ("qwen2_last_layers", {"max_window_layers": "1"}, ("max_window_layers", "at least 0")),
     ],

@@ -83,6 +83,21 @@ def test_values_that_say_nothing_are_named(
     _refused(tmp_path, rf"config\.json: \w+ (is .*)?{said}")
 
 
+@pytest.mark.parametrize(("name", "key"), [(QWEN3, "num_experts"), (ERNIE, "moe_num_experts")])
+@pytest.mark.parametrize(
+    ("num_layers", "num_experts", "most"), [(4096, 65536, 32), (512, 257, 256)]
+)
+def test_layers_and_experts_that_are_possible_alone_and_too_many_together(
+    tmp_path: Path, name: str, key: str, num_layers: int, num_experts: int, most: int
+) -> None:
+    """The names of their tensors would fill the memory before one of them is missing."""
+    config = CONFIGS[name] | {key: num_experts, "num_hidden_layers": num_layers}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"moe_layer_start_index": 0}))
+    said = rf"{key} is {num_experts}: wanted at most {most} in each of {num_layers} layers"
+    with pytest.raises(CheckpointError, match=said):
+        read_decoder_spec(tmp_path)
+
+
 def _narrower(tensors: dict[str, np.ndarray]) -> None:
     tensors[UP] = tensors[UP][:, :-1]
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.spec.model_spec import read_decoder_spec
+from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of
-from tests.support.models.tiny_gguf import FAMILIES, FORMATS, K_CONFIG, write_pair
+from tests.support.models.tiny_gguf import FAMILIES, FORMATS, K_CONFIG, write_gguf, write_pair
 
 K_FORMATS = {
     "embed_tokens": "Q6_K", "q_proj": "Q4_K", "k_proj": "Q5_K", "v_proj": "Q6_K",
@@ -97,3 +101,55 @@ def test_the_decoder_is_the_one_of_the_family(pair: tuple[Path, Path]) -> None:
     checkpoints = [Checkpoint(folder, stored) for folder in pair]
     names = [set(checkpoint.names()) for checkpoint in checkpoints]
     assert names[0] == names[1]
+
+
+PATTERN = "gemma3.attention.sliding_window_pattern"
+
+
+def _with_pattern(folder: Path, config: dict[str, Any], value: Any) -> Path:
+    """The folder of a Gemma 3 file whose key says which layers have no window; None: no key."""
+    write_gguf(folder / "model.gguf", config, {}, {PATTERN: value})
+    made = folder / "made"
+    made.mkdir()
+    make_gguf_folder(folder / "model.gguf", made)
+    return made
+
+
+@pytest.mark.covers("K24")
+@pytest.mark.parametrize(
+    ("value", "windows"),
+    [
+        (None, (29, 29, 29, 29, 29, 0, 29)),
+        (6, (29, 29, 29, 29, 29, 0, 29)),
+        (3, (29, 29, 0, 29, 29, 0, 29)),
+        (1, ()),
+        (9, (29,) * 7),
+    ],
+)
+def test_a_file_may_say_which_layers_of_gemma_have_no_window(
+    tmp_path: Path, value: int | None, windows: tuple[int, ...]
+) -> None:
+    made = _with_pattern(tmp_path, CONFIGS["gemma3"], value)
+    spec = read_decoder_spec(made)
+    assert spec.windows == windows
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "config.json").write_text(
+        json.dumps(CONFIGS["gemma3"] | {"sliding_window_pattern": value or 6})
+    )
+    assert spec == read_decoder_spec(tmp_path / "wide")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "6", 2.0])
+def test_a_pattern_of_windows_that_cannot_be_is_named(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.gguf: .*sliding_window_pattern"):
+        _with_pattern(tmp_path, CONFIGS["gemma3"], value)
+
+
+def test_families_without_windows_have_no_pattern(tmp_path: Path) -> None:
+    write_gguf(
+        tmp_path / "model.gguf", CONFIGS["qwen3"], {}, {PATTERN.replace("gemma3", "qwen3"): "x"}
+    )
+    made = tmp_path / "made"
+    made.mkdir()
+    make_gguf_folder(tmp_path / "model.gguf", made)
+    assert read_decoder_spec(made).windows == ()
