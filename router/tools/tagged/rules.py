@@ -20,6 +20,7 @@ from grammars.texts import json_rule
 from router.tools.definitions import Tool
 from router.tools.tagged.kinds import DescribedArguments, described_arguments, taken_by
 from router.tools.tagged.patterns import literal, pattern_of, text_expressions
+from router.tools.tagged.references import standing_alone
 from router.tools.tagged.tags import INTEGER, Tags, scalar_pattern
 
 _SAID = frozenset({"title", "description", "default", "example", "examples", "deprecated"})
@@ -89,12 +90,13 @@ class TaggedRules:
         known = (text, is_lenient, id(root) if has_reference else 0)
         if known in self._values:
             return self._values[known]
-        taken = taken_by(own, self._targets(root))
-        if has_reference:
-            own |= {key: root[key] for key in ("$defs", "definitions") if key in root}
+        targets = self._targets(root)
+        taken = taken_by(own, targets)
         rule = self._values[known] = f"value_{len(self._values)}"
         others = taken.kinds - {"string"}
         behind = self._expression(self._tags.after_end)
+        if has_reference and (not taken.texts or others & {"array", "object"}):
+            own = standing_alone(own, root, targets)
         if not taken.texts:
             alternatives = [self._json(own, source, is_lenient=is_lenient)]
         else:
