@@ -21,7 +21,7 @@ def standing_alone(
     """Return a schema that takes the same outside of `root`, a part of which it is.
 
     References into `root`, wherever they point, name copies in its `$defs`; there is nothing else
-    in these. Where a reference is no pointer, or a part has an address of its own, all definitions
+    in these. Where a reference is an anchor, or a part has an address of its own, all definitions
     of `root` are there, and references as they are. `targets` are those of `root`.
     """
     copied = _Copied(root)
@@ -30,7 +30,7 @@ def standing_alone(
     while copied.waiting:
         name, target = copied.waiting.popitem()
         definitions[name] = copied.of(target)
-    if copied.has_others or targets.are_ambiguous():
+    if copied.has_anchors or targets.are_ambiguous():
         return {**schema, **{key: root[key] for key in _DEFINITIONS if key in root}}
     return {**alone, "$defs": definitions}
 
@@ -43,8 +43,7 @@ class _Copied:
         self._names: dict[str, str] = {}
         self.waiting: dict[str, Any] = {}
         """What references name that is not copied yet, by its new name."""
-        self.has_others = False
-        """Whether a reference was no pointer to what is there."""
+        self.has_anchors = False
 
     def of(self, part: Any) -> Any:
         if isinstance(part, list):
@@ -60,7 +59,7 @@ class _Copied:
         if reference not in self._names:
             target = referred(reference, self._root, {})
             if not isinstance(target, Mapping | bool):
-                self.has_others = True
+                self.has_anchors |= reference.startswith("#") and reference[1:2] != "/"
                 return reference
             last = reference.rpartition("/")[2]
             name = last if _PLAIN.fullmatch(last) else "part"

@@ -19,7 +19,7 @@ from grammars.schema_walk import Targets
 from grammars.texts import json_rule
 from router.tools.definitions import Tool
 from router.tools.tagged.kinds import DescribedArguments, described_arguments, taken_by
-from router.tools.tagged.patterns import literal, pattern_of, text_expressions
+from router.tools.tagged.patterns import literal, may_be_empty, pattern_of, text_expressions
 from router.tools.tagged.references import standing_alone
 from router.tools.tagged.tags import INTEGER, Tags, scalar_pattern
 
@@ -100,8 +100,10 @@ class TaggedRules:
         if not taken.texts:
             alternatives = [self._json(own, source, is_lenient=is_lenient)]
         else:
+            is_only = len(taken.texts) == 1 and not others
             alternatives = [
-                self._text(text, others, source, is_lenient=is_lenient) for text in taken.texts
+                self._text(text, others, source, is_lenient=is_lenient, is_only=is_only)
+                for text in taken.texts
             ]
             if containers := sorted(others & {"array", "object"}):
                 inner = {**own, "type": containers}
@@ -133,7 +135,13 @@ class TaggedRules:
         return self._last[1]
 
     def _text(
-        self, schema: Mapping[str, Any], others: frozenset[str], source: str, *, is_lenient: bool
+        self,
+        schema: Mapping[str, Any],
+        others: frozenset[str],
+        source: str,
+        *,
+        is_lenient: bool,
+        is_only: bool,
     ) -> str:
         terminal, weaker = text_expressions(schema, self._tags.end, others)
         if terminal != weaker:
@@ -141,6 +149,7 @@ class TaggedRules:
                 SchemaPart(
                     schema=schema, source=source, is_lenient=is_lenient,
                     terminal=terminal, weaker=weaker,
+                    may_be_empty=is_only and may_be_empty(schema),
                 )
             )  # fmt: skip
         return self._ended(terminal)
