@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grammars.schema_walk import Targets, referred
+from grammars.schema_walk import Targets, copied_parts, referred
 
-_DATA = frozenset({"enum", "const", "default", "examples"})
-"""Keywords whose values are no schemas."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 """Names that stand in a pointer as they are."""
 _DEFINITIONS = ("$defs", "definitions")
@@ -46,13 +44,13 @@ class _Copied:
         self.has_anchors = False
 
     def of(self, part: Any) -> Any:
-        if isinstance(part, list):
-            return [self.of(one) for one in part]
+        """Return a copy of a schema; true and false are their own."""
         if not isinstance(part, Mapping):
             return part
-        copied = {key: value if key in _DATA else self.of(value) for key, value in part.items()}
-        if isinstance(part.get("$ref"), str):
-            copied["$ref"] = self._reference(part["$ref"])
+        copied = dict(part)
+        for one in copied_parts(copied):
+            if isinstance(one.get("$ref"), str):
+                one["$ref"] = self._reference(one["$ref"])
         return copied
 
     def _reference(self, reference: str) -> str:

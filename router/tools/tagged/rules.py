@@ -21,7 +21,7 @@ from router.tools.definitions import Tool
 from router.tools.tagged.kinds import DescribedArguments, described_arguments, taken_by
 from router.tools.tagged.patterns import literal, may_be_empty, pattern_of, text_expressions
 from router.tools.tagged.references import standing_alone
-from router.tools.tagged.tags import INTEGER, Tags, scalar_pattern
+from router.tools.tagged.tags import Tags
 
 _SAID = frozenset({"title", "description", "default", "example", "examples", "deprecated"})
 """Keywords that ask for nothing; without them schemas of several arguments are the same."""
@@ -108,11 +108,8 @@ class TaggedRules:
             if containers := sorted(others & {"array", "object"}):
                 inner = {**own, "type": containers}
                 alternatives.append(self._json(inner, source, is_lenient=is_lenient))
-            if "number" in others and not taken.has_fractions:
-                alternatives.append(self._ended(f"/{INTEGER}/"))
-                others -= {"number"}
-            if scalars := scalar_pattern(others):
-                alternatives.append(self._ended(f"/{scalars}/"))
+            if taken.scalars:
+                alternatives.append(self._ended(f"/{'|'.join(taken.scalars)}/"))
         self.lines.append(f"{rule}: ({' | '.join(alternatives)}) {behind}")
         return rule
 

@@ -438,6 +438,19 @@ def test_no_text_holds_the_tag_that_ends_it(form: CallFormat) -> None:
         ({"type": ["integer", "string"]}, [5, "5x", "12 rue", "-", "1.5.", ""], [1.5, 1e100]),
         ({"type": ["null", "boolean", "string"]}, [None, True, "nullx", "truefalse", "n"], []),
         ({"oneOf": [{"type": "boolean"}, {"type": "number"}]}, [True, 1.5], ["a", None]),
+        (
+            {"enum": ["1x", 1, -2.5, True, None, {"a": 1}]},
+            ["1x", 1, -2.5, True, None, {"a": 1}],
+            [10, 2.5, False, "x", {"a": 2}],
+        ),
+        ({"anyOf": [{"type": "string"}, {"const": False}]}, ["a", False], [True]),
+        ({"anyOf": [{"enum": ["a", 1]}, {"type": "null"}]}, ["a", 1, None], [2, True]),
+        ({"allOf": [{"type": "string"}, {"minLength": 2}]}, ["12", "true", "[]"], ["a"]),
+        (
+            {"allOf": [{"type": ["string", "number"]}, {"type": ["string", "integer"]}]},
+            ["a", 1],
+            [1.5],
+        ),
     ],
 )
 def test_what_a_schema_says_of_a_text_is_enforced(

@@ -92,6 +92,14 @@ def test_what_is_no_schema_is_no_reference() -> None:
     assert not accepts(grammar, {"n": 1, "v": 2})
 
 
+def test_an_argument_may_have_the_name_of_a_keyword() -> None:
+    names = ("enum", "const", "default", "$ref", "properties")
+    inner = of({name: {"$ref": "#/properties/n"} for name in names})
+    grammar = followed(of({"n": {"type": "integer"}, "v": inner}))
+    assert accepts(grammar, {"n": 1, "v": dict.fromkeys(names, 2)})
+    assert not accepts(grammar, {"n": 1, "v": dict.fromkeys(names, "a")})
+
+
 def test_definitions_are_copied_only_where_they_are_referred_to() -> None:
     definitions = {f"d{at}": of({f"p{at}": {"enum": ["x" * 4000, 1]}}) for at in range(40)}
     schema = of(
