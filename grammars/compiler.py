@@ -42,6 +42,8 @@ COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 _MAX_PROBLEM_CHARS = 400
 _MOST_NAMED = 8
 """Rules that a problem names."""
+_MOST_TRIED = 256
+"""Terminals of which it is found out whether they have a text: each takes a millisecond."""
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
 _NO_VALUES = "Unsatisfiable schema: anyOf is empty"
@@ -218,12 +220,14 @@ class GrammarCompiler:
         for part in parts.schemas:
             if not part.is_lenient:
                 check_bounds(part.schema, part.source, called=f"the JSON schema of {part.source}")
+        may_be_empty = [part for part in parts.schemas if part.may_be_empty]
+        grammar = self._with_texts(grammar, may_be_empty[:_MOST_TRIED])
         try:
             self.matcher(grammar)
         except InvalidRequest:
             if parts.asked is not None:
                 self.matcher(parts.asked)
-            weaker_one = self._weaker(grammar, parts.schemas)
+            weaker_one = self._with_texts(self._weaker(grammar, parts.schemas), parts.schemas)
             if weaker_one != grammar:
                 with suppress(InvalidRequest):
                     self.matcher(weaker_one)
@@ -243,19 +247,36 @@ class GrammarCompiler:
 
         weakening = Weakening(fails)
         for part in schemas:
-            if part.is_lenient and part.terminal:
-                if self._has_bad_terminal(part):
-                    text = text.replace(f": {part.terminal}\n", f": {part.weaker}\n")
-            elif part.is_lenient and fails(part.schema):
+            if part.is_lenient and not part.terminal and fails(part.schema):
                 rule = json_rule(part.schema, is_lenient=True)
                 kept = {"type": "object"} if part.schema.get("type") == "object" else {}
                 made = kept | weakening.of(part.schema)
                 text = text.replace(rule, json_rule(made, is_lenient=True))
         return replace(grammar, text=text)
 
-    def _has_bad_terminal(self, part: SchemaPart) -> bool:
-        tried = f"start: TRIED\nTRIED: {part.terminal}\n"
-        return bool(part.terminal) and bool(_problem(self.compile_text(tried, LIMITS)))
+    def _with_texts(self, grammar: Grammar, schemas: Iterable[SchemaPart]) -> Grammar:
+        """Return `grammar` with weaker terminals in place of those that cannot be followed.
+
+        Raises `InvalidRequest` for one of a schema that is not lenient.
+        """
+        text = grammar.text
+        problems: dict[str, str] = {}
+        for part in schemas:
+            if not part.terminal:
+                continue
+            if part.terminal not in problems:
+                tried = f"start: TRIED\nTRIED: {part.terminal}\n"
+                problems[part.terminal] = _problem(self.compile_text(tried, LIMITS))
+            problem = problems[part.terminal]
+            if problem and not part.is_lenient:
+                place = "#/pattern" if "pattern" in part.schema else "#"
+                raise InvalidRequest(
+                    f"the JSON schema of {part.source} cannot be followed: {place}: {problem}",
+                    param=part.source,
+                )
+            if problem:
+                text = text.replace(f": {part.terminal}\n", f": {part.weaker}\n")
+        return replace(grammar, text=text)
 
     def forget(self, grammar: Grammar) -> None:
         """Drop a compiled grammar: the next request with it compiles it again.
@@ -337,11 +358,6 @@ class GrammarCompiler:
         problem = _problem(self.compile_text(lark, LIMITS))
         trials = self._trials(lark, problem)
         for part in schemas:
-            if self._has_bad_terminal(part):
-                raise InvalidRequest(
-                    f"the JSON schema of {part.source} cannot be followed: #/pattern: {problem}",
-                    param=part.source,
-                )
             if not part.terminal and trials.is_at_fault(part.schema, is_lenient=part.is_lenient):
                 place = place_of(part.schema, trials, is_lenient=part.is_lenient)
                 raise InvalidRequest(

@@ -14,8 +14,8 @@ class SchemaPart:
     """A JSON schema within a grammar; `source` is its field.
 
     With `is_lenient` what cannot be enforced of it is left out, where that is possible. A schema of
-    texts that are not JSON is the expression `terminal`, and `weaker` without its pattern; '': it
-    is JSON.
+    texts that are not JSON is the expression `terminal`, and `weaker` without what may leave no
+    text; '': it is JSON. `may_be_empty`: the terminal may have no text, where one must come.
     """
 
     schema: Mapping[str, Any]
@@ -23,6 +23,7 @@ class SchemaPart:
     is_lenient: bool
     terminal: str = ""
     weaker: str = ""
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

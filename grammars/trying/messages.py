@@ -80,6 +80,7 @@ def parts_fields(parts: GrammarParts) -> dict[str, Any]:
                 "is_lenient": one.is_lenient,
                 "terminal": one.terminal,
                 "weaker": one.weaker,
+                "may_be_empty": one.may_be_empty,
             }
             for one in parts.schemas
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from router.tools.call_format import CallFormat
@@ -176,13 +177,18 @@ _BY_TEXTS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     ((GRANITE.trigger,), GRANITE),
     ((HERMES.trigger,), HERMES),
     (("<|python_tag|>",), LLAMA_JSON),
-    (('"parameters": ',), LLAMA_JSON),
-    ((FENCED.trigger,), FENCED),
 )
 """Formats by the texts that their templates have, all of them; the first one counts."""
+_LLAMA_CALL = re.compile(r'\{\s*"name": [^:]+"parameters": ')
+"""A call in a template, or an example of one. A function, which has `parameters` too, has a
+description between, and another format has other names for the name."""
 
 
 def format_of(template: str) -> CallFormat | None:
     """Return the format that a chat template describes, or None where it is not a known one."""
-    found = (form for texts, form in _BY_TEXTS if all(text in template for text in texts))
-    return next(found, None)
+    for texts, form in _BY_TEXTS:
+        if all(text in template for text in texts):
+            return form
+    if _LLAMA_CALL.search(template):
+        return LLAMA_JSON
+    return FENCED if FENCED.trigger in template else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grammars.schema_walk import TYPES, Targets, type_of
+from router.tools.tagged.tags import SCALARS, scalar_patterns
 
 _MAX_CHOICES = 256
 _MAX_DEPTH = 8
@@ -16,14 +19,12 @@ _OF_TEXTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a schema takes: values of `kinds`, of `TYPES`, and texts of one of the schemas `texts`.
-
-    `has_fractions`: its numbers need not be integers.
-    """
+    """What a schema takes: values of `kinds`, of `TYPES`, texts of one of the schemas `texts`, and
+    the scalars whose JSON has one of the patterns `scalars`."""
 
     kinds: frozenset[str]
     texts: tuple[Mapping[str, Any], ...]
-    has_fractions: bool
+    scalars: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,20 @@ def taken_by(schema: Any, targets: Targets) -> Taken:
         found = [{}]
     kinds: set[str] = set()
     texts: dict[str, Mapping[str, Any]] = {}
-    has_fractions = False
+    scalars: dict[str, None] = {}
     for choice in found:
-        of_choice, may_be_fraction = _kinds_of(choice)
+        of_choice, has_fractions = _kinds_of(choice)
         kinds |= of_choice
-        has_fractions |= may_be_fraction
+        listed = _listed(choice)
+        if listed is None:
+            scalars |= dict.fromkeys(scalar_patterns(of_choice, has_fractions=has_fractions))
+        else:
+            own = [one for one in listed if type_of(one) in of_choice & SCALARS]
+            scalars |= dict.fromkeys(re.escape(json.dumps(one)) for one in own)
         if "string" in of_choice:
             text = {key: choice[key] for key in _OF_TEXTS if key in choice}
             texts.setdefault(repr(text), text)
-    return Taken(frozenset(kinds), tuple(texts.values()), has_fractions)
+    return Taken(frozenset(kinds), tuple(texts.values()), tuple(scalars))
 
 
 class _Choices:
@@ -99,8 +105,27 @@ def _whole(schema: Any, targets: Targets) -> Mapping[str, Any] | None:
             schema = {**found, **beside} if isinstance(found, Mapping) else None
         elif keyword == "allOf" and isinstance(schema.get(keyword), list):
             inner = [one for one in schema[keyword] if isinstance(one, Mapping)]
-            schema = {**inner[0], **beside} if len(inner) == 1 else beside
+            schema = {**inner[0], **beside} if len(inner) == 1 else _all(inner, beside, targets)
     return schema if isinstance(schema, Mapping) else None
+
+
+def _all(
+    parts: Sequence[Mapping[str, Any]], beside: Mapping[str, Any], targets: Targets
+) -> Mapping[str, Any]:
+    """Return a schema that takes what several take together, or more: their choices are left out,
+    and of keywords that several have all but the last."""
+    found = [one for one in map(targets.of, parts) if isinstance(one, Mapping)]
+    plain = [
+        {key: value for key, value in one.items() if key not in ("allOf", *_CHOICES)}
+        for one in (*found, beside)
+    ]
+    kinds, fractions = zip(*map(_kinds_of, plain), strict=True)
+    merged = {key: value for one in plain for key, value in one.items()}
+    types = frozenset(TYPES).intersection(*kinds)
+    if not all(fractions) and "number" in types:
+        types = types - {"number"} | {"integer"}
+    choices = {key: value for key, value in beside.items() if key in _CHOICES}
+    return {**merged, **choices, "type": sorted(types)}
 
 
 def _in_both(
@@ -122,10 +147,16 @@ def _kinds_of(schema: Mapping[str, Any]) -> tuple[frozenset[str], bool]:
     named = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else set()
     has_fractions = not named or "number" in named
     kinds = {"number" if one == "integer" else one for one in named} & TYPES or set(TYPES)
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
+    values = _listed(schema)
+    if values is not None:
         kinds &= {type_of(value) for value in values}
     return frozenset(kinds), has_fractions and "number" in kinds
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the values that a schema lists; None: it lists none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
 
 
 def argument_kinds(parameters: Mapping[str, Any]) -> ArgumentKinds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grammars.dates import DATE
@@ -41,43 +41,68 @@ def pattern_of(text: str) -> str:
 def text_expressions(
     schema: Mapping[str, Any], end: str, others: frozenset[str]
 ) -> tuple[str, str]:
-    """Return the expression of the texts of a schema, and the same without its pattern.
+    """Return the expression of the texts of a schema, and the same without what may leave none:
+    its pattern, and values and lengths that do not go together, or have `end` in them.
 
-    `end` is in none of them. `others` are the kinds of values that may stand there instead of a
-    text: no text is the JSON of a scalar of these, or begins as a list or an object of these.
+    `end` is in no text. `others` are the kinds of values that may stand there instead of a text: no
+    text is the JSON of a scalar of these, or begins as a list or an object of these.
     """
     part = dict(schema)
     without_look_around(part)
     if part.get("format") in _FORMATS and "pattern" not in part:
         part["pattern"] = _FORMATS[part["format"]]
-    terms = [_values(part), _lengths(part)]
+    values, (least, most) = _values(part), _lengths(part)
+    terms = [_one_of(values), _within(least, most)]
+    writable = None if values is None else [value for value in values if end not in value]
+    fitting = None if writable is None else [
+        value for value in writable if least <= len(value) <= (len(value) if most is None else most)
+    ]  # fmt: skip
+    has_lengths = fitting != [] and (most is None or least <= most)
+    weaker_terms = [_one_of(values) if writable else "", terms[1] if has_lengths else ""]
+    pattern = part.get("pattern")
+    if isinstance(pattern, str):
+        terms.append(_searched(pattern))
     excluded = [without(end)]
     if scalar := scalar_pattern(others):
         excluded.append(f"~/{scalar}/")
     if brackets := container_brackets(others):
         excluded.append(rf"~/[{re.escape(brackets)}]{ANY}/")
-    pattern = part.get("pattern")
-    weaker = " & ".join([term for term in terms if term] or [f"/{ANY}/"])
-    searched = f" & {_searched(pattern)}" if isinstance(pattern, str) else ""
-    behind = "".join(f" & {one}" for one in excluded)
-    return weaker + searched + behind, weaker + behind
+    return _all_of(terms, excluded), _all_of(weaker_terms, excluded)
 
 
-def _values(part: Mapping[str, Any]) -> str:
+def may_be_empty(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema of texts may have none: two of its keywords may not go together, or
+    all that it takes may have the tag that ends a text in them."""
+    return len(schema) > 1 or ("format" not in schema and "/" in str(schema.get("pattern", "/")))
+
+
+def _all_of(terms: Sequence[str], excluded: Sequence[str]) -> str:
+    return " & ".join([*([term for term in terms if term] or [f"/{ANY}/"]), *excluded])
+
+
+def _values(part: Mapping[str, Any]) -> list[str] | None:
+    """Return the texts that a schema lists; None: it lists none."""
     values = [part["const"]] if "const" in part else part.get("enum")
-    if not isinstance(values, list):
+    return [one for one in values if isinstance(one, str)] if isinstance(values, list) else None
+
+
+def _one_of(values: Sequence[str] | None) -> str:
+    if values is None:
         return ""
-    texts = [f"/{pattern_of(value)}/" for value in values if isinstance(value, str) and value]
-    if "" in values:
-        texts.append('""')
+    texts = [f"/{pattern_of(value)}/" if value else '""' for value in values]
     return f"({' | '.join(texts)})"
 
 
-def _lengths(part: Mapping[str, Any]) -> str:
-    least, most = _length(part, "minLength"), _length(part, "maxLength")
-    if least is None and most is None:
+def _lengths(part: Mapping[str, Any]) -> tuple[int, int | None]:
+    return _length(part, "minLength") or 0, _length(part, "maxLength")
+
+
+def _within(least: int, most: int | None) -> str:
+    if not least and most is None:
         return ""
-    return rf"/(.|\n){{{least or 0},{'' if most is None else most}}}/"
+    if most is not None and least > most:
+        return rf"/(.|\n){{{least}}}/ & /(.|\n){{0,{most}}}/"
+    return rf"/(.|\n){{{least},{'' if most is None else most}}}/"
 
 
 def _length(part: Mapping[str, Any], keyword: str) -> int | None:

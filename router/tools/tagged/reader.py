@@ -12,7 +12,8 @@ from router.tools.tagged.tags import Tags, container_brackets, may_become_scalar
 from router.tools.thinking import num_maybe_tag
 
 MAX_KEY_CHARS = 256
-"""A longer name ends the arguments: it is held until it is whole."""
+"""A longer name that the schema does not have ends the arguments: a name is held until it is
+whole."""
 
 
 class _State(Enum):
@@ -31,6 +32,10 @@ class TaggedArguments:
         """Begin before the first argument, or before what ends the call."""
         self._tags = tags
         self._kinds = kinds
+        self._most_key_chars = max([MAX_KEY_CHARS, *map(len, kinds.named)])
+        # Of names with the tag that ends a name in them, the schema tells where they end.
+        with_tag = (name for name in kinds.named if tags.after_key in name)
+        self._keys_with_tag = sorted(with_tag, key=len)
         self._state = _State.NEXT
         self._has_any = False
         self._of_value: frozenset[str] = frozenset()
@@ -84,11 +89,17 @@ class TaggedArguments:
 
     def _key(self, text: str, pieces: list[str]) -> int | None:
         name, after, _ = text.partition(self._tags.after_key)
-        if not after:
-            if len(text) <= MAX_KEY_CHARS:
+        for key in self._keys_with_tag:
+            if text.startswith(key + self._tags.after_key):
+                name = key
+            elif (key + self._tags.after_key).startswith(text):
                 return None
+        num_maybe = 0 if after else num_maybe_tag(name, self._tags.after_key)
+        if len(name) - num_maybe > self._most_key_chars:
             self._finish(pieces)
             return 0
+        if not after:
+            return None
         pieces.append(f"{', ' if self._has_any else '{'}{_quoted(name)}: ")
         self._has_any = True
         self._of_value = self._kinds.of(name)

@@ -19,8 +19,9 @@ from grammars.schema_walk import Targets
 from grammars.texts import json_rule
 from router.tools.definitions import Tool
 from router.tools.tagged.kinds import DescribedArguments, described_arguments, taken_by
-from router.tools.tagged.patterns import literal, pattern_of, text_expressions
-from router.tools.tagged.tags import INTEGER, Tags, scalar_pattern
+from router.tools.tagged.patterns import literal, may_be_empty, pattern_of, text_expressions
+from router.tools.tagged.references import standing_alone
+from router.tools.tagged.tags import Tags
 
 _SAID = frozenset({"title", "description", "default", "example", "examples", "deprecated"})
 """Keywords that ask for nothing; without them schemas of several arguments are the same."""
@@ -89,26 +90,26 @@ class TaggedRules:
         known = (text, is_lenient, id(root) if has_reference else 0)
         if known in self._values:
             return self._values[known]
-        taken = taken_by(own, self._targets(root))
-        if has_reference:
-            own |= {key: root[key] for key in ("$defs", "definitions") if key in root}
+        targets = self._targets(root)
+        taken = taken_by(own, targets)
         rule = self._values[known] = f"value_{len(self._values)}"
         others = taken.kinds - {"string"}
         behind = self._expression(self._tags.after_end)
+        if has_reference and (not taken.texts or others & {"array", "object"}):
+            own = standing_alone(own, root, targets)
         if not taken.texts:
             alternatives = [self._json(own, source, is_lenient=is_lenient)]
         else:
+            is_only = len(taken.texts) == 1 and not others
             alternatives = [
-                self._text(text, others, source, is_lenient=is_lenient) for text in taken.texts
+                self._text(text, others, source, is_lenient=is_lenient, is_only=is_only)
+                for text in taken.texts
             ]
             if containers := sorted(others & {"array", "object"}):
                 inner = {**own, "type": containers}
                 alternatives.append(self._json(inner, source, is_lenient=is_lenient))
-            if "number" in others and not taken.has_fractions:
-                alternatives.append(self._ended(f"/{INTEGER}/"))
-                others -= {"number"}
-            if scalars := scalar_pattern(others):
-                alternatives.append(self._ended(f"/{scalars}/"))
+            if taken.scalars:
+                alternatives.append(self._ended(f"/{'|'.join(taken.scalars)}/"))
         self.lines.append(f"{rule}: ({' | '.join(alternatives)}) {behind}")
         return rule
 
@@ -131,7 +132,13 @@ class TaggedRules:
         return self._last[1]
 
     def _text(
-        self, schema: Mapping[str, Any], others: frozenset[str], source: str, *, is_lenient: bool
+        self,
+        schema: Mapping[str, Any],
+        others: frozenset[str],
+        source: str,
+        *,
+        is_lenient: bool,
+        is_only: bool,
     ) -> str:
         terminal, weaker = text_expressions(schema, self._tags.end, others)
         if terminal != weaker:
@@ -139,6 +146,7 @@ class TaggedRules:
                 SchemaPart(
                     schema=schema, source=source, is_lenient=is_lenient,
                     terminal=terminal, weaker=weaker,
+                    may_be_empty=is_only and may_be_empty(schema),
                 )
             )  # fmt: skip
         return self._ended(terminal)

@@ -8,13 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-INTEGER = "-?(?:0|[1-9][0-9]*)"
-"""The pattern of the JSON of integers."""
+_INTEGER = "-?(?:0|[1-9][0-9]*)"
 _SCALARS = (
     ("null", "null"),
     ("boolean", "true|false"),
-    ("number", rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"),
+    ("number", rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"),
 )
+SCALARS = frozenset(kind for kind, _ in _SCALARS)
+"""The kinds of scalars that are no texts."""
 _BEGUN_NUMBER = re.compile(
     r"-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?"
 )
@@ -48,7 +49,16 @@ def value_text(value: Any) -> str:
 
 def scalar_pattern(kinds: Collection[str]) -> str:
     """Return the pattern of the texts that are JSON of a scalar of one of `kinds`; '': none."""
-    return "|".join(pattern for kind, pattern in _SCALARS if kind in kinds)
+    return "|".join(scalar_patterns(kinds, has_fractions=True))
+
+
+def scalar_patterns(kinds: Collection[str], *, has_fractions: bool) -> list[str]:
+    """Return the patterns of the JSON of a scalar of one of `kinds`, where numbers need not be
+    integers or must be."""
+    found = [pattern for kind, pattern in _SCALARS if kind in kinds and kind != "number"]
+    if "number" in kinds:
+        found.append(dict(_SCALARS)["number"] if has_fractions else _INTEGER)
+    return found
 
 
 def may_become_scalar(text: str, kinds: Collection[str]) -> bool:

@@ -438,6 +438,19 @@ def test_no_text_holds_the_tag_that_ends_it(form: CallFormat) -> None:
         ({"type": ["integer", "string"]}, [5, "5x", "12 rue", "-", "1.5.", ""], [1.5, 1e100]),
         ({"type": ["null", "boolean", "string"]}, [None, True, "nullx", "truefalse", "n"], []),
         ({"oneOf": [{"type": "boolean"}, {"type": "number"}]}, [True, 1.5], ["a", None]),
+        (
+            {"enum": ["1x", 1, -2.5, True, None, {"a": 1}]},
+            ["1x", 1, -2.5, True, None, {"a": 1}],
+            [10, 2.5, False, "x", {"a": 2}],
+        ),
+        ({"anyOf": [{"type": "string"}, {"const": False}]}, ["a", False], [True]),
+        ({"anyOf": [{"enum": ["a", 1]}, {"type": "null"}]}, ["a", 1, None], [2, True]),
+        ({"allOf": [{"type": "string"}, {"minLength": 2}]}, ["12", "true", "[]"], ["a"]),
+        (
+            {"allOf": [{"type": ["string", "number"]}, {"type": ["string", "integer"]}]},
+            ["a", 1],
+            [1.5],
+        ),
     ],
 )
 def test_what_a_schema_says_of_a_text_is_enforced(
@@ -489,6 +502,8 @@ GLM_TEMPLATE = "<tool_call>{{ c.name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>
         ('<minimax:tool_call>\n<invoke name="{{ c.name }}">', "minimax_m2"),
         ("<|tool_call|>{{ calls | tojson }}", "granite"),
         ("<|python_tag|>", "llama3_json"),
+        ("{{- '{\"name\": \"' + c.name + '\", ' }}\n    {{- '\"parameters\": ' }}", "llama3_json"),
+        ('Respond in the format {"name": a name, "parameters": a dictionary}.', "llama3_json"),
         ("```tool_call", "fenced"),
     ],
 )
@@ -496,6 +511,24 @@ def test_the_format_of_a_template(source: str, name: str) -> None:
     found = format_of(source)
     assert found is not None
     assert found.name == name
+
+
+@pytest.mark.covers("J32")
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Functions, whose schemas have that name, and calls with names of their own.
+        '{"name": "{{ t.name }}", "description": "{{ t.description }}", "parameters": {{ p }}}',
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ n }}", "parameters": {{ a }}}]',
+        "<|channel|>commentary to=functions.{{ c.name }} <|constrain|>json<|message|>{{ a }}",
+        "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>",
+        "<|tool_call_start|>[{{ c.name }}({{ c.arguments }})]<|tool_call_end|>",
+        "<TOOLCALL>[{{ c | tojson }}]</TOOLCALL>",
+        "<tool_calls>[{{ c | tojson }}]</tool_calls>",
+    ],
+)
+def test_the_template_of_another_format_is_none_of_these(source: str) -> None:
+    assert format_of(source) is None
 
 
 def test_a_long_name_of_an_argument_ends_the_arguments() -> None:

@@ -12,6 +12,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
 from grammars.parts import GrammarParts
+from grammars.trying.messages import parts_fields, parts_of
 from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import GLM, QWEN_CODER
 from router.tools.tagged.kinds import argument_kinds
@@ -96,3 +97,54 @@ def test_copies_of_what_is_referred_to_are_bounded() -> None:
     schema["$defs"] = {"x": {"type": "array", "items": {"enum": ["x" * 100_000]}}}
     with pytest.raises(InvalidRequest, match="more than"):
         checked(schema)
+
+
+@pytest.mark.covers("K03")
+@pytest.mark.parametrize("is_required", [True, False])
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "abc", None),
+        ({"type": "string", "pattern": "^a{9}$", "maxLength": 5}, "abc", "a" * 9),
+        ({"type": "string", "format": "date", "maxLength": 5}, "abc", "2024-02-29"),
+        ({"enum": ["abcdef"], "maxLength": 3}, "abcdef", "abc"),
+        ({"type": "string", "enum": ["abcdef"], "pattern": "^x"}, "abcdef", "xyz"),
+        ({"const": "a\n</parameter>"}, "abc", None),
+        ({"enum": ["a\n</parameter>"], "minLength": 4}, "abcd", None),
+        ({"type": "string", "pattern": "^(a\n</parameter>)$"}, "abc", None),
+    ],
+)
+def test_texts_of_which_there_is_none_are_no_dead_end(
+    schema: dict[str, Any], taken: str, refused: str | None, *, is_required: bool
+) -> None:
+    described = of(a={"type": "integer"}, v=schema)
+    if not is_required:
+        described["required"] = ["a"]
+    with pytest.raises(InvalidRequest, match="no text follows it") as error:
+        checked(described, is_strict=True)
+    assert error.value.param == "tools.0.properties.v"
+    grammar = checked(described)
+    assert accepts(grammar, {"a": 1, "v": taken})
+    assert accepts(grammar, {"a": 1}) is not is_required
+    if refused is not None:
+        assert not accepts(grammar, {"a": 1, "v": refused})
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_number_or_null_may_be_all_that_is_left_of_a_text(*, is_strict: bool) -> None:
+    schema = of(
+        n={"type": ["integer", "string"], "pattern": "^[1-9][0-9]*$", "maxLength": 3},
+        v={"enum": ["null", None]},
+    )
+    grammar = checked(schema, is_strict=is_strict)
+    assert accepts(grammar, {"n": 12, "v": None})
+    assert not accepts(grammar, {"n": "a", "v": None})
+    assert not accepts(grammar, {"n": 12, "v": "a"})
+
+
+def test_what_a_grammar_was_written_from_comes_whole_to_where_it_is_tried() -> None:
+    tool = Tool(name="f", description=None, parameters=of(a=AHEAD, b=NAME, c={"type": "object"}))
+    use = ToolUse(tools=(tool,), callable_names=frozenset("f"), must_call=True)
+    parts = GrammarParts(schemas=judge().writer.schema_parts(QWEN_CODER, use, str))
+    assert any(part.may_be_empty for part in parts.schemas)
+    assert parts_of(json.loads(json.dumps(parts_fields(parts)))) == parts
