@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from common.errors import ConfigError
 
@@ -37,6 +37,8 @@ UNITS = {
 
 Beside = Literal["", "answers", "prompts"]
 """Steps of another node: none, those that decode alone, or those that compute prompts."""
+_Wait = Annotated[float, "0 or more"]
+"""Seconds between two tokens, 0 where they came in one event: other times are above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +127,10 @@ class FirstTokenTime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondTokenTime:
     """From the first token of an answer to the second, as the client sees it: the node that decodes
-    waits for the KV of a prompt of so many tokens, and runs a step."""
+    waits for the KV of a prompt of so many tokens, and runs a step. 0: both came together."""
 
     tokens: int
-    seconds: float
+    seconds: _Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +227,7 @@ def _decoded(kind: type[T], found: object, where: str) -> T:
     for name in found:
         if name not in names:
             raise ValueError(f"{prefix}{name} is unknown: wanted {', '.join(names)}")
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     values = {name: _value(hints[name], found[name], prefix + name) for name in found}
     return kind(**values)
 
@@ -252,6 +254,10 @@ def _value(hint: Any, found: object, where: str) -> Any:
     if hint is float:
         if type(found) not in (int, float) or not 0 < found < math.inf:  # type: ignore[operator]
             raise ValueError(f"{where} is {_shown(found)}: wanted a time above 0")
+        return float(found)  # type: ignore[arg-type]
+    if hint is _Wait:
+        if type(found) not in (int, float) or not 0 <= found < math.inf:  # type: ignore[operator]
+            raise ValueError(f"{where} is {_shown(found)}: wanted a time, 0 or more")
         return float(found)  # type: ignore[arg-type]
     return _decoded(hint, found, where)
 

@@ -129,48 +129,62 @@ class GgufShape:
         return replace(shape, rope_scaling=scaling, experts=experts)
 
     def _check(self, gguf: GgufFile) -> None:
-        family = self.family
-        for rule, wanted in (
-            (1 <= self.num_layers <= _MAX_LAYERS, f"1 to {_MAX_LAYERS} layers"),
-            (min(self.hidden_size, self.intermediate_size, self.vocab_size) >= 1, "sizes above 0"),
-            (self.num_kv_heads >= 1, "at least one KV head"),
-            (self.max_positions >= 1, "a context of at least one token"),
+        """Raise `CheckpointError`, naming the key, for what cannot be supported."""
+        family, row = self.family, _FAMILIES[self.family]
+        kv_heads = "attention.head_count_kv"
+        for rule, key, wanted in (
+            (1 <= self.num_layers <= _MAX_LAYERS, "block_count", f"1 to {_MAX_LAYERS} layers"),
+            (self.hidden_size >= 1, "embedding_length", "a size above 0"),
+            (self.intermediate_size >= 1, "feed_forward_length", "a size above 0"),
+            (self.num_heads >= 1, "attention.head_count", "at least one head"),
+            (self.num_kv_heads >= 1, kv_heads, "at least one KV head"),
             (
                 self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
+                kv_heads,
                 "heads that are a multiple of the KV heads",
             ),
-            (self.head_dim >= 2 and self.head_dim % 2 == 0, "an even head size"),
+            (self.max_positions >= 1, "context_length", "a context of at least one token"),
+            (
+                self.head_dim >= 2 and self.head_dim % 2 == 0,
+                "attention.key_length",
+                "an even head size",
+            ),
             (
                 gguf.integer(f"{family}.attention.value_length", self.head_dim) == self.head_dim,
+                "attention.value_length",
                 "values of the head size",
             ),
             (
                 gguf.integer(f"{family}.rope.dimension_count", self.head_dim) == self.head_dim,
+                "rope.dimension_count",
                 "RoPE over the whole head",
             ),
             (
-                _FAMILIES[family].experts is not None
-                or gguf.integer(f"{family}.expert_count", 0) == 0,
+                row.experts is not None or gguf.integer(f"{family}.expert_count", 0) == 0,
+                "expert_count",
                 "a dense model without experts",
             ),
             (
-                self.window >= 1 if _FAMILIES[family].has_windows else self.window == 0,
+                self.window >= 1 if row.has_windows else self.window == 0,
+                "attention.sliding_window",
                 "a sliding window of at least one position"
-                if _FAMILIES[family].has_windows
+                if row.has_windows
                 else "attention to all positions, without a sliding window",
             ),
-            (
-                self.window_pattern >= 1,
-                "a sliding_window_pattern of at least 1: some layers are without a window",
-            ),
-            (min(self.rope_theta, self.window_rope_theta) > 0, "a RoPE base above 0"),
+            (self.window_pattern >= 1, "attention.sliding_window_pattern", "at least 1"),
+            (self.rope_theta > 0, "rope.freq_base", "a RoPE base above 0"),
+            (self.window_rope_theta > 0, "rope.freq_base_swa", "a RoPE base above 0"),
             (
                 gguf.number(f"{family}.final_logit_softcapping", 0.0) == 0.0,
+                "final_logit_softcapping",
                 "logits that are not capped",
             ),
         ):
             if not rule:
-                raise CheckpointError(f"{gguf.path}: {self}: wanted {wanted}")
+                found = gguf.metadata.get(f"{family}.{key}", "missing")
+                raise CheckpointError(
+                    f"{gguf.path}: metadata key {family}.{key} is {found}: wanted {wanted}"
+                )
 
     def config(self) -> dict[str, Any]:
         """Return config.json without the special token ids."""

@@ -18,6 +18,7 @@ from common.measured_profile import (
     MeasuredProfile,
     ProfiledMachine,
     ProfiledModel,
+    SecondTokenTime,
     StreamedTime,
     TransferTime,
     VerifiedTime,
@@ -110,6 +111,24 @@ def test_anything_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
         read_measured_profile(path)
     assert str(path) in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("seconds", [-1, True, "0", float("nan"), float("inf")])
+def test_a_wait_for_a_second_token_that_cannot_be_is_refused(
+    tmp_path: Path, seconds: object
+) -> None:
+    path = written(tmp_path, changed("second_tokens", to=[{"tokens": 128, "seconds": seconds}]))
+    with pytest.raises(
+        ConfigError, match=r"second_tokens\[0\].seconds is .*wanted a time, 0 or mo"
+    ):
+        read_measured_profile(path)
+
+
+def test_a_second_token_may_come_with_the_first(tmp_path: Path) -> None:
+    """Those of a small model come in one event: `pdserve profile` writes that they waited 0 s."""
+    second = (SecondTokenTime(tokens=512, seconds=0.0),)
+    wanted = replace(PROFILE, second_tokens=second)
+    assert read_measured_profile(written(tmp_path, encode_profile(wanted))) == wanted
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ _AT_MOST = {
 }
 """Far beyond any model: a file with larger numbers is broken, and would take memory."""
 
+_LEAST_NUMBER, _MOST_NUMBER = 1e-15, 1e30
+"""Beyond these, what is computed of two numbers may be no float32."""
+
 
 class ConfigValues:
     """A config file's keys, with errors that name the file, the key and the expected value."""
@@ -58,8 +61,12 @@ class ConfigValues:
     def number(self, key: str, default: float | None = None) -> float:
         value = self._values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise self.refuse(key, "a number above 0")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not _LEAST_NUMBER <= value <= _MOST_NUMBER
+        ):
+            raise self.refuse(key, f"a number above 0, {_LEAST_NUMBER:g} to {_MOST_NUMBER:g}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

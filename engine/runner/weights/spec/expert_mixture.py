@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine.runner.weights.spec.config_values import ConfigValues
 
 _MOST_EXPERTS = 1 << 17
-"""Of all layers, far beyond any model: each has names and shapes, which would take memory."""
+"""The experts of all layers, far beyond any model: their names and shapes would take memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,30 @@ def test_what_is_not_supported_is_named(
 ) -> None:  # fmt: skip
     with pytest.raises(CheckpointError, match=wanted):
         converted(write_gguf(metadata, tensors), tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("block_count", "embedding_length", "feed_forward_length", "context_length"),
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
+        *("attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_with_its_key(
+    write_gguf: WriteGguf, tmp_path: Path, key: str
+) -> None:
+    said = rf"\.gguf: metadata key llama\.{re.escape(key)} is 0(\.0)?: wanted "
+    with pytest.raises(CheckpointError, match=said):
+        converted(write_gguf({f"llama.{key}": 0}), tmp_path / "hf")
+
+
+@pytest.mark.parametrize("key", ["attention.sliding_window", "expert_count"])
+def test_what_an_architecture_does_not_have_is_refused_with_its_key(
+    write_gguf: WriteGguf, tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"metadata key llama\.{key} is 8: wanted "):
+        converted(write_gguf({f"llama.{key}": 8}), tmp_path / "hf")
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,9 @@ def test_a_file_may_say_which_layers_of_gemma_have_no_window(
 
 @pytest.mark.parametrize("value", [0, -1, True, "6", 2.0])
 def test_a_pattern_of_windows_that_cannot_be_is_named(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"model\.gguf: .*sliding_window_pattern"):
+    with pytest.raises(
+        CheckpointError, match=rf"model\.gguf: metadata key {PATTERN} is .*: wanted"
+    ):
         _with_pattern(tmp_path, CONFIGS["gemma3"], value)
 
 

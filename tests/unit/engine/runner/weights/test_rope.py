@@ -316,6 +316,34 @@ def test_what_is_wrong_is_named(
         assert word in str(error.value)
 
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LLAMA3 = CONFIGS["llama_llama3"]["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        *((YARN, key) for key in ("factor", "beta_slow", "beta_fast", "rope_theta", "mscale")),
+        (YARN | {"mscale": 1.0}, "mscale_all_dim"),
+        (YARN, "attention_factor"),
+        *((LINEAR, key) for key in ("factor", "rope_theta")),
+        *((LLAMA3, key) for key in ("factor", "low_freq_factor", "high_freq_factor", "rope_theta")),
+    ],
+)
+@pytest.mark.parametrize("value", [5e-324, 1e-320, 1e-300, 1e-30, 1e-15, 1e30, 1e300])
+def test_numbers_that_are_almost_none_have_finite_angles_or_are_refused(
+    tmp_path: Path, section: dict[str, Any], key: str, value: float
+) -> None:
+    """Those too small for a float32, or to divide by, are no numbers above 0 here."""
+    try:
+        spec = spec_of(tmp_path, rope_scaling=section | {key: value})
+    except CheckpointError:
+        return
+    with np.errstate(all="raise", under="ignore"):
+        for table in rotary_tables(spec, 1 << 12):
+            assert np.isfinite(table).all()
+
+
 def test_a_missing_original_context_is_named(tmp_path: Path) -> None:
     """Without it the factor may be over the context that the file has, or already in it."""
     section = {"rope_type": "yarn", "factor": 4.0}
