@@ -95,6 +95,14 @@ class Targets:
         self._whole = whole
         self._has_addresses: bool | None = None
         self._known: dict[str, Any] = {}
+        self._types: dict[int, frozenset[str]] = {}
+
+    def types_in(self, values: list[Any]) -> frozenset[str]:
+        """Return the types of the values of a list that is part of what is read, which many
+        references may name: it is read once."""
+        if id(values) not in self._types:
+            self._types[id(values)] = frozenset(map(type_of, values))
+        return self._types[id(values)]
 
     def of(self, part: Any) -> Any:
         """Return the schema that is meant by a part: itself, or what it refers to; None: unknown.

@@ -13,6 +13,7 @@ from router.tools.tagged.tags import SCALARS, scalar_patterns
 
 _MAX_CHOICES = 256
 _MAX_DEPTH = 8
+_MAX_TOGETHER = 16
 _CHOICES = ("anyOf", "oneOf")
 _OF_TEXTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
@@ -44,26 +45,34 @@ def taken_by(schema: Any, targets: Targets) -> Taken:
 
     Where the choices of a schema have many choices of their own, anything may be taken.
     """
-    choices = _Choices(targets)
-    found = list(choices.of(schema, 0))
-    if choices.num_left <= 0:
-        found = [{}]
     kinds: set[str] = set()
     texts: dict[str, Mapping[str, Any]] = {}
     scalars: dict[str, None] = {}
-    for choice in found:
-        of_choice, has_fractions = _kinds_of(choice)
+    for choice in _choices_of(schema, targets):
+        of_choice, has_fractions = _kinds_of(choice, targets)
         kinds |= of_choice
         listed = _listed(choice)
         if listed is None:
             scalars |= dict.fromkeys(scalar_patterns(of_choice, has_fractions=has_fractions))
-        else:
+        elif of_choice & SCALARS:
             own = [one for one in listed if type_of(one) in of_choice & SCALARS]
             scalars |= dict.fromkeys(re.escape(json.dumps(one)) for one in own)
         if "string" in of_choice:
             text = {key: choice[key] for key in _OF_TEXTS if key in choice}
             texts.setdefault(repr(text), text)
     return Taken(frozenset(kinds), tuple(texts.values()), tuple(scalars))
+
+
+def _choices_of(schema: Any, targets: Targets) -> list[Mapping[str, Any]]:
+    choices = _Choices(targets)
+    found = list(choices.of(schema, 0))
+    return found if choices.num_left > 0 else [{}]
+
+
+def _all_kinds(schema: Any, targets: Targets) -> frozenset[str]:
+    """Return the kinds of `taken_by`, without what many references to long lists would repeat."""
+    found = _choices_of(schema, targets)
+    return frozenset(kind for choice in found for kind in _kinds_of(choice, targets)[0])
 
 
 class _Choices:
@@ -87,10 +96,10 @@ class _Choices:
             yield whole
             return
         own = {key: value for key, value in whole.items() if key != keyword}
-        own_kinds, _ = _kinds_of(own)
+        own_kinds, _ = _kinds_of(own, self._targets)
         for one in whole[keyword]:
             for choice in self.of(one, depth + 1):
-                if left := _in_both(own, own_kinds, choice):
+                if left := _in_both(own, own_kinds, choice, self._targets):
                     yield left
 
 
@@ -105,7 +114,9 @@ def _whole(schema: Any, targets: Targets) -> Mapping[str, Any] | None:
             schema = {**found, **beside} if isinstance(found, Mapping) else None
         elif keyword == "allOf" and isinstance(schema.get(keyword), list):
             inner = [one for one in schema[keyword] if isinstance(one, Mapping)]
-            schema = {**inner[0], **beside} if len(inner) == 1 else _all(inner, beside, targets)
+            schema = {**inner[0], **beside} if len(inner) == 1 else beside
+            if 1 < len(inner) <= _MAX_TOGETHER:
+                schema = _all(inner, beside, targets)
     return schema if isinstance(schema, Mapping) else None
 
 
@@ -119,7 +130,7 @@ def _all(
         {key: value for key, value in one.items() if key not in ("allOf", *_CHOICES)}
         for one in (*found, beside)
     ]
-    kinds, fractions = zip(*map(_kinds_of, plain), strict=True)
+    kinds, fractions = zip(*(_kinds_of(one, targets) for one in plain), strict=True)
     merged = {key: value for one in plain for key, value in one.items()}
     types = frozenset(TYPES).intersection(*kinds)
     if not all(fractions) and "number" in types:
@@ -129,10 +140,13 @@ def _all(
 
 
 def _in_both(
-    own: Mapping[str, Any], own_kinds: frozenset[str], choice: Mapping[str, Any]
+    own: Mapping[str, Any],
+    own_kinds: frozenset[str],
+    choice: Mapping[str, Any],
+    targets: Targets,
 ) -> Mapping[str, Any] | None:
     """Return the schema of what `own` and one of its choices take; None: nothing."""
-    kinds, _ = _kinds_of(choice)
+    kinds, _ = _kinds_of(choice, targets)
     if not kinds & own_kinds:
         return None
     both = {**own, **choice}
@@ -141,15 +155,16 @@ def _in_both(
     return both
 
 
-def _kinds_of(schema: Mapping[str, Any]) -> tuple[frozenset[str], bool]:
+def _kinds_of(schema: Mapping[str, Any], targets: Targets) -> tuple[frozenset[str], bool]:
     """Return the kinds of values of a schema without choices, and whether it takes fractions."""
     kind = schema.get("type")
     named = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else set()
     has_fractions = not named or "number" in named
     kinds = {"number" if one == "integer" else one for one in named} & TYPES or set(TYPES)
-    values = _listed(schema)
-    if values is not None:
-        kinds &= {type_of(value) for value in values}
+    if "const" in schema:
+        kinds &= {type_of(schema["const"])}
+    elif isinstance(schema.get("enum"), list):
+        kinds &= targets.types_in(schema["enum"])
     return frozenset(kinds), has_fractions and "number" in kinds
 
 
@@ -162,8 +177,8 @@ def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
 def argument_kinds(parameters: Mapping[str, Any]) -> ArgumentKinds:
     """Return the kinds of the arguments that a tool's schema describes."""
     described, targets = described_arguments(parameters), Targets(parameters)
-    named = {name: taken_by(one, targets).kinds for name, one in described.named.items()}
-    others = taken_by(described.others, targets).kinds
+    named = {name: _all_kinds(one, targets) for name, one in described.named.items()}
+    others = _all_kinds(described.others, targets)
     return ArgumentKinds(named, others)
 
 

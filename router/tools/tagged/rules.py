@@ -109,6 +109,7 @@ class TaggedRules:
                 inner = {**own, "type": containers}
                 alternatives.append(self._json(inner, source, is_lenient=is_lenient))
             if taken.scalars:
+                self._count("|".join(taken.scalars))
                 alternatives.append(self._ended(f"/{'|'.join(taken.scalars)}/"))
         self.lines.append(f"{rule}: ({' | '.join(alternatives)}) {behind}")
         return rule
@@ -116,14 +117,19 @@ class TaggedRules:
     def _json(self, schema: Mapping[str, Any], source: str, *, is_lenient: bool) -> str:
         self.parts.append(SchemaPart(schema=schema, source=source, is_lenient=is_lenient))
         rule = json_rule(schema, is_lenient=is_lenient)
-        self._num_chars += len(rule)
+        self._count(rule)
+        return f"{rule} {self._expression(self._tags.end)}"
+
+    def _count(self, written: str) -> None:
+        """Raise `InvalidRequest` where what is written has become too long: many references may
+        name what is written for each."""
+        self._num_chars += len(written)
         if self._num_chars > MAX_GRAMMAR_BYTES:
             raise InvalidRequest(
                 f"the schemas of the arguments of tools, each with what it refers to, make a "
                 f"grammar of more than {MAX_GRAMMAR_BYTES} bytes: wanted smaller ones",
                 param="tools",
             )
-        return f"{rule} {self._expression(self._tags.end)}"
 
     def _targets(self, root: Mapping[str, Any]) -> Targets:
         """Return what references to `root` name; those of one tool are asked for in a row."""
@@ -141,6 +147,7 @@ class TaggedRules:
         is_only: bool,
     ) -> str:
         terminal, weaker = text_expressions(schema, self._tags.end, others)
+        self._count(terminal)
         if terminal != weaker:
             self.parts.append(
                 SchemaPart(

@@ -148,3 +148,12 @@ def test_what_a_grammar_was_written_from_comes_whole_to_where_it_is_tried() -> N
     parts = GrammarParts(schemas=judge().writer.schema_parts(QWEN_CODER, use, str))
     assert any(part.may_be_empty for part in parts.schemas)
     assert parts_of(json.loads(json.dumps(parts_fields(parts)))) == parts
+
+
+@pytest.mark.parametrize("values", [[f"x{at}" for at in range(9000)], ["x", *range(9000)]])
+def test_long_lists_that_many_arguments_refer_to_take_bounded_work(values: list[Any]) -> None:
+    schema = of(**{f"a{at}": {"$ref": "#/$defs/x", "maxLength": at} for at in range(3000)})
+    schema["$defs"] = {"x": {"enum": values}}
+    assert "string" in argument_kinds(schema).of("a0")
+    with pytest.raises(InvalidRequest, match="more than"):
+        checked(schema)
