@@ -353,4 +353,4 @@ async def test_a_choice_of_such_a_tool(choice: dict[str, Any], called: str) -> N
     grammar = edge.generator.calls[0].sampling.grammar
     assert grammar is not None
     names = ("f", "apply_patch", "crm.find", "crm.query")
-    assert [name for name in names if f'\\"{name}\\"' in grammar.text] == [called]
+    assert [name for name in names if f'"{name}\\"' in grammar.text] == [called]
