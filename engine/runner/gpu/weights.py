@@ -251,7 +251,7 @@ def send_angles(device: Device, spec: DecoderSpec, max_len: int) -> dict[RopeSpe
         tables = rotary_tables(replace(spec, rope=rope), max_len)
         angles = np.concatenate(tables, axis=1).astype(np.float32)
         memories[rope] = device.allocate(angles.nbytes)
-        device.upload_array(memories[rope].address, angles)
+        device.upload(memories[rope].address, angles.tobytes())
     return memories
 
 
