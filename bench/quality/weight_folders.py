@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from engine.runner.cache.kv_formats import stored_slots
-from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.spec.config_values import read_json_object
+from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import QUANTISERS
 from engine.runner.weights.tensor_source import TensorSource

@@ -28,7 +28,7 @@ from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.kernels.attention import STATE_LANES, attention_phase
 from engine.runner.kernels.attention_plan import NO_WINDOW, PART_ROWS
 from engine.runner.kernels.team import new_progress
-from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.spec.rope_spec import RopeSpec

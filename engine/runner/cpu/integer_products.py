@@ -6,7 +6,7 @@ from engine.runner.back_end import ModelFiles
 from engine.runner.cpu.packed_weights import PackedPlan, decoder_plans, layer_plans
 from engine.runner.mtp.draft_source import mtp_in_groups
 from engine.runner.weights.arithmetic import IntegerWeights
-from engine.runner.weights.quantised_source import WIDE_FORMATS
+from engine.runner.weights.derived.quantised_source import WIDE_FORMATS
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
 

@@ -13,9 +13,9 @@ from engine.runner.kernels.layer import LayerTables
 from engine.runner.kernels.products.linear import FIELDS
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.weights.checkpoint import CHOICE_BIAS, SHARED_EXPERTS
 from engine.runner.weights.key_scales import key_scales
 from engine.runner.weights.rope import halves_first
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource

@@ -33,10 +33,11 @@ from engine.runner.kernels.products.packed import (
     packed_bytes,
     packed_view,
 )
-from engine.runner.weights import quantised_source, rope, stored_formats
-from engine.runner.weights.checkpoint import EXPERT_GATE, SHARED_EXPERTS
+from engine.runner.weights import rope, stored_formats
+from engine.runner.weights.derived import quantised_source
 from engine.runner.weights.rope import halves_first
 from engine.runner.weights.schemes import float8_scheme, integer_formats, integer_schemes
+from engine.runner.weights.spec.decoder_tensors import EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import GroupedTensor

@@ -22,9 +22,9 @@ from engine.runner.gpu.weights import (
     Matrix,
     send_angles,
 )
-from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.rope import halves_first
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from engine.runner.gpu.repacking import FORMS
 from engine.runner.gpu.tiles import num_ranges
 from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
-from engine.runner.weights.checkpoint import SHARED_EXPERTS
-from engine.runner.weights.quantised_source import WIDE_FORMATS
+from engine.runner.weights.derived.quantised_source import WIDE_FORMATS
+from engine.runner.weights.spec.decoder_tensors import SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.runner.mtp.mtp_weights import MtpWeights
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.stored_formats import quantise
 from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource

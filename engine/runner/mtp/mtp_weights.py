@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import layer_shapes
+from engine.runner.weights.spec.decoder_tensors import layer_shapes
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource

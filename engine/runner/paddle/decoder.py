@@ -10,9 +10,9 @@ from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
-from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.rope import halves_first, rotary_tables
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.spec.rope_spec import RopeSpec

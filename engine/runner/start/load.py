@@ -16,9 +16,10 @@ from engine.runner.back_end import ModelFiles
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.choose import choose_back_end
-from engine.runner.weights.checkpoint import Checkpoint, expected_shapes, file_with_weights
-from engine.runner.weights.quantised_source import WIDE_FORMATS, QuantisedSource
+from engine.runner.weights.checkpoint import Checkpoint, file_with_weights
+from engine.runner.weights.derived.quantised_source import WIDE_FORMATS, QuantisedSource
 from engine.runner.weights.random_weights import RandomWeights
+from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
 from engine.runner.weights.tensor_source import TensorSource
 from grammars.compiler import GrammarCompiler

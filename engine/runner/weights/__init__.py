@@ -6,9 +6,7 @@ tensor_files      tensors of safetensors files
 schemes/          what is quantised in them
 gguf_file         the format of GGUF
 gguf_weights      the weights of a folder in GGUF
-fused_weights     files with several projections in one tensor
-text_weights      the text model's part of a model with images
-quantised_source  weights that are quantised while they are loaded
+derived/          weights computed from others: of other names, rows, numbers or bits
 random_weights    weights without a file
 tensor_source     what all of these have in common
 stored_tensor     a weight as it is stored

@@ -28,7 +28,7 @@ from statistics import NormalDist
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import CHOICE_BIAS, SHARED_EXPERTS, expected_shapes
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, SHARED_EXPERTS, expected_shapes
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import GroupedTensor

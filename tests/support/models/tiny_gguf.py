@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 from gguf import quants
 
-from engine.runner.weights.checkpoint import expected_shapes
-from engine.runner.weights.fused_weights import fused_shapes, has_fused_weights
+from engine.runner.weights.derived.fused_weights import fused_shapes, has_fused_weights
 from engine.runner.weights.gguf_weights import gguf_place
+from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.stored_tensor import GroupedTensor

@@ -4,5 +4,6 @@ model_spec        all of them, for every family
 rope_spec         those of rotary positions
 sliding_windows   which layers attend to a window of positions
 expert_mixture    layers with a mixture of experts
+decoder_tensors   the names and shapes of its tensors
 config_values     values of a config file, checked as they are read
 """

@@ -1,11 +1,12 @@
 """Layers whose MLP is a mixture of experts, as config.json states them.
 
-The *gate* of a layer's experts has a row of weights for each. A token's scores are the softmax of
-their products with its normed state, in float32; it is sent to the experts with the highest scores,
-plus their bias where a model has one, and of equal ones to the first. Their outputs are added, each
-times its score, with the output of a shared MLP where a model has one.
+The *gate* of a layer's experts has a row of weights for each. A token's scores are the softmax, or
+the sigmoids, of their products with its normed state, in float32; it is sent to the experts with
+the highest scores, plus their bias where a model has one, and of equal ones to the first. Their
+outputs are added, each times its score, with the output of a shared MLP where a model has one.
 
-The arithmetic is that of `modeling_qwen3_moe.py` and `modeling_ernie4_5_moe.py` of transformers.
+The arithmetic is that of `modeling_qwen3_moe.py`, `modeling_ernie4_5_moe.py`,
+`modeling_glm4_moe.py` and `modeling_gpt_oss.py` of transformers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ _MOST_EXPERTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedSwish:
+    """What some experts compute of gate and up: `(up + 1) * gate * sigmoid(steepness * gate)`.
+
+    Gate is at most `limit`, and up is between `-limit` and `limit`, before.
+    """
+
+    steepness: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMixture:
     """The experts of the layers in `layers`, which is sorted; the other layers have one MLP.
 
@@ -27,7 +39,10 @@ class ExpertMixture:
     `num_chosen` of them. `shared_size` is that of an MLP for all tokens (0: none).
     `is_normalised`: scores of the chosen experts are divided by their sum, or by `least_sum` if
     that is larger. `has_choice_bias`: a bias is added to the scores by which experts are chosen,
-    and not to those that weight them.
+    and not to those that weight them. `is_sigmoid`: scores are sigmoids, each of one product, in
+    place of a softmax. `weight_scale`: what weighs an expert's output is multiplied by it.
+    `has_gate_bias`: each product with the gate has a bias. `has_biases`: each projection of an
+    expert has one. `clamped_swish` takes the place of `silu(gate) * up` (None: it does not).
     """
 
     layers: tuple[int, ...]
@@ -38,6 +53,11 @@ class ExpertMixture:
     is_normalised: bool
     least_sum: float
     has_choice_bias: bool
+    is_sigmoid: bool = False
+    weight_scale: float = 1.0
+    has_gate_bias: bool = False
+    has_biases: bool = False
+    clamped_swish: ClampedSwish | None = None
 
     @property
     def outputs_of_a_token(self) -> int:
@@ -108,6 +128,30 @@ def _layer(config: ConfigValues, key: str, default: int) -> int:
     return value
 
 
+def _gpt_oss(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    return _checked(
+        config,
+        ("num_local_experts", "num_experts_per_tok"),
+        ExpertMixture(
+            layers=tuple(range(num_layers)),
+            num_experts=config.integer("num_local_experts", 128),
+            num_chosen=config.integer("num_experts_per_tok", 4),
+            inner_size=config.integer("intermediate_size", 2880),
+            shared_size=0,
+            # The softmax of the chosen products is that of all, divided by the sum of the chosen.
+            is_normalised=True,
+            least_sum=0.0,
+            has_choice_bias=False,
+            has_gate_bias=True,
+            has_biases=True,
+            clamped_swish=ClampedSwish(
+                steepness=config.number("swiglu_alpha", 1.702),
+                limit=config.number("swiglu_limit", 7.0),
+            ),
+        ),
+    )
+
+
 def _checked(
     config: ConfigValues, keys: tuple[str, str], mixture: ExpertMixture
 ) -> ExpertMixture | None:
@@ -129,5 +173,6 @@ def _checked(
 READ_EXPERTS: Mapping[str, Callable[[ConfigValues, int], ExpertMixture | None]] = {
     "Qwen3MoeForCausalLM": _qwen3,
     "Ernie4_5_MoeForCausalLM": _ernie4_5,
+    "GptOssForCausalLM": _gpt_oss,
 }
 """What reads the mixture from config.json, for this many layers, by architecture."""

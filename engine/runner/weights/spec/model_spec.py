@@ -44,7 +44,8 @@ class DecoderSpec:
     that of layers with a window (None: `rope`), and heads of `unrotated_layers` are not rotated at
     all. Scores are divided by the root of `score_divisor`
     (0: of `head_dim`). `has_output_norms`: what attention and MLP add has a norm of its own.
-    `has_norm_offsets`: safetensors have the weights of all norms less one.
+    `has_norm_offsets`: safetensors have the weights of all norms less one. `has_sinks`: each query
+    head has a sink, a score that takes its share of the softmax and has no value.
     """
 
     architecture: str
@@ -73,6 +74,7 @@ class DecoderSpec:
     is_gelu: bool = False
     has_output_norms: bool = False
     has_norm_offsets: bool = False
+    has_sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -105,10 +107,9 @@ class DecoderSpec:
 
         What has its default is left out: models of earlier releases keep their fingerprints.
         """
-        values = asdict(self)
-        for field in fields(self):
-            if getattr(self, field.name) == field.default:
-                del values[field.name]
+        values = _without_defaults(self)
+        if self.experts is not None:
+            values["experts"] = _without_defaults(self.experts)
         return json.dumps(values, sort_keys=True)
 
     def mixture_of(self, layer: int) -> ExpertMixture | None:
@@ -158,6 +159,7 @@ class _Family:
     """Which layers have a sliding window: a rule of `sliding_windows.read_windows`."""
     is_gemma: bool = False
     has_unrotated_layers: bool = False
+    has_sinks: bool = False
 
 
 _FAMILIES = {
@@ -190,11 +192,24 @@ _FAMILIES = {
     "Ernie4_5_MoeForCausalLM": _Family(
         False, False, False, False, True, 500000.0, default_head_dim=128, is_tied_by_default=True
     ),
+    "GptOssForCausalLM": _Family(
+        "attention_bias", "attention_bias", False, False, False, 150000.0,
+        default_head_dim=64, has_qkv_bias_by_default=True, windows="alternating", has_sinks=True,
+    ),
     "Gemma3ForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 1000000.0,
         default_head_dim=256, is_tied_by_default=True, windows="pattern", is_gemma=True,
     ),
 }  # fmt: skip
+
+
+def _without_defaults(value: DecoderSpec | ExpertMixture) -> dict[str, Any]:
+    """Return the fields of a frozen value by name, but those that have their default."""
+    values = asdict(value)
+    for field in fields(value):
+        if getattr(value, field.name) == field.default:
+            del values[field.name]
+    return values
 
 
 def read_decoder_spec(folder: Path) -> DecoderSpec:
@@ -247,7 +262,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         is_rope_interleaved=family.is_rope_interleaved,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
         has_qkv_bias=has_bias(family.qkv_bias, family.has_qkv_bias_by_default),
-        has_output_bias=has_bias(family.output_bias),
+        has_output_bias=has_bias(family.output_bias, family.has_sinks),
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
         experts=None if read_experts is None else read_experts(config, num_layers),
@@ -255,6 +270,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         unrotated_layers=(
             read_unrotated_layers(config, num_layers) if family.has_unrotated_layers else ()
         ),
+        has_sinks=family.has_sinks,
         **(_gemma_parts(config, hidden_size, max_position) if family.is_gemma else {}),
     )
 

@@ -11,6 +11,8 @@ from engine.runner.weights.spec.config_values import ConfigValues
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _OF_EVERY_LAYER = ("every", "stated")
 _DEFAULT_WINDOW = 4096
+_ALTERNATING_WINDOW = 128
+"""The window of gpt-oss."""
 _DEFAULT_FIRST_LAYER = 28
 """The first layer with a window in Qwen2 and Qwen3."""
 _DEFAULT_PATTERN = 6
@@ -22,8 +24,9 @@ def read_windows(config: ConfigValues, rule: str, num_layers: int, longest: int)
 
     `longest` is the longest context. `rule` is how the family decides: `every` (Mistral), `stated`
     (Phi: every layer, if config.json has a window), `after` (Qwen2 and Qwen3: the layers from
-    `max_window_layers` on, with `use_sliding_window`), `pattern` (Gemma 3), or empty: such models
-    have no window. Raises `CheckpointError` for what contradicts it.
+    `max_window_layers` on, with `use_sliding_window`), `pattern` (Gemma 3), `alternating` (gpt-oss:
+    every other layer, the first one too), or empty: such models have no window. Raises
+    `CheckpointError` for what contradicts it.
     """
     window = _window(config, rule)
     kinds = _layer_types(config, num_layers)
@@ -55,7 +58,8 @@ def _window(config: ConfigValues, rule: str) -> int | None:
     is_stated = config.get("sliding_window") is not None
     if not is_used or (not is_stated and (rule == "stated" or config.has("sliding_window"))):
         return None
-    return config.integer("sliding_window", _DEFAULT_WINDOW)
+    default = _ALTERNATING_WINDOW if rule == "alternating" else _DEFAULT_WINDOW
+    return config.integer("sliding_window", default)
 
 
 def _layer_types(config: ConfigValues, num_layers: int) -> list[str] | None:
@@ -75,7 +79,7 @@ def _kinds_by_rule(
     config: ConfigValues, rule: str, num_layers: int, *, has_window: bool
 ) -> list[str]:
     """Return what `layer_types` would say where it is missing."""
-    if not has_window and rule != "pattern":
+    if not has_window and rule not in ("pattern", "alternating"):
         return [_FULL] * num_layers
     if rule in _OF_EVERY_LAYER:
         return [_SLIDING] * num_layers
@@ -85,5 +89,7 @@ def _kinds_by_rule(
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise config.refuse("max_window_layers", "a whole number of at least 0")
         return [_FULL if layer < first else _SLIDING for layer in range(num_layers)]
-    pattern = config.integer("sliding_window_pattern", _DEFAULT_PATTERN)
+    pattern = 2
+    if rule == "pattern":
+        pattern = config.integer("sliding_window_pattern", _DEFAULT_PATTERN)
     return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(num_layers)]

@@ -10,7 +10,7 @@ import pytest
 from bench.quality.perplexity import Combination, load, score
 from bench.quality.weight_folders import ALL_WEIGHTS, AS_F32, GROUPED, WIDE, weight_folder
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise, quantise
 from pdserve.checkpoints.gguf_folder import make_gguf_folder

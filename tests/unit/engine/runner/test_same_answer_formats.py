@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.runner.model_runner import ModelRunner
-from engine.runner.weights.quantised_source import WIDE_FORMATS
+from engine.runner.weights.derived.quantised_source import WIDE_FORMATS
 from engine.runner.weights.stored_tensor import GROUP_SIZES
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled

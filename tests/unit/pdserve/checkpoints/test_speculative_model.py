@@ -7,7 +7,8 @@ import pytest
 from common.errors import CheckpointError
 from common.settings.config import SpeculationConfig
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
-from engine.runner.weights.checkpoint import Checkpoint, layer_shapes
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.spec.decoder_tensors import layer_shapes
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.spec.rope_spec import RopeSpec
 from engine.runner.weights.tensor_files import TensorFiles

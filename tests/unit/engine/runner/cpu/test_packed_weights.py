@@ -17,7 +17,7 @@ from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise

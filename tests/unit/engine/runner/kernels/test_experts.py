@@ -20,7 +20,7 @@ from engine.runner.flat_batch import BatchLimits, flatten
 from engine.runner.kernels.experts import BAND_ROWS, ExpertBuffers
 from engine.runner.kernels.norms import quantise_rows
 from engine.runner.kernels.products.linear import gated_linear, linear
-from engine.runner.weights.checkpoint import CHOICE_BIAS, expected_shapes
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, expected_shapes
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.spec.rope_spec import RopeSpec

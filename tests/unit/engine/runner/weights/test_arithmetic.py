@@ -14,7 +14,7 @@ from engine.runner.cpu.packed_weights import PackedPlan, decoder_plans
 from engine.runner.kernels.products.linear import BYTES
 from engine.runner.weights.arithmetic import Arithmetic, stored_formats
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.mtp_running import load_with_mtp, write_inside
 from tests.support.models.packing import packed, stored

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.derived.quantised_source import QuantisedSource
+from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import QUANTISERS, dequantise, quantise
 from tests.support.models.running import load, logits_of, scheduled

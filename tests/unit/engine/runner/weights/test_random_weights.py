@@ -19,8 +19,8 @@ from common.errors import CheckpointError
 from common.settings.config import ModelConfig, SpeculationConfig
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.load import checked_checkpoint
-from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, expected_shapes
 from engine.runner.weights.random_weights import RandomWeights
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE, expected_shapes
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.support.models.running import load, logits_of, scheduled

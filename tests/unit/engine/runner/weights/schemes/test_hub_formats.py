@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import CheckpointError, ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.schemes.integer_formats import Scaling, exact_format
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE, Checkpoint
-from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.random_weights import RandomWeights
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.hub_formats import (
     Awq,

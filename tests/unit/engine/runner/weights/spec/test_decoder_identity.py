@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ClampedSwish, ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.tiny_checkpoints import CONFIGS
 
@@ -37,6 +37,15 @@ def _spec(folder: Path, name: str) -> DecoderSpec:
     return read_decoder_spec(folder)
 
 
+def _another(value: Any) -> Any:
+    """Return a value of the type of a field that is not this one."""
+    if value is None:
+        return ClampedSwish(steepness=1.5, limit=7.0)
+    if isinstance(value, bool):
+        return not value
+    return (*value, 7) if isinstance(value, tuple) else value + (value or 1)
+
+
 @pytest.mark.parametrize("name", OF_FORMER_RELEASES)
 def test_what_a_former_release_knew_keeps_its_digest(tmp_path: Path, name: str) -> None:
     text = _spec(tmp_path, name).identity
@@ -49,11 +58,7 @@ def test_mixtures_that_differ_in_anything_differ(tmp_path: Path, name: str) -> N
     assert spec.experts is not None
     found = {spec.identity, replace(spec, experts=None).identity}
     for field in fields(ExpertMixture):
-        value = getattr(spec.experts, field.name)
-        other = not value if isinstance(value, bool) else value + (value or 1)
-        if isinstance(value, tuple):
-            other = (*value, 7)
-        changed: dict[str, Any] = {field.name: other}
+        changed: dict[str, Any] = {field.name: _another(getattr(spec.experts, field.name))}
         found.add(replace(spec, experts=replace(spec.experts, **changed)).identity)
     assert len(found) == 2 + len(fields(ExpertMixture))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -23,13 +24,13 @@ def beginning_of_names(source: TensorSource) -> str:
     return next((one for one in _BEGINNINGS if f"{one}embed_tokens.weight" in present), "")
 
 
-class TextWeights(TensorSource):
+class TextWeights(DerivedWeights):
     """The text model's tensors in `source`, in whose names `beginning` stands for `model.`."""
 
     def __init__(self, source: TensorSource, beginning: str) -> None:
         """Take a `beginning` of `beginning_of_names`; it reads nothing."""
-        self._source, self._beginning = source, beginning
-        self.metadata = source.metadata
+        super().__init__(source)
+        self._beginning = beginning
 
     def _stored(self, name: str) -> str:
         """Return the name in the files of the tensor `name`."""
@@ -70,9 +71,3 @@ class TextWeights(TensorSource):
 
     def float8(self, name: str) -> Float8Tensor:
         return self._source.float8(self._stored(name))
-
-    def identity(self) -> str:
-        return self._source.identity()
-
-    def stamps(self) -> list[list[int]]:
-        return self._source.stamps()

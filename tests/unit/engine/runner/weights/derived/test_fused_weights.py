@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
-from engine.runner.weights.fused_weights import fused_shapes
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.derived.fused_weights import fused_shapes
+from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
 from tests.support.models.hub_formats import PACKERS, pack_folder

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.stored_tensor import FLOAT8_TILE, Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -47,13 +48,13 @@ def fused_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return fused
 
 
-class FusedWeights(TensorSource):
+class FusedWeights(DerivedWeights):
     """The weights of `shapes`, out of `source`, which has some of them in one tensor."""
 
     def __init__(self, source: TensorSource, shapes: Shapes) -> None:
         """Find the rows of each weight; it reads nothing."""
-        self._source, self._fused = source, fused_shapes(shapes)
-        self.metadata = source.metadata
+        super().__init__(source)
+        self._fused = fused_shapes(shapes)
         self._rows: dict[str, slice] = {}
         self._shapes = shapes
         ends: dict[str, int] = {}
@@ -109,9 +110,3 @@ class FusedWeights(TensorSource):
             return whole
         tiles = slice(rows.start // FLOAT8_TILE, rows.stop // FLOAT8_TILE)
         return Float8Tensor(numbers=whole.numbers[rows], scales=whole.scales[tiles])
-
-    def identity(self) -> str:
-        return self._source.identity()
-
-    def stamps(self) -> list[list[int]]:
-        return self._source.stamps()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from engine.runner.weights.checkpoint import CHOICE_BIAS, EXPERT_GATE
+from engine.runner.weights.derived.derived_weights import DerivedWeights
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.stored_formats import quantise
 from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
@@ -19,7 +18,7 @@ WIDE_FORMATS = ("F32", "F16", "BF16")
 """The formats that are quantised."""
 
 
-class QuantisedSource(TensorSource):
+class QuantisedSource(DerivedWeights):
     """The weights of `source`, of which those of products are in groups of `format_name`.
 
     Embedding and head are in Q8_0. What is in groups already, norms, biases, weights whose rows are
@@ -28,23 +27,8 @@ class QuantisedSource(TensorSource):
 
     def __init__(self, source: TensorSource, format_name: str) -> None:
         """Take the formats from `stored_formats.QUANTISERS`."""
-        self._source, self._format = source, format_name
-        self.metadata = source.metadata
-
-    def names(self) -> Iterable[str]:
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(name)
-
-    def check(
-        self,
-        source: Path,
-        name: str,
-        shape: tuple[int, ...],
-        dtypes: Sequence[str] | None = None,
-    ) -> None:
-        self._source.check(source, name, shape, dtypes)
+        super().__init__(source)
+        self._format = format_name
 
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
         stored, shape = self._source.format_and_shape(name)
@@ -65,6 +49,3 @@ class QuantisedSource(TensorSource):
 
     def identity(self) -> str:
         return hashlib.sha256(f"{self._source.identity()} {self._format}".encode()).hexdigest()
-
-    def stamps(self) -> list[list[int]]:
-        return self._source.stamps()
