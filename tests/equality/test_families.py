@@ -1,7 +1,9 @@
-"""Models with sliding windows answer alike however they are scheduled, here or over a handoff.
+"""Tiny models of other kinds of layers answer alike however they are scheduled, as the demo does.
 
-Texts are longer than the windows, which are no multiples of a block or of a piece of keys, and
-longer than a piece. Pools hold about half of what is asked for, so sequences are preempted.
+Of experts, what a step holds beside a row decides how it is computed: rows that are sent to the
+same expert are multiplied together. Texts are longer than the sliding windows, which are no
+multiples of a block or of a piece of keys, and longer than a piece. Pools hold about half of what
+is asked for, so sequences are preempted.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ from tests.support.models.pressure import (
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
-FAMILIES = ("mistral_window", "qwen3_mixed", "gemma3")
+WINDOWS = ("mistral_window", "qwen3_mixed", "gemma3")
+EXPERTS = ("qwen3_moe_mixed", "ernie_moe")
+MODELS = [*((family, "none") for family in (*WINDOWS, *EXPERTS)), ("ernie_moe", "q8_0")]
 LENGTHS = (94, PIECE_KEYS + 30, 78, PIECE_KEYS - 2)
 """Their last block is nearly full, so that each of them soon asks for another one."""
-POOL, BUDGET = 25, 64
+POOL, HANDOFF_POOL, BUDGET = 25, 26, 64
+"""A node that takes prompts from another reserves for each of them before its first step: with one
+block more it admits so many that some have to be preempted."""
 COMBINATIONS: tuple[Combination, ...] = (
     ("none", "last_in_first_out", "recompute", "none", "sync"),
     ("none", "last_in_first_out", "swap", "none", "async"),
@@ -43,18 +49,26 @@ COMBINATIONS: tuple[Combination, ...] = (
 """Every way to give up a sequence's blocks, with and without drafts and steps planned ahead."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def runners(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ModelRunner, ModelRunner]:
-    config = CONFIGS[request.param]
-    assert 0 < config["sliding_window"] < min(LENGTHS)
-    assert config["sliding_window"] % BLOCK_SIZE
-    folder = write_checkpoint(tmp_path_factory.mktemp(request.param), config)
+    """Two of one model, with a pool each."""
+    family, quantization = request.param
+    config = CONFIGS[family]
+    if family in WINDOWS:
+        assert 0 < config["sliding_window"] < min(LENGTHS)
+        assert config["sliding_window"] % BLOCK_SIZE
+    if quantization != "none":
+        config = config | {"moe_intermediate_size": 64}
+    folder = write_checkpoint(tmp_path_factory.mktemp(family), config)
     one, other = (
-        load(folder, 512, num_drafts=NUM_DRAFTS, host_space=8 << 20, kv_cache_memory=8 << 20)
+        load(
+            folder, 512, num_drafts=NUM_DRAFTS, quantization=quantization,
+            host_space=8 << 20, kv_cache_memory=8 << 20,
+        )
         for _ in range(2)
-    )
+    )  # fmt: skip
     return one, other
 
 
@@ -112,7 +126,7 @@ def test_prefill_to_decode(
         runners[0], num_blocks=60, budget=BUDGET, config=config, speculation=speculation,
         is_async=is_async(combination),
     )  # fmt: skip
-    decode = pressed_node(runners[1], combination, num_blocks=POOL, budget=BUDGET)
+    decode = pressed_node(runners[1], combination, num_blocks=HANDOFF_POOL, budget=BUDGET)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, combination)
 
