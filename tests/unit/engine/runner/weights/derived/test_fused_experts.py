@@ -148,6 +148,15 @@ def test_a_layer_that_was_left_alone_is_in_floats(tmp_path: Path) -> None:
     assert checkpoint.format_and_shape(first)[0] == "MXFP4"
 
 
+def test_a_layer_is_left_alone_by_a_whole_name(tmp_path: Path) -> None:
+    """A beginning that ends within a word, or of another layer, is none."""
+    tensors, values = in_mxfp4_form(weights_of(GPT_OSS))
+    said = MXFP4 | {"modules_to_not_convert": ["model.layers.1.mlp.exp", "layers.11.mlp.experts"]}
+    config = GPT_OSS | {"quantization_config": said}
+    checkpoint = _check_values(_write(tmp_path / "made", config, tensors), values)
+    assert checkpoint.format_and_shape(f"{EXPERTS}.0.up_proj.weight")[0] == "MXFP4"
+
+
 def _narrower(tensors: Tensors) -> None:
     tensors[f"{GATE_UP}_blocks"] = tensors[f"{GATE_UP}_blocks"][:, :-2]
 
