@@ -415,3 +415,11 @@ def test_what_the_cpu_kernels_lack_is_computed_by_operators(
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
         assert load(folder, attention_backend="auto").attention_backend == "paddle"
     assert said in caplog.text
+
+
+def test_the_gpu_kernels_do_not_compute_gpt_oss(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    for name, bias in (("gpt_oss", True), ("gpt_oss_newer", False)):
+        folder = write_checkpoint(tmp_path / name, CONFIGS[name] | {"attention_bias": bias})
+        with pytest.raises(ConfigError, match="attention_backend is triton, but attention has si"):
+            load(folder, attention_backend="triton")
