@@ -5,8 +5,7 @@ the sigmoids, of their products with its normed state, in float32; it is sent to
 the highest scores, plus their bias where a model has one, and of equal ones to the first. Their
 outputs are added, each times its score, with the output of a shared MLP where a model has one.
 
-The arithmetic is that of `modeling_qwen3_moe.py`, `modeling_ernie4_5_moe.py`,
-`modeling_glm4_moe.py` and `modeling_gpt_oss.py` of transformers.
+The arithmetic is that of the models qwen3_moe, ernie4_5_moe, glm4_moe and gpt_oss of transformers.
 """
 
 from __future__ import annotations
@@ -58,6 +57,12 @@ class ExpertMixture:
     has_gate_bias: bool = False
     has_biases: bool = False
     clamped_swish: ClampedSwish | None = None
+
+    @property
+    def is_unlike_a_plain_mlp(self) -> bool:
+        """Whether scores are no softmax alone, or experts have biases or another function."""
+        is_scored_otherwise = self.is_sigmoid or self.weight_scale != 1.0 or self.has_gate_bias
+        return is_scored_otherwise or self.has_biases or self.clamped_swish is not None
 
     @property
     def outputs_of_a_token(self) -> int:
@@ -129,13 +134,16 @@ def _layer(config: ConfigValues, key: str, default: int) -> int:
 
 
 def _gpt_oss(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    num_chosen = config.integer("num_experts_per_tok", 4)
+    if config.get("experts_per_token") not in (None, num_chosen):
+        raise config.refuse("experts_per_token", f"num_experts_per_tok, {num_chosen}")
     return _checked(
         config,
         ("num_local_experts", "num_experts_per_tok"),
         ExpertMixture(
             layers=tuple(range(num_layers)),
             num_experts=config.integer("num_local_experts", 128),
-            num_chosen=config.integer("num_experts_per_tok", 4),
+            num_chosen=num_chosen,
             inner_size=config.integer("intermediate_size", 2880),
             shared_size=0,
             # The softmax of the chosen products is that of all, divided by the sum of the chosen.
