@@ -100,7 +100,7 @@ def requests(runners: tuple[ModelRunner, ModelRunner]) -> list[GenerationRequest
     ]
     plain = request(len(made), greedy)
     [[first, *_]] = answers_alone(runners[0], [plain])
-    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_id=first)
+    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_ids=(first,))
     return [*made, replace(plain, sampling=replace(greedy, rules=TokenRules(thinking=budget)))]
 
 
