@@ -99,8 +99,8 @@ def requests(runners: tuple[ModelRunner, ModelRunner]) -> list[GenerationRequest
         for number, sampling in enumerate([*of_ways, *within_a_character()])
     ]
     plain = request(len(made), greedy)
-    [[first, *_]] = answers_alone(runners[0], [plain])
-    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_ids=(first,))
+    [[first, second, *_]] = answers_alone(runners[0], [plain])
+    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_ids=(first, second))
     return [*made, replace(plain, sampling=replace(greedy, rules=TokenRules(thinking=budget)))]
 
 

@@ -143,7 +143,8 @@ class ChatTemplate:
         """
         options = options or ChatOptions()
         options = replace(options, variables=self._efforts.fitted(options.variables))
-        messages = self._system.fitted(messages, keeps_all=options.keeps_system)
+        keeps_all = options.keeps_system or self._is_harmony
+        messages = self._system.fitted(messages, keeps_all=keeps_all)
         messages = self._turns.fitted(messages)
         if self._is_harmony:
             messages = history(messages)

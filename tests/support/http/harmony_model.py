@@ -18,7 +18,7 @@ HARMONY_TEMPLATE = """\
 {{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
 {%- set told = messages[0].content if messages[0].role in ('system', 'developer') else '' %}
 {%- if told or tools %}{{- '<|start|>developer<|message|>' + told }}
-{%- for tool in tools %}
+{%- for tool in tools or [] %}
 {{- '\\n// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: {' }}
 {%- for name, one in tool.function.parameters.properties.items() %}
 {{- ' // ' + one.description + '\\n' + name + ': ' + (one.type or 'any') }}{% endfor %}
@@ -29,7 +29,8 @@ HARMONY_TEMPLATE = """\
 {%- if message.role == 'assistant' and message.tool_calls %}
 {%- if message.content and message.thinking %}{{ raise_exception('Not both.') }}{% endif %}
 {%- set before = message.content or message.thinking %}
-{%- if before %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + before + '<|end|>' }}{% endif %}
+{%- if before %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + before + '<|end|>' }}{% endif %}
 {%- set call = message.tool_calls[0].function %}
 {%- set last.name = call.name %}
 {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
