@@ -2,11 +2,13 @@
 
 Such a template has what was thought in `thinking`, takes one call of a message and leaves out its
 other ones, writes the name of the last call before it to each result, and refuses a text beside
-what was thought before a call. It fails on functions and arguments without a description.
+what was thought before a call. It fails on functions and arguments without a description, and on a
+default value that is no text of an argument with `enum` or `oneOf`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +74,7 @@ def _is_of(result: Message, call: Message) -> bool:
 
 
 def described(tools: Sequence[Message]) -> list[Message]:
-    """Return functions with a description, each, and each argument with one."""
+    """Return functions that a template can write, with the same meaning."""
     return [{**tool, "function": _function(tool["function"])} for tool in tools]
 
 
@@ -81,9 +83,18 @@ def _function(function: Message) -> Message:
     made = {"description": "", **function}
     properties = parameters.get("properties")
     if isinstance(properties, Mapping):
-        told = {
-            name: {"description": "", **one} if isinstance(one, Mapping) else {"description": ""}
-            for name, one in properties.items()
-        }
+        told = {name: _argument(one) for name, one in properties.items()}
         made["parameters"] = {**parameters, "properties": told}
+    return made
+
+
+def _argument(schema: Any) -> Message:
+    if not isinstance(schema, Mapping):
+        return {"description": ""}
+    made = {"description": "", **schema}
+    if not isinstance(made["description"], str):
+        made["description"] = ""
+    default = made.get("default")
+    if not isinstance(default, str) and "default" in made and ("enum" in made or "oneOf" in made):
+        made["default"] = json.dumps(default, ensure_ascii=False)
     return made

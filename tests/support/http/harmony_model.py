@@ -21,7 +21,8 @@ HARMONY_TEMPLATE = """\
 {%- for tool in tools or [] %}
 {{- '\\n// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: {' }}
 {%- for name, one in tool.function.parameters.properties.items() %}
-{{- ' // ' + one.description + '\\n' + name + ': ' + (one.type or 'any') }}{% endfor %}
+{{- ' // ' + one.description + '\\n' + name + ': ' + (one.type or 'any') }}
+{%- if one.enum and one.default is defined %}{{- ' = ' + one.default }}{% endif %}{% endfor %}
 {{- '}) => any;' }}
 {%- endfor %}{{- '<|end|>' }}{% endif %}
 {%- set last = namespace(name=none) %}

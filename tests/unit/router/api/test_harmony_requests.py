@@ -141,12 +141,10 @@ async def test_the_other_apis_tell_it_the_same(path: str) -> None:
 
 
 async def test_functions_without_descriptions_are_told_too() -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "f", "parameters": {"properties": {"a": True}}},
-    }
+    properties = {"a": True, "b": {"enum": [1], "default": 1}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
     prompt = await prompt_of(ASKED, tools=[tool, {"type": "function", "function": {"name": "g"}}])
-    assert "// \ntype f = (_: { // \na: any}) => any;" in prompt
+    assert "// \ntype f = (_: { // \na: any // \nb: any = 1}) => any;" in prompt
     assert "type g = (_: {}) => any;" in prompt
 
 
@@ -285,7 +283,9 @@ async def test_what_is_thought_is_text_without_a_reasoning_format() -> None:
 
 
 async def test_a_template_that_takes_less_is_no_failure() -> None:
-    model = harmony_model(HARMONY_TEMPLATE.replace("or tools", "").replace("in tools or []", "in []"))
+    model = harmony_model(
+        HARMONY_TEMPLATE.replace("or tools", "").replace("in tools or []", "in []")
+    )
     await asked(BODY, of=model)
     strict = function("f", a={"type": "string", "pattern": "(?=a)b"})
     strict["function"]["strict"] = True
