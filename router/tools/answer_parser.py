@@ -183,8 +183,9 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
     joined: list[Part] = []
     for kind, group in groupby(parts, type):
         if kind is TextPart:
-            texts = [part.text for part in group if isinstance(part, TextPart)]
-            joined.append(TextPart("".join(texts)))
+            first, *others = [part for part in group if isinstance(part, TextPart)]
+            text = first.text + "".join(part.behind_text for part in others)
+            joined.append(TextPart(text, first.is_apart))
         else:
             joined += group
     return joined
@@ -206,10 +207,10 @@ def whole_answer(parser: AnswerParser, text: str) -> AnswerParts:
     arguments: list[list[str]] = []
     for part in parser.push(text, is_last=True):
         match part:
-            case ThinkingPart(more):
-                thinking.append(more)
-            case TextPart(more):
-                texts.append(more)
+            case ThinkingPart():
+                thinking.append(part.behind_text)
+            case TextPart():
+                texts.append(part.behind_text)
             case CallStart(_, name):
                 names.append(name)
                 arguments.append([])

@@ -9,9 +9,6 @@ from router.tools.json_extent import JsonArguments
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import LeadingSpace
 
-_BETWEEN_MESSAGES = "\n\n"
-"""What stands between two messages of thinking, or for the user: clients have one text of each."""
-
 
 class HarmonyParser:
     """Parses one answer, whatever pieces it comes in."""
@@ -20,8 +17,8 @@ class HarmonyParser:
         """Begin an answer, which `cut` cuts. Without `thinks`, what it thinks is text."""
         self._cut = cut
         self._thinks = thinks
-        self._is_apart: dict[Kind, bool] = {}
-        """Of kinds that have text: whether more of it is that of another message."""
+        self._seen: set[Kind] = set()
+        """The kinds that have text."""
         self._arguments = JsonArguments()
         self._behind_call = LeadingSpace()
         self._has_text_behind = False
@@ -48,20 +45,18 @@ class HarmonyParser:
             case Kind.CALL:
                 yield from self._call(piece)
             case Kind.THOUGHT if self._thinks:
-                if text := self._apart(Kind.THOUGHT, piece.text, piece.begins):
-                    yield ThinkingPart(text)
+                if piece.text:
+                    is_apart = self._is_apart(Kind.THOUGHT, piece.begins)
+                    yield ThinkingPart(piece.text, is_apart)
             case Kind.THOUGHT | Kind.TEXT:
-                if text := self._apart(Kind.TEXT, piece.text, piece.begins):
-                    yield TextPart(text)
+                if piece.text:
+                    yield TextPart(piece.text, self._is_apart(Kind.TEXT, piece.begins))
 
-    def _apart(self, kind: Kind, text: str, begins: bool) -> str:
-        """Return text of a kind, apart from that of the message before it."""
-        if begins and kind in self._is_apart:
-            self._is_apart[kind] = True
-        if not text:
-            return ""
-        is_apart, self._is_apart[kind] = self._is_apart.get(kind), False
-        return _BETWEEN_MESSAGES + text if is_apart else text
+    def _is_apart(self, kind: Kind, begins: bool) -> bool:
+        """Return whether text of a kind is in another message than that before it."""
+        is_apart = begins and kind in self._seen
+        self._seen.add(kind)
+        return is_apart
 
     def _call(self, piece: Piece) -> Iterator[Part]:
         if piece.begins:
@@ -82,7 +77,8 @@ class HarmonyParser:
         if not self._has_text_behind:
             behind = self._behind_call.push(behind)
         if behind:
-            yield TextPart(self._apart(Kind.TEXT, behind, begins=not self._has_text_behind))
+            is_apart = self._is_apart(Kind.TEXT, not self._has_text_behind)
+            yield TextPart(behind, is_apart)
             self._has_text_behind = True
 
 

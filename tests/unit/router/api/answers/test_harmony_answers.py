@@ -236,3 +236,16 @@ async def test_a_completion_is_text_without_tags() -> None:
     async with edge.client() as client:
         response = await client.post("/v1/completions", json={"prompt": "Hi", "echo": True})
     assert response.json()["choices"][0]["text"] == "HifinalHello"
+
+
+@pytest.mark.parametrize("api", APIS[1:], ids=lambda api: api.path)
+async def test_messages_are_items_of_their_own_where_others_are_between(api: Api) -> None:
+    thought = f"<|channel|>analysis<|message|>Hm.{NEXT}"
+    remark = "<|channel|>commentary<|message|>I look."
+    text = f"{thought}{thought}{remark}{NEXT}{thought}{FINAL}So.<|return|>"
+    edge = make_edge(plays(chunks(ids_of(text), FinishReason.STOP)), model=harmony_model())
+    async with edge.client() as client:
+        response = await client.post(api.path, json=api.body | {"stream": True})
+    *parts, _ = joined(api, response.text)
+    thoughts = [("thinking", "Hm.\n\nHm."), ("thinking", "Hm.")]
+    assert parts == [thoughts[0], ("text", "I look."), thoughts[1], ("text", "So.")]

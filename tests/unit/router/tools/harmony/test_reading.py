@@ -228,8 +228,8 @@ def test_an_answer_is_the_same_in_any_pieces(
     parser = AnswerParser(one)
     parts = [part for a, b in pairwise(at) for part in parser.push(text[a:b])]
     parts += parser.push("", is_last=True)
-    thinking = "".join(part.text for part in parts if isinstance(part, ThinkingPart))
-    said = "".join(part.text for part in parts if isinstance(part, TextPart))
+    thinking = "".join(part.behind_text for part in parts if isinstance(part, ThinkingPart))
+    said = "".join(part.behind_text for part in parts if isinstance(part, TextPart))
     names = [part.name for part in parts if isinstance(part, CallStart)]
     calls = tuple(
         (name, "".join(p.text for p in parts if isinstance(p, CallArguments) and p.number == n))
