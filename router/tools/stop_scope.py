@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import FORMATS
-from router.tools.harmony.message_cut import Kind, MessageCut, Place
+from router.tools.harmony.message_cut import PieceKind, MessageCut, Place
 from router.tools.thinking import LeadingSpace, ThinkingCut, num_maybe_tag
 
 
@@ -96,7 +96,7 @@ class MessageScope:
     def __init__(self, cut: MessageCut, *, thinks: bool) -> None:
         """Begin an answer, which `cut` cuts. Without `thinks`, what it thinks is text."""
         self._cut = cut
-        self._searched = {Kind.TEXT} if thinks else {Kind.TEXT, Kind.THOUGHT}
+        self._searched = {PieceKind.TEXT} if thinks else {PieceKind.TEXT, PieceKind.THOUGHT}
 
     def push(self, text: str, *, is_last: bool = False) -> list[Scoped]:
         """Add text; return what is certain now. With `is_last` nothing is held any longer."""

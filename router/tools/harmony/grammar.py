@@ -3,7 +3,7 @@
 The headers of an answer follow the format, and its tags are tokens. What is thought, and text for
 the user, is free; a request's own constraint is on the text of `final` alone. Calls stand on the
 channel `commentary`, or on `analysis` as models write them too, with the recipient before the
-channel or behind it. An answer ends behind its calls, or with the text of `final`.
+channel or behind it. An answer ends with its calls, or with the text of `final`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ EFFORTS = {
 def history(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which each call is one message, followed by its result.
 
-    Results come behind their calls, in the order of these.
+    Results come after their calls, in the order of these.
     """
     made: list[Message] = []
     at = 0

@@ -59,7 +59,7 @@ class Place(Enum):
     TEXT = "text"
 
 
-class Kind(Enum):
+class PieceKind(Enum):
     """What a piece of an answer is; the first one is of no message's text."""
 
     FRAME = "frame"
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
     `begins` a message's text. `function` is the one that a call goes to.
     """
 
-    kind: Kind
+    kind: PieceKind
     raw: str
     text: str = ""
     begins: bool = False
@@ -119,15 +119,15 @@ class MessageCut:
         """Begin an answer at `place` that may call `functions`."""
         self._functions = frozenset(functions)
         self._state = _State.BODY if place in (Place.THOUGHT, Place.TEXT) else _State.HEADER
-        self._kind = Kind.THOUGHT if place is Place.THOUGHT else Kind.TEXT
+        self._kind = PieceKind.THOUGHT if place is Place.THOUGHT else PieceKind.TEXT
         self._begins = True
         self._function = ""
         self._held = ""
-        """In HEADER: the header so far."""
+        """The header so far, in HEADER."""
         self._space = LeadingSpace()
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> PieceKind | None:
         """What the text is that comes next; None where that is not known yet."""
         return self._kind if self._state is _State.BODY else None
 
@@ -168,25 +168,25 @@ class MessageCut:
                 return
             space, self._state = self._space.take(), _State.BODY
             if text.startswith("{"):
-                pieces.append(Piece(Kind.FRAME, space))
-                self._kind = Kind.CALL
+                pieces.append(Piece(PieceKind.FRAME, space))
+                self._kind = PieceKind.CALL
             else:
                 text = space + text
         pieces.append(Piece(self._kind, text, text, self._begins, self._function_of_call()))
         self._begins = False
 
     def _function_of_call(self) -> str:
-        return self._function if self._kind is Kind.CALL else ""
+        return self._function if self._kind is PieceKind.CALL else ""
 
     def _take_tag(self, tag: str, pieces: list[Piece]) -> None:
         if self._state is _State.HEADER:
             self._take_tag_of_header(tag, pieces)
         elif tag in (MESSAGE, CONSTRAIN):
-            pieces.append(Piece(Kind.FRAME, self._space.take() + tag))
+            pieces.append(Piece(PieceKind.FRAME, self._space.take() + tag))
         else:
             if self._state is _State.CALL:
                 raw = self._space.take()
-                pieces.append(Piece(Kind.CALL, raw, "", True, self._function))
+                pieces.append(Piece(PieceKind.CALL, raw, "", True, self._function))
             self._begin_header(tag, pieces)
 
     def _take_tag_of_header(self, tag: str, pieces: list[Piece]) -> None:
@@ -195,7 +195,7 @@ class MessageCut:
             if len(self._held) > MAX_HEADER_CHARS:
                 self._give_up(pieces)
         elif tag == MESSAGE:
-            pieces.append(Piece(Kind.FRAME, self._held + tag))
+            pieces.append(Piece(PieceKind.FRAME, self._held + tag))
             self._open(read_header(self._held))
         else:
             self._show_held(pieces)
@@ -207,21 +207,21 @@ class MessageCut:
         is_of_header = tag in (START, CHANNEL)
         self._held = tag if is_of_header else ""
         if not is_of_header:
-            pieces.append(Piece(Kind.FRAME, tag))
+            pieces.append(Piece(PieceKind.FRAME, tag))
 
     def _open(self, header: Header) -> None:
         """Begin the text of a message."""
-        self._kind = Kind.THOUGHT if header.channel == ANALYSIS else Kind.TEXT
+        self._kind = PieceKind.THOUGHT if header.channel == ANALYSIS else PieceKind.TEXT
         self._function = header.function
         is_call = self._function in self._functions
         self._state = _State.CALL if is_call else _State.BODY
         self._begins, self._held = True, ""
 
     def _give_up(self, pieces: list[Piece]) -> None:
-        """Take what is too long for a header as the text of a message."""
+        """Begin the text of a message with what is held, which is too long for a header."""
         channel = read_header(self._held).channel
         self._show_held(pieces)
-        self._kind = Kind.THOUGHT if channel == ANALYSIS else Kind.TEXT
+        self._kind = PieceKind.THOUGHT if channel == ANALYSIS else PieceKind.TEXT
         self._state = _State.BODY
 
     def _show_held(self, pieces: list[Piece]) -> None:
@@ -229,12 +229,12 @@ class MessageCut:
         raw, self._held = self._held, ""
         text = text_without_message(raw)
         is_thought = read_header(raw).channel == ANALYSIS
-        kind = Kind.THOUGHT if is_thought else Kind.TEXT
-        pieces.append(Piece(kind if text else Kind.FRAME, raw, text, bool(text)))
+        kind = PieceKind.THOUGHT if is_thought else PieceKind.TEXT
+        pieces.append(Piece(kind if text else PieceKind.FRAME, raw, text, bool(text)))
         self._begins = not text
 
     def _end(self, pieces: list[Piece]) -> None:
         if self._state is _State.HEADER and not is_cut_header(self._held):
             self._show_held(pieces)
-        pieces.append(Piece(Kind.FRAME, self._space.take() + self._held))
+        pieces.append(Piece(PieceKind.FRAME, self._space.take() + self._held))
         self._held = ""

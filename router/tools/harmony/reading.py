@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.tools.harmony.message_cut import Kind, MessageCut, Piece
+from router.tools.harmony.message_cut import PieceKind, MessageCut, Piece
 from router.tools.json_extent import JsonArguments
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import LeadingSpace
@@ -17,7 +17,7 @@ class HarmonyParser:
         """Begin an answer, which `cut` cuts. Without `thinks`, what it thinks is text."""
         self._cut = cut
         self._thinks = thinks
-        self._seen: set[Kind] = set()
+        self._seen: set[PieceKind] = set()
         """The kinds that have text."""
         self._arguments = JsonArguments()
         self._behind_call = LeadingSpace()
@@ -42,17 +42,17 @@ class HarmonyParser:
 
     def _parts_of(self, piece: Piece) -> Iterator[Part]:
         match piece.kind:
-            case Kind.CALL:
+            case PieceKind.CALL:
                 yield from self._call(piece)
-            case Kind.THOUGHT if self._thinks:
+            case PieceKind.THOUGHT if self._thinks:
                 if piece.text:
-                    is_apart = self._is_apart(Kind.THOUGHT, piece.begins)
+                    is_apart = self._is_apart(PieceKind.THOUGHT, piece.begins)
                     yield ThinkingPart(piece.text, is_apart)
-            case Kind.THOUGHT | Kind.TEXT:
+            case PieceKind.THOUGHT | PieceKind.TEXT:
                 if piece.text:
-                    yield TextPart(piece.text, self._is_apart(Kind.TEXT, piece.begins))
+                    yield TextPart(piece.text, self._is_apart(PieceKind.TEXT, piece.begins))
 
-    def _is_apart(self, kind: Kind, begins: bool) -> bool:
+    def _is_apart(self, kind: PieceKind, begins: bool) -> bool:
         """Return whether text of a kind is in another message than that before it."""
         is_apart = begins and kind in self._seen
         self._seen.add(kind)
@@ -77,7 +77,7 @@ class HarmonyParser:
         if not self._has_text_behind:
             behind = self._behind_call.push(behind)
         if behind:
-            is_apart = self._is_apart(Kind.TEXT, not self._has_text_behind)
+            is_apart = self._is_apart(PieceKind.TEXT, not self._has_text_behind)
             yield TextPart(behind, is_apart)
             self._has_text_behind = True
 
@@ -105,9 +105,9 @@ class AnalysisTokens:
         before = self._cut.kind
         self._cut.push(text)
         after = self._cut.kind
-        if before is Kind.THOUGHT:
+        if before is PieceKind.THOUGHT:
             self.num += 1
-        elif after is Kind.THOUGHT:
+        elif after is PieceKind.THOUGHT:
             self.num += self._num_undecided + 1
             self._num_undecided = 0
         else:

@@ -14,7 +14,8 @@ START_TAG, END_TAG, MESSAGE_TAG = "<|start|>", "<|end|>", "<|message|>"
 CHANNEL_TAG, CONSTRAIN_TAG = "<|channel|>", "<|constrain|>"
 RETURN_TAG, CALL_TAG = "<|return|>", "<|call|>"
 
-START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = map(chr, range(0xDFF0, 0xDFF7))
+START, END, MESSAGE, CHANNEL = "\udff0", "\udff1", "\udff2", "\udff3"
+CONSTRAIN, RETURN, CALL = "\udff4", "\udff5", "\udff6"
 MARKS = {
     START_TAG: START,
     END_TAG: END,

@@ -62,7 +62,7 @@ async def answer(text: str, body: dict[str, Any], finish: Any = FinishReason.STO
     return choice
 
 
-@pytest.mark.covers("G14", "G15", "T04", "G20")
+@pytest.mark.covers("G14", "G15", "T04", "G20", "T47")
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @pytest.mark.parametrize(
     ("stop", "is_stopped", "wanted"),
@@ -72,7 +72,7 @@ async def answer(text: str, body: dict[str, Any], finish: Any = FinishReason.STO
     ],
     ids=["a stop string that is in no text", "a stop string"],
 )
-async def test_any_groups_of_tokens_stream_the_same_answer(
+async def test_any_groups_of_tokens_stream_the_same_answer_in_harmony(
     api: Api, stop: list[str], is_stopped: bool, wanted: list[Part]
 ) -> None:
     model = harmony_model()
@@ -129,6 +129,7 @@ async def test_a_tag_that_is_spelled_is_text() -> None:
     assert response.json()["choices"][0]["message"]["content"] == spelled
 
 
+@pytest.mark.covers("T47")
 @pytest.mark.parametrize("shown", [False, True])
 async def test_no_field_shows_a_tag(shown: bool) -> None:
     fields = {"include_stop_str_in_output": True, "skip_special_tokens": not shown}
@@ -139,6 +140,7 @@ async def test_no_field_shows_a_tag(shown: bool) -> None:
     assert choice["message"]["content"] == "Hello\n\n you"
 
 
+@pytest.mark.covers("T46")
 @pytest.mark.parametrize(
     ("cut", "thought", "content"),
     [
@@ -166,6 +168,7 @@ async def test_a_call_that_is_cut_off_is_no_call_to_run() -> None:
         assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": '
 
 
+@pytest.mark.covers("T47")
 async def test_calls_are_told_by_the_end_of_an_answer() -> None:
     call = "<|channel|>analysis to=functions.now code<|message|>{}<|call|>"
     choice = await answer(call, CHAT | {"tools": [NOW]})

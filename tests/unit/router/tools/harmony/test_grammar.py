@@ -83,6 +83,7 @@ def test_a_single_call() -> None:
     check(grammar, right=(CALL,), wrong=(f"{CALL}{NEXT}{CALL}", CALLS[5]))
 
 
+@pytest.mark.covers("G27")
 def test_a_constraint_is_on_the_text_alone() -> None:
     alone = answers(HEADER, None, YES)
     right = (f"{TEXT}yes", f"{THOUGHT}{TEXT}yes", f"{THOUGHT}{THOUGHT}{TEXT}yes")

@@ -149,6 +149,7 @@ SAMPLES: dict[str, tuple[str, Read]] = {
 }
 
 
+@pytest.mark.covers("T46", "T47")
 @pytest.mark.parametrize(("text", "wanted"), SAMPLES.values(), ids=SAMPLES)
 def test_the_parts_of_an_answer(text: str, wanted: Read) -> None:
     assert read(text) == wanted
@@ -216,6 +217,7 @@ def counted(one: AnswerSyntax, pieces: list[str]) -> int:
     return tokens.num
 
 
+@pytest.mark.covers("T46")
 @given(TEXTS, st.lists(st.integers(0, 400)), st.sampled_from(list(Place)[1:]), st.booleans())
 @example("word " * 80, [250, 257, 258], Place.HEADER, True)
 def test_an_answer_is_the_same_in_any_pieces(
@@ -244,6 +246,7 @@ def test_an_answer_is_the_same_in_any_pieces(
     assert "".join(map("".join, scoped)) == text, "nothing is left out"
 
 
+@pytest.mark.covers("T46")
 @given(TEXTS)
 def test_no_word_of_a_message_is_lost(text: str) -> None:
     """Between `MESSAGE` and the tag behind it all is thought, said, or an argument."""

@@ -182,6 +182,7 @@ async def test_a_chat_has_no_grammar_of_its_own() -> None:
     assert (await sampling_of()).grammar is None
 
 
+@pytest.mark.covers("G27")
 @pytest.mark.parametrize(
     ("fields", "right", "wrong"),
     [
