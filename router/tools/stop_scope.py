@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import FORMATS
-from router.tools.harmony.message_cut import PieceKind, MessageCut, Place
+from router.tools.harmony.message_cut import MessageCut, PieceKind, Place
 from router.tools.thinking import LeadingSpace, ThinkingCut, num_maybe_tag
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.tools.harmony.message_cut import PieceKind, MessageCut, Piece
+from router.tools.harmony.message_cut import MessageCut, Piece, PieceKind
 from router.tools.json_extent import JsonArguments
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import LeadingSpace
