@@ -17,7 +17,7 @@ from router.tools.answer_parser import PLAIN, AnswerSyntax
 from router.tools.call_format import CallFormat
 from router.tools.definitions import ToolUse
 from router.tools.harmony.grammar import answers
-from router.tools.harmony.message_cut import place_behind
+from router.tools.harmony.message_cut import Place, place_behind
 from router.tools.thinking import THINK, ThinkingFormat, thinking_behind, thinking_of_continued
 
 _TEXT = "asked"
@@ -127,7 +127,7 @@ def _rules_of_harmony(
         is_named=use is not None and use.is_named,
         place=place,
     )
-    has_budget = has_budget and chat.tells_thinking
+    has_budget = has_budget and chat.tells_thinking and place is not Place.TEXT
     told = None if asked is None else replace(asked, source=name(asked.source))
     schemas = () if use is None else _schemas(chat, chat.call_format(), use, name)
     parts = GrammarParts(told, schemas) if told or schemas else NO_PARTS

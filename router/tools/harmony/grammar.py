@@ -37,6 +37,8 @@ _RULES = [
     f'thought: {CHANNEL_TAG} "{ANALYSIS}" {MESSAGE_TAG} {_FREE} next',
     f'remark: {CHANNEL_TAG} "{COMMENTARY}" {MESSAGE_TAG} {_FREE} next',
 ]
+_TYPED_TEXT = f'(" "? {CONSTRAIN_TAG} /[A-Za-z]{{1,16}}/)?'
+"""The type of a text, which models write where they are asked for JSON."""
 _CALL_RULES = [
     f'called_on: {CHANNEL_TAG} ("{COMMENTARY}" | "{ANALYSIS}")',
     f'typed: (" json" | " code" | " "? {CONSTRAIN_TAG} "json")? {MESSAGE_TAG}',
@@ -53,7 +55,9 @@ def answers(
     """
     text = "asked" if text_rule else _FREE
     start = _start(place, use, text)
-    rules = [f"start: {start}", *_RULES, f'final: {CHANNEL_TAG} "{FINAL}" {MESSAGE_TAG} {text}']
+    typed = _TYPED_TEXT if text_rule else ""
+    final = f'final: {CHANNEL_TAG} "{FINAL}" {typed} {MESSAGE_TAG} {text}'
+    rules = [f"start: {start}", *_RULES, final]
     if text_rule:
         rules.append(text_rule)
     must_call = use is not None and use.must_call

@@ -250,7 +250,7 @@ async def test_an_answer_that_has_begun_does_not_think() -> None:
     }
     prompt, sampling = await asked(body)
     assert prompt.endswith(f"{START}<|channel|>final<|message|>Hel")
-    assert sampling.rules.thinking is None
+    assert (sampling.rules.thinking, sampling.grammar) == (None, None)
 
 
 # --- which models these are -----------------------------------------------------------------------

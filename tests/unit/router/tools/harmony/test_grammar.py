@@ -86,7 +86,8 @@ def test_a_single_call() -> None:
 @pytest.mark.covers("G27")
 def test_a_constraint_is_on_the_text_alone() -> None:
     alone = answers(HEADER, None, YES)
-    right = (f"{TEXT}yes", f"{THOUGHT}{TEXT}yes", f"{THOUGHT}{THOUGHT}{TEXT}yes")
+    typed = "<|channel|>final <|constrain|>JSON<|message|>"
+    right = (f"{TEXT}yes", f"{THOUGHT}{TEXT}yes", f"{THOUGHT}{THOUGHT}{TEXT}yes", f"{typed}yes")
     wrong = ("yes", f"{TEXT}no", f"{REMARK}{TEXT}yes", f"{TEXT}yes{NEXT}", THOUGHT)
     check(alone, right=right, wrong=(*wrong, CALL))
     check(answers(HEADER, use(), YES), right=(*right, CALL, f"{THOUGHT}{CALL}"), wrong=wrong)
