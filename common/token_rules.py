@@ -17,6 +17,8 @@ MAX_ALLOWED_TOKENS = 16_384
 
 
 MAX_THINKING_TOKENS = 2**31 - 1
+MAX_BEGIN_TOKENS = 32
+"""Tokens with which thinking begins: one tag, or a header of a few words."""
 _MOST_LATER = 8
 """Tokens by which a grammar may put off the last tag. It takes one behind a whole character alone,
 and a character has at most four tokens; a token may end one and begin the next one."""
@@ -27,17 +29,22 @@ class ThinkingBudget:
     """The most tokens of an output's thinking, between its tags, which are tokens.
 
     Behind `num_tokens` of them comes `end_token_id`, the last tag, or where a grammar takes it
-    next. Without a `begin_token_id` the output begins within the thinking. With one it thinks if
-    its first or second token is that one: models may write white space before it. The output's
-    tokens alone decide where the budget is spent, so it is the same index on every node. Raises
-    `InvalidRequest` for a number out of range.
+    next. Without `begin_token_ids` the output begins within the thinking. With them it thinks if
+    they are its first tokens, or stand behind its first one: models may write white space before
+    them. The output's tokens alone decide where the budget is spent, so it is the same index on
+    every node. Raises `InvalidRequest` for a number out of range, and for too many first tokens.
     """
 
     num_tokens: int
     end_token_id: int
-    begin_token_id: int | None = None
+    begin_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.begin_token_ids) > MAX_BEGIN_TOKENS:
+            raise InvalidRequest(
+                f"thinking begins with {len(self.begin_token_ids)} tokens: wanted at most "
+                f"{MAX_BEGIN_TOKENS}"
+            )
         if not 0 <= self.num_tokens <= MAX_THINKING_TOKENS:
             raise InvalidRequest(
                 f"the thinking budget is {self.num_tokens}: wanted 0 to {MAX_THINKING_TOKENS}"
@@ -45,7 +52,8 @@ class ThinkingBudget:
 
     def indices(self, *, has_grammar: bool) -> range:
         """Return the indices of the output's tokens that may be the forced one."""
-        least, most = (0, 0) if self.begin_token_id is None else (1, 2)
+        least = len(self.begin_token_ids)
+        most = least + bool(least)
         later = _MOST_LATER if has_grammar else 0
         return range(least + self.num_tokens, most + self.num_tokens + later + 1)
 
@@ -64,10 +72,11 @@ class ThinkingBudget:
 
     def _start(self, output_token_ids: Sequence[int]) -> int | None:
         """Return where the thinking of an output starts; None: it has none, or none yet."""
-        if self.begin_token_id is None:
+        begin, size = self.begin_token_ids, len(self.begin_token_ids)
+        if not begin:
             return 0
-        places = range(min(2, len(output_token_ids)))
-        return next((n + 1 for n in places if output_token_ids[n] == self.begin_token_id), None)
+        first = tuple(output_token_ids[: size + 1])
+        return next((n + size for n in range(2) if first[n : n + size] == begin), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +138,7 @@ class TokenRules:
         biased = [token_id for token_id, _ in self.biases]
         tags = []
         if self.thinking is not None:
-            tags = [self.thinking.end_token_id, self.thinking.begin_token_id or 0]
+            tags = [self.thinking.end_token_id, *self.thinking.begin_token_ids]
         return max([-1, *biased, *map(max, self.bad_words), *self.allowed_token_ids, *tags])
 
 

@@ -109,8 +109,7 @@ def _write_rules(rules: TokenRules, message: pb.TokenRules) -> None:
         if rules.thinking is not None:
             message.thinking.num_tokens = rules.thinking.num_tokens
             message.thinking.end_token_id = rules.thinking.end_token_id
-            if rules.thinking.begin_token_id is not None:
-                message.thinking.begin_token_id = rules.thinking.begin_token_id
+            message.thinking.begin_token_ids.extend(rules.thinking.begin_token_ids)
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"rules about tokens do not fit the wire: {wrong}") from wrong
 
@@ -131,11 +130,10 @@ def _rules_from_proto(message: pb.TokenRules) -> TokenRules:
 
 
 def _budget_from_proto(message: pb.ThinkingBudget) -> ThinkingBudget:
-    has_begin = message.HasField("begin_token_id")
     return ThinkingBudget(
         num_tokens=message.num_tokens,
         end_token_id=message.end_token_id,
-        begin_token_id=message.begin_token_id if has_begin else None,
+        begin_token_ids=tuple(message.begin_token_ids),
     )
 
 

@@ -35,14 +35,14 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
-    __slots__ = ("num_tokens", "end_token_id", "begin_token_id")
+    __slots__ = ("num_tokens", "end_token_id", "begin_token_ids")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    BEGIN_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     end_token_id: int
-    begin_token_id: int
-    def __init__(self, num_tokens: _Optional[int] = ..., end_token_id: _Optional[int] = ..., begin_token_id: _Optional[int] = ...) -> None: ...
+    begin_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_tokens: _Optional[int] = ..., end_token_id: _Optional[int] = ..., begin_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenRules(_message.Message):
     __slots__ = ("biased_token_ids", "biases", "bad_words", "allowed_token_ids", "thinking")

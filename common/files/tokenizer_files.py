@@ -41,6 +41,9 @@ _TURN_OR_PART_END = "<|end|>"
 _ENDS_BEHIND_PARTS = frozenset({"<|return|>", "<|flush|>"})
 """The ends of turns of several parts, such as the reasoning and the answer in Harmony. `<|end|>` is
 behind each part there."""
+_CHANNEL = "<|channel|>"
+_HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""The ends of answers in Harmony, whose headers have `_CHANNEL`: after a text, and after a call."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _ENDS_OF_TEXTS = ("bos_token", "eos_token")
 _MOST_DIGITS = 9
@@ -92,6 +95,8 @@ def tokenizer_end_ids(folder: Path, files: KeptFiles | None = None) -> frozenset
     end = special_tokens(folder, files).get("eos_token")
     template = _template_text(folder, files)
     turn_ends = {text for text in (*_TURN_ENDS, _TURN_OR_PART_END) if text in template}
+    if _CHANNEL in template:
+        turn_ends.update(_HARMONY_ENDS)
     if not files.has(folder / "tokenizer.json") or not (turn_ends or end):
         return frozenset()
     layout, _ = _completed(folder, files)

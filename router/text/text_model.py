@@ -25,7 +25,7 @@ from router.text.model_files import (
     read_json_if_there,
     read_tokenizer,
 )
-from router.text.output.detokenizer import Detokenizer
+from router.text.output.detokenizer import NO_MARKS, Detokenizer
 from router.text.output.logprobs_json import DescribeToken, TokenText, token_text
 from router.text.special_text import SpecialText
 from router.text.token_lookup import TokenBytes, TokenTextCache
@@ -228,7 +228,8 @@ class TextModel:
     ) -> Detokenizer:
         """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues.
 
-        `with_special_tags`: of the special tokens, the tags of calls and of thinking have a text.
+        `with_special_tags`: of the special tokens, the tags of calls and of thinking have a text;
+        those of harmony have marks.
         With `keeps_first_space` the first token has the space that it has after other ones.
         """
         shown = self._special_tag_ids if with_special_tags else frozenset[int]()
@@ -240,6 +241,7 @@ class TextModel:
             behind=self._plain_token if keeps_first_space else (),
             whole_text=self._whole_texts.__getitem__,
             bytes_of=self._bytes_of,
+            marks=self.chat.marks if with_special_tags else NO_MARKS,
         )
 
     def special_tokens_in(

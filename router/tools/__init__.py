@@ -4,6 +4,7 @@ parts           the parts of an answer: thinking, text, calls
 definitions     the tools of a request, and which of them it may, or must, call
 call_format     what a format is: the texts around the names and the arguments of calls
 tagged          arguments between tags, as of Qwen3-Coder: their kinds, their JSON, their grammar
+harmony         answers that are messages to channels, as of gpt-oss
 fenced          a format that any instruct model can follow, with the text that explains it
 formats         all formats by name, and which one a template uses
 call_head       the text of a call up to its arguments, matched character by character

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from router.tools.call_parser import CallParser
 from router.tools.formats import FORMATS
+from router.tools.harmony.message_cut import MessageCut, Place
+from router.tools.harmony.reading import AnalysisTokens, HarmonyParser
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.tagged.kinds import ArgumentKinds
 from router.tools.thinking import (
@@ -29,7 +31,8 @@ class AnswerSyntax:
     where the answer holds no calls. `call_names` are the functions that may be called: a call of
     another one is text. `kinds` are the kinds of their arguments, where a format does not tell
     them. `is_named`: the request names the one function that is called.
-    `calls_alone`: an answer is calls or text, never text and then calls.
+    `calls_alone`: an answer is calls or text, never text and then calls. `place`: where in a
+    message an answer in harmony begins, which has no other format.
     """
 
     thinking: ThinkingFormat = ThinkingFormat.NONE
@@ -39,20 +42,32 @@ class AnswerSyntax:
     kinds: Mapping[str, ArgumentKinds] = field(default_factory=dict)
     is_named: bool = False
     calls_alone: bool = False
+    place: Place = Place.NONE
 
     @property
     def is_plain(self) -> bool:
         """Whether an answer is text and nothing else."""
-        return self.thinking is ThinkingFormat.NONE and not self.call_format
+        return not (self.thinks or self.call_format or self.place is not Place.NONE)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether what is thought is told apart."""
+        return self.thinking is not ThinkingFormat.NONE
+
+    def message_cut(self) -> MessageCut:
+        """Return what cuts one answer in harmony."""
+        return MessageCut(self.place, self.call_names)
 
     def thinking_cut(self) -> ThinkingCut:
         """Return what cuts the thinking off one answer."""
         return ThinkingCut(self.thinking, self.tags)
 
-    def thinking_tokens(self) -> ThinkingTokens | None:
+    def thinking_tokens(self) -> ThinkingTokens | AnalysisTokens | None:
         """Return what counts the tokens of one answer's thinking; None: it does not think."""
-        if self.thinking is ThinkingFormat.NONE:
+        if not self.thinks:
             return None
+        if self.place is not Place.NONE:
+            return AnalysisTokens(self.message_cut())
         return ThinkingTokens(self.thinking, self.tags)
 
 
@@ -82,8 +97,8 @@ class _Trimmed:
         return shown
 
 
-class AnswerParser:
-    """Parses one answer, whatever pieces it comes in.
+class _TagParser:
+    """Parses one answer whose thinking and calls stand between tags.
 
     White space around the thinking is dropped: templates write it again.
     """
@@ -114,11 +129,8 @@ class AnswerParser:
         """Whether the arguments of the last call are not whole."""
         return self._calls is not None and self._calls.is_in_arguments
 
-    def push(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """Add text; return the parts that are certain now, and with `is_last` all that is left."""
-        return _joined(self._parts(text, is_last))
-
-    def _parts(self, text: str, is_last: bool) -> Iterator[Part]:
+    def push(self, text: str, *, is_last: bool = False) -> Iterator[Part]:
+        """Add text; yield the parts that are certain now, and with `is_last` all that is left."""
         for at in range(0, len(text), PIECE_CHARS):
             yield from self._parts_of(self._thinking.push(text[at : at + PIECE_CHARS]))
         if is_last:
@@ -135,13 +147,45 @@ class AnswerParser:
             yield TextPart(cut.answer)
 
 
-def _joined(parts: Iterator[Part]) -> list[Part]:
+class AnswerParser:
+    """Parses one answer, whatever pieces it comes in."""
+
+    def __init__(self, syntax: AnswerSyntax) -> None:
+        """Begin an answer."""
+        self._parser: _TagParser | HarmonyParser = (
+            _TagParser(syntax)
+            if syntax.place is Place.NONE
+            else HarmonyParser(syntax.message_cut(), thinks=syntax.thinks)
+        )
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._parser.num_calls
+
+    @property
+    def ends_in_calls(self) -> bool:
+        """Whether what was pushed holds calls, and none that has begun and is not whole."""
+        return self._parser.ends_in_calls
+
+    @property
+    def is_in_arguments(self) -> bool:
+        """Whether the arguments of the last call are not whole."""
+        return self._parser.is_in_arguments
+
+    def push(self, text: str, *, is_last: bool = False) -> list[Part]:
+        """Add text; return the parts that are certain now, and with `is_last` all that is left."""
+        return _joined(self._parser.push(text, is_last=is_last))
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
     """Join text that follows text."""
     joined: list[Part] = []
     for kind, group in groupby(parts, type):
         if kind is TextPart:
-            texts = [part.text for part in group if isinstance(part, TextPart)]
-            joined.append(TextPart("".join(texts)))
+            first, *others = [part for part in group if isinstance(part, TextPart)]
+            text = first.text + "".join(part.behind_text for part in others)
+            joined.append(TextPart(text, first.is_apart))
         else:
             joined += group
     return joined
@@ -163,10 +207,10 @@ def whole_answer(parser: AnswerParser, text: str) -> AnswerParts:
     arguments: list[list[str]] = []
     for part in parser.push(text, is_last=True):
         match part:
-            case ThinkingPart(more):
-                thinking.append(more)
-            case TextPart(more):
-                texts.append(more)
+            case ThinkingPart():
+                thinking.append(part.behind_text)
+            case TextPart():
+                texts.append(part.behind_text)
             case CallStart(_, name):
                 names.append(name)
                 arguments.append([])

@@ -6,15 +6,27 @@ from typing import NamedTuple
 
 
 class TextPart(NamedTuple):
-    """More of the answer's text."""
+    """More of the answer's text; `is_apart`: of another message than the text before it."""
 
     text: str
+    is_apart: bool = False
+
+    @property
+    def behind_text(self) -> str:
+        """The text as it follows the text before it."""
+        return apart(self.text, self.is_apart)
 
 
 class ThinkingPart(NamedTuple):
-    """More of what a model thinks before its answer."""
+    """More of what a model thinks; `is_apart`: in another message than the thinking before it."""
 
     text: str
+    is_apart: bool = False
+
+    @property
+    def behind_text(self) -> str:
+        """The text as it follows the thinking before it."""
+        return apart(self.text, self.is_apart)
 
 
 class CallStart(NamedTuple):
@@ -29,6 +41,11 @@ class CallArguments(NamedTuple):
 
     number: int
     text: str
+
+
+def apart(text: str, is_apart: bool) -> str:
+    """Return `text` as it follows another one: an empty line between messages."""
+    return f"\n\n{text}" if is_apart else text
 
 
 Part = TextPart | ThinkingPart | CallStart | CallArguments

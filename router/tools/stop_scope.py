@@ -3,7 +3,8 @@
 Stop strings end text. What a model thinks is no text, and repeats what it was asked, stop strings
 too: an answer that ended there would have no text. So they are searched after the thinking and
 the white space after it (`thinking.ThinkingCut`), and before the first call. The grammar of an
-answer with tools lets no trigger stand without a call after it, and no text after the last call.
+answer with tools lets no trigger stand without a call after it, and no text after the last call. In
+harmony they are searched in each message for the user, alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.formats import FORMATS
+from router.tools.harmony.message_cut import MessageCut, PieceKind, Place
 from router.tools.thinking import LeadingSpace, ThinkingCut, num_maybe_tag
 
 
@@ -23,7 +25,8 @@ class Scoped(NamedTuple):
     """The thinking with its tags, and white space around it."""
     searched: str
     called: str
-    """The first call, and all that follows."""
+    """What ends the text that is searched: a call and all that follows, or what is between two
+    messages for the user."""
 
 
 class _State(Enum):
@@ -47,7 +50,7 @@ class StopScope:
         self._space = LeadingSpace()
         self._state = _State.ANSWER if trigger else _State.TEXT
 
-    def push(self, text: str, *, is_last: bool = False) -> Scoped:
+    def push(self, text: str, *, is_last: bool = False) -> list[Scoped]:
         """Add text; return what is certain now. With `is_last` nothing is held any longer."""
         opening, thought, closing, answer = self._thinking.push(text, is_last=is_last)
         searched = called = ""
@@ -61,7 +64,7 @@ class StopScope:
             searched = answer
         else:
             called = answer
-        return Scoped(opening + thought + closing, searched, called)
+        return [Scoped(opening + thought + closing, searched, called)]
 
     def _find_alone(self, text: str) -> tuple[str, str]:
         """Return the text, or the call with white space before it, once either is certain."""
@@ -87,10 +90,29 @@ class StopScope:
         return before, trigger + rest
 
 
-def stop_scope(syntax: AnswerSyntax) -> StopScope | None:
+class MessageScope:
+    """Cuts one answer in harmony, and leaves nothing out."""
+
+    def __init__(self, cut: MessageCut, *, thinks: bool) -> None:
+        """Begin an answer, which `cut` cuts. Without `thinks`, what it thinks is text."""
+        self._cut = cut
+        self._searched = {PieceKind.TEXT} if thinks else {PieceKind.TEXT, PieceKind.THOUGHT}
+
+    def push(self, text: str, *, is_last: bool = False) -> list[Scoped]:
+        """Add text; return what is certain now. With `is_last` nothing is held any longer."""
+        scoped = []
+        for piece in self._cut.push(text, is_last=is_last):
+            is_searched = piece.kind in self._searched and piece.text == piece.raw
+            scoped.append(Scoped("", piece.raw, "") if is_searched else Scoped("", "", piece.raw))
+        return scoped
+
+
+def stop_scope(syntax: AnswerSyntax) -> StopScope | MessageScope | None:
     """Return where stop strings are searched in an answer; None: in all of it."""
     if syntax.is_plain:
         return None
+    if syntax.place is not Place.NONE:
+        return MessageScope(syntax.message_cut(), thinks=syntax.thinks)
     if not syntax.call_format:
         return StopScope("", syntax.thinking_cut(), is_alone=False)
     trigger = FORMATS[syntax.call_format].trigger

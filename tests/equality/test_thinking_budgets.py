@@ -23,6 +23,8 @@ from engine.runner.model_runner import ModelRunner
 from grammars.texts import as_lark
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.tools.grammars import GrammarWriter
+from router.tools.harmony.grammar import answers
+from router.tools.harmony.message_cut import Place
 from router.tools.thinking import ThinkingFormat, ThinkingTags
 from tests.equality.combinations import answers_alone, pressed_node
 from tests.support.engine.choices import METHODS, MODES
@@ -44,6 +46,25 @@ _BEHIND = GrammarWriter({"[/THINK]": END_ID}, ThinkingTags("[THINK]", "[/THINK]"
     ThinkingFormat.BEGUN,
 )
 """Free text up to the last tag, and then one of two words."""
+_TAG_IDS = {"<|end|>": END_ID, "<|start|>": 6, "<|channel|>": 7, "<|message|>": 8}
+ANALYSIS_ID = 14975
+"""The token of the word."""
+_HEADER = (7, ANALYSIS_ID, 8)
+
+
+def in_harmony() -> SamplingParams:
+    """Thinking in a message of its own, which the model would not end, under a grammar."""
+    asked = as_lark(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": ["yes", "no"]})), "asked")
+    text = answers(Place.HEADER, None, asked, has_one_thought=True)
+    for tag, token_id in _TAG_IDS.items():
+        text = text.replace(tag, f"<[{token_id}]>")
+    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_ids=_HEADER)
+    return SamplingParams(
+        max_tokens=NUM_OUTPUT,
+        temperature=0.0,
+        grammar=Grammar(GrammarKind.LARK, text),
+        rules=TokenRules(biases=((ANALYSIS_ID, 100.0),), thinking=budget),
+    )
 
 
 def ways() -> list[tuple[int, SamplingParams]]:
@@ -83,9 +104,10 @@ def within_a_character() -> list[SamplingParams]:
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
     for runner in demo_runners():
-        compiled = runner.prepare_grammar(Grammar(GrammarKind.LARK, _BEHIND))
-        if compiled is not None:
-            compiled.result(60)
+        for grammar in (Grammar(GrammarKind.LARK, _BEHIND), in_harmony().grammar):
+            compiled = None if grammar is None else runner.prepare_grammar(grammar)
+            if compiled is not None:
+                compiled.result(60)
     return demo_runners()
 
 
@@ -96,11 +118,11 @@ def requests(runners: tuple[ModelRunner, ModelRunner]) -> list[GenerationRequest
     of_ways = [sampling for _, sampling in ways()]
     made = [
         request(number, sampling)
-        for number, sampling in enumerate([*of_ways, *within_a_character()])
+        for number, sampling in enumerate([*of_ways, *within_a_character(), in_harmony()])
     ]
     plain = request(len(made), greedy)
-    [[first, *_]] = answers_alone(runners[0], [plain])
-    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_id=first)
+    [[first, second, *_]] = answers_alone(runners[0], [plain])
+    budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_ids=(first, second))
     return [*made, replace(plain, sampling=replace(greedy, rules=TokenRules(thinking=budget)))]
 
 
@@ -126,7 +148,7 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(
     undisturbed: list[list[int]],
 ) -> None:
     tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
-    assert undisturbed[-1].index(END_ID) == 1 + 9
+    assert undisturbed[-1].index(END_ID) == 2 + 9
     for (num_tokens, sampling), tokens in zip(ways(), undisturbed, strict=False):
         assert tokens.index(END_ID) == num_tokens
         assert tokens.count(END_ID) == 1
@@ -139,12 +161,22 @@ def test_under_a_grammar_thinking_ends_behind_a_whole_character(
     undisturbed: list[list[int]],
 ) -> None:
     tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
-    found = undisturbed[len(ways()) : -1]
+    found = undisturbed[len(ways()) : -2]
     assert len(found) == len(WITHIN_CHARACTER)
     for tokens in found:
         assert tokens[0] == FIRST_OF_FOUR
         assert tokens.index(END_ID) == 4
         assert tokenizer.decode(tokens[5:]).strip() in ('"yes"', '"no"')
+
+
+@pytest.mark.covers("T44")
+def test_a_message_that_is_thought_ends_with_its_budget(undisturbed: list[list[int]]) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    tokens = undisturbed[-2]
+    assert tuple(tokens[:3]) == _HEADER
+    assert tokens.index(END_ID) == 3 + 9
+    said = tokenizer.decode(tokens[3 + 9 + 1 :])
+    assert said in ('assistantfinal"yes"', 'assistantfinal"no"')
 
 
 @pytest.mark.covers("T44")

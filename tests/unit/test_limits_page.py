@@ -56,6 +56,7 @@ from router.live import feed
 from router.text.chat.conversation import MAX_TEMPLATE_BYTES
 from router.text.output.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.tools.formats import HERMES, LLAMA_JSON
+from router.tools.harmony.header import MAX_HEADER_CHARS
 from tests.support.http.http_edge import declared_routes, make_edge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
@@ -124,6 +125,7 @@ ROUTER = {
     "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
     "`tools`": str(tool_fields.MAX_TOOLS),
     "characters of a function's name": str(tool_fields.MAX_NAME_CHARS),
+    "characters of a header in an answer in harmony": str(MAX_HEADER_CHARS),
     "levels of objects and lists in the `parameters` of a function": str(
         tool_fields.MAX_SCHEMA_DEPTH
     ),

@@ -62,10 +62,10 @@ class ChatPartsFormat(ChatFormat):
 
     def _part(self, index: int, part: Part) -> str:
         match part:
-            case TextPart(text):
-                return f'{{"content":{text_json(text)}}}'
-            case ThinkingPart(text):
-                return f'{{"reasoning_content":{text_json(text)}}}'
+            case TextPart():
+                return f'{{"content":{text_json(part.behind_text)}}}'
+            case ThinkingPart():
+                return f'{{"reasoning_content":{text_json(part.behind_text)}}}'
             case CallStart(number, name):
                 call = {"index": number, **self._call(index, number, name, "")}
                 return to_json({"tool_calls": [call]})

@@ -18,7 +18,7 @@ from router.http.sse import PING
 from router.text.output.choice_text import Delta
 from router.text.output.usage import Usage
 from router.tools.answer_parser import AnswerParser
-from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
+from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart, apart
 from router.tools.text_argument import TextArgument
 
 
@@ -127,10 +127,12 @@ class ItemsFormat(ABC):
                 number = len(self._items)
                 self._items.append(Item(number, ItemKind.CALL, tool.name, tool.namespace, reader))
                 return self._items[-1], ""
-            case ThinkingPart(text):
+            case ThinkingPart(text, is_apart):
                 item = self._item_of(ItemKind.THINKING)
-            case TextPart(text):
+                text = apart(text, is_apart and bool(item.pieces))
+            case TextPart(text, is_apart):
                 item = self._item_of(ItemKind.TEXT)
+                text = apart(text, is_apart and bool(item.pieces))
             case CallArguments(_, text):
                 item = self._items[-1]
                 text = item.reader.push(text) if item.reader else text

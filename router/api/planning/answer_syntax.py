@@ -9,11 +9,15 @@ from typing import NamedTuple
 
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from grammars.parts import NO_PARTS, GrammarParts
+from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
 from grammars.texts import as_lark
 from router.api.bodies.asked import AskedChat
 from router.text.chat.conversation import Conversation
 from router.tools.answer_parser import PLAIN, AnswerSyntax
+from router.tools.call_format import CallFormat
+from router.tools.definitions import ToolUse
+from router.tools.harmony.grammar import answers
+from router.tools.harmony.message_cut import Place, place_behind
 from router.tools.thinking import THINK, ThinkingFormat, thinking_behind, thinking_of_continued
 
 _TEXT = "asked"
@@ -34,14 +38,18 @@ def answer_rules(
     asked_chat: AskedChat,
     asked: Grammar | None,
     name: Callable[[str], str],
+    *,
+    has_budget: bool = False,
 ) -> AnswerRules:
     """Return how the answer behind `prompt` is read, and its grammar.
 
     `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
-    model that thinks, of what follows its thinking. `name` is what the client calls a field. Raises
-    `InvalidRequest` for tools in a format that the server does not know, or whose calls cannot be
-    told from an answer of `asked`.
+    model that thinks, of what follows its thinking. `name` is what the client calls a field.
+    `has_budget`: thinking ends after a number of tokens. Raises `InvalidRequest` for tools in a
+    format that the server does not know, or whose calls cannot be told from an answer of `asked`.
     """
+    if chat.is_harmony:
+        return _rules_of_harmony(chat, prompt, asked_chat, asked, name, has_budget=has_budget)
     options, use = asked_chat.options, asked_chat.tools
     tags = chat.thinking_tags
     thinking = ThinkingFormat.NONE
@@ -71,12 +79,22 @@ def answer_rules(
         is_named=use.is_named,
         calls_alone=use.must_call or asked is not None,
     )
-    schemas = chat.grammars.schema_parts(
+    schemas = _schemas(chat, form, use, name)
+    rule = "" if told is None else as_lark(told, _TEXT)
+    grammar = _of_tools(chat.grammars.calls(form, use, thinking, rule), use, name)
+    return AnswerRules(syntax, grammar, GrammarParts(told, schemas))
+
+
+def _schemas(
+    chat: Conversation, form: CallFormat, use: ToolUse, name: Callable[[str], str]
+) -> tuple[SchemaPart, ...]:
+    return chat.grammars.schema_parts(
         form, use, lambda number: name(f"tools.{number}.function.parameters")
     )
-    parts = GrammarParts(told, schemas)
-    rule = "" if told is None else as_lark(told, _TEXT)
-    text = chat.grammars.calls(form, use, thinking, rule)
+
+
+def _of_tools(text: str, use: ToolUse, name: Callable[[str], str]) -> Grammar:
+    """Return a grammar of answers with tools. Raises `InvalidRequest` for one that is too long."""
     size = len(text.encode(errors="replace"))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
@@ -85,4 +103,39 @@ def answer_rules(
             "schemas",
             param=name("tools"),
         )
-    return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, name("tools")), parts)
+    return Grammar(GrammarKind.LARK, text, name("tools"))
+
+
+def _rules_of_harmony(
+    chat: Conversation,
+    prompt: str,
+    asked_chat: AskedChat,
+    asked: Grammar | None,
+    name: Callable[[str], str],
+    *,
+    has_budget: bool,
+) -> AnswerRules:
+    """Return how an answer is read that is messages to channels, and its grammar.
+
+    With a budget of thinking it has one: the model could begin to think again.
+    """
+    use, place = asked_chat.tools, place_behind(prompt)
+    functions = use.callable_tools if use else ()
+    syntax = AnswerSyntax(
+        thinking=ThinkingFormat.TAGGED if chat.tells_thinking else ThinkingFormat.NONE,
+        call_names=tuple(tool.name for tool in functions),
+        is_named=use is not None and use.is_named,
+        place=place,
+    )
+    has_budget = has_budget and chat.tells_thinking and place is not Place.TEXT
+    told = None if asked is None else replace(asked, source=name(asked.source))
+    schemas = () if use is None else _schemas(chat, chat.call_format(), use, name)
+    parts = GrammarParts(told, schemas) if told or schemas else NO_PARTS
+    if use is None and told is None and not has_budget:
+        return AnswerRules(syntax)
+    rule = "" if told is None else as_lark(told, _TEXT)
+    text = answers(place, use, rule, has_one_thought=has_budget)
+    if use is not None:
+        return AnswerRules(syntax, _of_tools(text, use, name), parts)
+    source = told.source if told else "thinking_token_budget"
+    return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, source), parts)

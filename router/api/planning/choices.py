@@ -19,6 +19,8 @@ from router.api.planning.answer_syntax import AnswerRules
 from router.text.context_limits import output_limit
 from router.text.text_model import TextModel, filters_of_nodes
 from router.tools.answer_parser import AnswerSyntax
+from router.tools.harmony.message_cut import Place, text_before_thought
+from router.tools.harmony.tags import END_TAG
 from router.tools.thinking import ThinkingFormat
 
 MAX_CHOICES = 128
@@ -238,19 +240,29 @@ def _budget(
     Without a token for the last tag nodes could not tell an answer that thinks from one that has
     thought.
     """
-    if num_tokens is None or num_tokens >= most or syntax.thinking is ThinkingFormat.NONE:
+    if num_tokens is None or num_tokens >= most or not syntax.thinks:
         return None
-    begin, end = (
-        token_id if token_id is not None and token_id < model.vocab_size else None
-        for token_id in map(model.chat.tag_tokens.get, syntax.tags)
-    )
+    begin, end_tag = _beginning_of_thinking(syntax, model), syntax.tags.end
+    if syntax.place is not Place.NONE:
+        end_tag = END_TAG
+    end = model.chat.tag_tokens.get(end_tag, model.vocab_size)
+    if begin is None or max((end, *begin)) >= model.vocab_size:
+        return None
+    return ThinkingBudget(num_tokens=num_tokens, end_token_id=end, begin_token_ids=begin)
+
+
+def _beginning_of_thinking(syntax: AnswerSyntax, model: TextModel) -> tuple[int, ...] | None:
+    """Return the tokens with which an answer begins to think, none where the prompt has them.
+
+    None: it does not think, or no token begins that.
+    """
+    if syntax.place is not Place.NONE:
+        before = text_before_thought(syntax.place)
+        return None if before is None else model.spelt(before)
     if syntax.thinking is ThinkingFormat.BEGUN:
-        begin = None
-    elif begin is None:
-        return None
-    if end is None:
-        return None
-    return ThinkingBudget(num_tokens=num_tokens, end_token_id=end, begin_token_id=begin)
+        return ()
+    begin = model.chat.tag_tokens.get(syntax.tags.begin)
+    return None if begin is None else (begin,)
 
 
 def _bad_words(words: Sequence[str], model: TextModel) -> tuple[tuple[int, ...], ...]:

@@ -199,7 +199,8 @@ class Planner:
             return self._prompts.of_texts(chat, most), AnswerRules(grammar=grammar)
         text = self._model.render_chat(chat.messages, chat.options)
         name = str if asked.places is None else asked.places.of
-        answer = answer_rules(self._model.chat, text, chat, grammar, name)
+        has_budget = asked.sampling.thinking_budget is not None
+        answer = answer_rules(self._model.chat, text, chat, grammar, name, has_budget=has_budget)
         return [self._prompts.of_chat(text, most)], answer
 
 

@@ -19,10 +19,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, InvalidRequest
-from router.text.chat.efforts import efforts_by
+from router.text.chat.efforts import Efforts, efforts_by
 from router.text.chat.system_messages import treatment_by
 from router.text.chat.turn_taking import turns_by
 from router.tools.earlier_calls import CallsForm, form_by, in_form
+from router.tools.harmony.history import EFFORTS, described, history
+from router.tools.harmony.tags import writes_harmony
 from router.tools.thinking import THINK, tags_in
 
 
@@ -121,7 +123,8 @@ class ChatTemplate:
         def told(variables: Mapping[str, Any]) -> str:
             return self._rendered([_ASKED], ChatOptions(variables=variables), True)
 
-        self._efforts = efforts_by(told)
+        self._is_harmony = writes_harmony(source)
+        self._efforts = Efforts(EFFORTS) if self._is_harmony else efforts_by(told)
         self._system = treatment_by(render)
         self._turns = turns_by(render)
         self._calls_form = form_by(render)
@@ -140,8 +143,12 @@ class ChatTemplate:
         """
         options = options or ChatOptions()
         options = replace(options, variables=self._efforts.fitted(options.variables))
-        messages = self._system.fitted(messages, keeps_all=options.keeps_system)
+        keeps_all = options.keeps_system or self._is_harmony
+        messages = self._system.fitted(messages, keeps_all=keeps_all)
         messages = self._turns.fitted(messages)
+        if self._is_harmony:
+            messages = history(messages)
+            options = replace(options, tools=described(options.tools))
         messages = in_form(messages, self._calls_form or CallsForm())
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)

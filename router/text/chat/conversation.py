@@ -22,6 +22,7 @@ from router.tools.call_format import CallFormat
 from router.tools.fenced import FENCED
 from router.tools.formats import FORMATS, format_of
 from router.tools.grammars import GrammarWriter
+from router.tools.harmony.tags import HARMONY, MARKS, has_tags, writes_harmony
 from router.tools.plain_messages import plain_messages
 from router.tools.thinking import THINK, ThinkingTags, tags_in
 
@@ -70,10 +71,18 @@ class Conversation:
             self.thinking_tags = tags_in(sources)
         if settings.reasoning_format == "think":
             self.thinking_tags = self.thinking_tags or THINK
-        tags = {*(self.thinking_tags or THINK)}
+        self.is_harmony = has_tags(added_tokens) and any(map(writes_harmony, sources))
+        """Whether answers are messages to channels."""
+        self.tells_thinking = settings.reasoning_format != "none"
+        """Whether what is thought is told apart, where answers are messages."""
+        tags = {*MARKS} if self.is_harmony else {*(self.thinking_tags or THINK)}
         if self.knows_tools():
             tags |= self.call_format().tags
         self.tag_tokens = {tag: added_tokens[tag] for tag in tags if tag in added_tokens}
+        self.marks = {
+            token_id: MARKS[tag] for tag, token_id in self.tag_tokens.items() if self.is_harmony
+        }
+        """What stands in an answer for tokens that are tags of harmony, by token id."""
         self.grammars = GrammarWriter(self.tag_tokens, self.thinking_tags or THINK)
 
     @classmethod
@@ -122,6 +131,16 @@ class Conversation:
     def call_format(self) -> CallFormat:
         """Return how calls are written. Raises `InvalidRequest` where nobody says so."""
         name = self._settings.tool_format
+        if self.is_harmony:
+            is_own = self._tool_template is not None and writes_harmony(self._tool_template.source)
+            if name == AUTO and is_own:
+                return HARMONY
+            raise InvalidRequest(
+                "tools are not supported by this server: the model answers in messages to channels "
+                "(harmony), and --tool-template or --tool-format asks for other calls, or its "
+                "template knows none",
+                param="tools",
+            )
         if name != "auto":
             return FORMATS[name]
         if self._tool_template is None:
@@ -160,7 +179,8 @@ class Conversation:
 def _can_call(template: ChatTemplate, settings: ChatSettings) -> bool:
     """Return whether a template tells a model how to call tools, in a format that is known, and
     what it has called."""
-    is_known = settings.tool_format != AUTO or format_of(template.source) is not None
+    source = template.source
+    is_known = settings.tool_format != AUTO or writes_harmony(source) or bool(format_of(source))
     return template.knows_tools and template.knows_calls and is_known
 
 

@@ -20,7 +20,8 @@ from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
 from router.core.generation import PromptResult, TokenChunk
 from router.text.output.stop_search import StopSearch
 from router.text.output.stop_strings import NO_TOKENS, without_marks
-from router.tools.stop_scope import StopScope
+from router.tools.harmony.reading import AnalysisTokens
+from router.tools.stop_scope import MessageScope, StopScope
 from router.tools.thinking import ThinkingTokens
 
 
@@ -110,8 +111,8 @@ class ChoiceText:
         echo: str = "",
         echoed: MakeEchoed | None = None,
         has_output: bool = True,
-        scope: StopScope | None = None,
-        thinking: ThinkingTokens | None = None,
+        scope: StopScope | MessageScope | None = None,
+        thinking: ThinkingTokens | AnalysisTokens | None = None,
     ) -> None:
         """Start a choice.
 

@@ -28,6 +28,7 @@ UTF-8 has at most 4 bytes per character, so only output that is not text waits s
 
 _REPLACEMENT = "\ufffd"
 _NO_BYTES: Mapping[int, int] = MappingProxyType({})
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 _new_reader = codecs.getincrementaldecoder("utf-8")
 
 
@@ -43,6 +44,7 @@ class Detokenizer:
         behind: Sequence[int] = (),
         whole_text: Callable[[int], str | None] = lambda _: None,
         bytes_of: Mapping[int, int] = _NO_BYTES,
+        marks: Mapping[int, str] = NO_MARKS,
     ) -> None:
         """Start an answer.
 
@@ -51,10 +53,12 @@ class Detokenizer:
         `continues` are tokens that the answer directly continues, as a completion continues its
         prompt: some decoders drop the space before the first token of a text. Where there are
         none, the text is as it would be `behind` those tokens. `bytes_of` has the tokens that stand
-        for one byte each, of a tokenizer that has others for characters.
+        for one byte each, of a tokenizer that has others for characters. `marks` has what stands
+        for tokens in place of their text.
         """
         self._decode = decode
         self._bytes_of = bytes_of
+        self._marks = marks
         self._reader = _new_reader("replace")
         self._read: list[int] = []
         """Tokens of bytes, up to those of a character that is not whole."""
@@ -76,6 +80,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Add one token; return the text that is certain now, often one token's, sometimes ''."""
+        if token_id in self._marks:
+            return self.flush() + self._marks[token_id]
         if token_id in self._special:
             return ""
         if not self._pending and (whole := self._whole_text(token_id)) is not None:

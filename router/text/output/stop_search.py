@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from router.text.output.stop_strings import NO_TOKENS, StopStrings
-from router.tools.stop_scope import StopScope
+from router.tools.stop_scope import MessageScope, StopScope
 
 
 class StopSearch:
@@ -21,7 +21,7 @@ class StopSearch:
         *,
         is_shown: bool,
         min_tokens: int,
-        scope: StopScope | None,
+        scope: StopScope | MessageScope | None,
         named_tokens: Mapping[str, int] = NO_TOKENS,
     ) -> None:
         """Begin a choice, which no stop string ends before `min_tokens` tokens, nor out of `scope`.
@@ -60,12 +60,20 @@ class StopSearch:
             self._num_unstoppable += len(text)
         if self._scope is None:
             return self._search(text)
-        thought, text, called = self._scope.push(text, is_last=is_last)
-        self._num_unstoppable = max(self._num_unstoppable - len(thought), 0)
-        shown = thought + self._search(text)
-        if called and not self._stops.is_stopped:
-            shown += self._stops.flush() + called
+        shown = ""
+        for thought, searched, called in self._scope.push(text, is_last=is_last):
+            self._count(thought)
+            shown += thought + self._search(searched)
+            if self._stops.is_stopped:
+                return shown
+            if called:
+                self._count(called)
+                shown += self._stops.flush() + called
         return shown
+
+    def _count(self, text: str) -> None:
+        """Note text of the first tokens that is not searched."""
+        self._num_unstoppable = max(self._num_unstoppable - len(text), 0)
 
     def _search(self, text: str) -> str:
         """Return what of `text` is before a stop string, without what may begin one."""

@@ -22,8 +22,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 
 NO_TOKENS: Mapping[str, int] = MappingProxyType({})
-_FIRST_MARK, _NUM_MARKS = 0xD800, 0x800
-_MARKS = re.compile(r"[\ud800-\udfff]")
+_FIRST_MARK, _NUM_MARKS = 0xD800, 0x700
+_MARKS = re.compile(r"[\ud800-\udeff]")
+"""The others are of `router.tools.harmony.tags`."""
 
 
 class _Automaton:
@@ -81,7 +82,7 @@ class StopStrings:
         """Start an answer; without `stops`, text is returned at once.
 
         `is_shown`: the stop string that ends the answer is a part of it. `named_tokens` are special
-        tokens without a text that `stops` name: the id by the name. The first 2,048 are searched.
+        tokens without a text that `stops` name: the id by the name. The first 1,792 are searched.
         Raises `ValueError` for an empty stop string.
         """
         if any(not stop for stop in stops):
@@ -127,8 +128,10 @@ class StopStrings:
         return buffer[:safe]
 
     def flush(self) -> str:
-        """End the answer; return the text that was held."""
+        """End a text, in which no stop string is that begins in it; return what was held of it."""
         held, self._held = self._held, ""
+        for automaton in self._automata:
+            automaton.matched = 0
         return held
 
 

@@ -11,4 +11,5 @@ posted              requests to the two endpoints of texts and chats
 agents              what coding agents send, and the prompt that it becomes
 read_answer         what a generator pushes, one push after the other
 tool_models         models whose chat templates know tools and thinking
+harmony_model       a model that answers in messages to channels
 """

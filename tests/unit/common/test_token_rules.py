@@ -37,16 +37,16 @@ def test_the_highest_token_of_any_rule() -> None:
     assert TokenRules(bad_words=((9, 1), (2, 3))).highest_token_id == 9
     assert TokenRules(allowed_token_ids=(4, 8)).highest_token_id == 8
     assert TokenRules(thinking=ThinkingBudget(num_tokens=9, end_token_id=3)).highest_token_id == 3
-    tags = ThinkingBudget(num_tokens=9, end_token_id=3, begin_token_id=5)
+    tags = ThinkingBudget(num_tokens=9, end_token_id=3, begin_token_ids=(5,))
     assert TokenRules(thinking=tags).highest_token_id == 5
 
 
 BEGIN, END = 90, 91
 
 
-def forced(output: list[int], num_tokens: int, begin: int | None) -> list[int]:
+def forced(output: list[int], num_tokens: int, *begin: int) -> list[int]:
     """The indices of the tokens of `output` that a budget forces."""
-    budget = ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_id=begin)
+    budget = ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_ids=begin)
     found = [
         count for count in range(len(output)) if budget.is_spent(output[:count], has_grammar=False)
     ]
@@ -69,7 +69,7 @@ def forced(output: list[int], num_tokens: int, begin: int | None) -> list[int]:
 def test_where_a_thinking_that_the_prompt_begins_is_ended(
     output: list[int], num_tokens: int, places: list[int]
 ) -> None:
-    assert forced(output, num_tokens, None) == places
+    assert forced(output, num_tokens) == places
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,25 @@ def test_where_a_thinking_that_the_output_begins_is_ended(
     assert forced(output, num_tokens, BEGIN) == places
 
 
+@pytest.mark.parametrize(
+    ("output", "places"),
+    [
+        ([BEGIN, 7, 8, 1, 2, 3, 4], [5]),
+        ([9, BEGIN, 7, 8, 1, 2, 3, 4], [6]),
+        ([9, 9, BEGIN, 7, 8, 1, 2, 3, 4], []),
+        ([BEGIN, 6, 8, 1, 2, 3, 4], []),  # another header
+        ([BEGIN, 7, 8, 1, END, 2, 3, 4], []),
+        ([BEGIN, 7], []),
+    ],
+)
+def test_thinking_may_begin_with_several_tokens(output: list[int], places: list[int]) -> None:
+    assert forced(output, 2, BEGIN, 7, 8) == places
+
+
 @pytest.mark.parametrize("begun", [[], [BEGIN], [9, BEGIN]])
 def test_a_grammar_may_put_off_the_last_tag_by_eight_tokens(begun: list[int]) -> None:
-    budget = ThinkingBudget(num_tokens=3, end_token_id=END, begin_token_id=BEGIN if begun else None)
+    first = (BEGIN,) if begun else ()
+    budget = ThinkingBudget(num_tokens=3, end_token_id=END, begin_token_ids=first)
     output = [*begun, *[1] * 20]
     found = [n for n in range(len(output)) if budget.is_spent(output[:n], has_grammar=True)]
     assert found == [*range(len(begun) + 3, len(begun) + 12)]
@@ -124,3 +140,8 @@ def test_a_long_salt_is_refused() -> None:
     make_request(3, cache_salt="x" * MAX_SALT_CHARS)
     with pytest.raises(InvalidRequest, match="cache_salt has 257 characters"):
         make_request(3, cache_salt="x" * (MAX_SALT_CHARS + 1))
+
+
+def test_a_beginning_of_too_many_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="begins with 33 tokens: wanted at most 32"):
+        ThinkingBudget(num_tokens=1, end_token_id=1, begin_token_ids=(5,) * 33)

@@ -87,7 +87,7 @@ sampling_params = st.builds(
             ThinkingBudget,
             num_tokens=st.integers(0, 2**31 - 1),
             end_token_id=token_ids,
-            begin_token_id=st.none() | token_ids,
+            begin_token_ids=st.lists(token_ids, max_size=4).map(tuple),
         ),
     ),
 )

@@ -97,8 +97,8 @@ def test_the_end_of_a_turn_in_the_template_is_an_end(
 @pytest.mark.covers("K18")
 @pytest.mark.parametrize("behind", [None, "<|return|>", "<|flush|>"])
 def test_what_ends_a_part_of_an_answer_is_no_end(folder: Path, behind: str | None) -> None:
-    """Harmony has `<|end|>` between the reasoning and the answer; others end a turn with it."""
-    template = "{{ '<|end|>' }}{{ '<|start|>assistant<|channel|>final<|message|>' }}"
+    """Some have `<|end|>` between the reasoning and the answer; others end a turn with it."""
+    template = "{{ '<|end|>' }}{{ '<|start|>assistant<|message|>' }}"
     rewrite(folder / "tokenizer_config.json", chat_template=template)
     end = larger(folder, special=True, text="<|end|>")
     rewrite(folder / "config.json", vocab_size=end + 1)
@@ -106,6 +106,23 @@ def test_what_ends_a_part_of_an_answer_is_no_end(folder: Path, behind: str | Non
         size = larger(folder, special=True, text=behind)
         rewrite(folder / "config.json", vocab_size=size + 1)
     ends = {END, end} if behind is None else {END}
+    assert read_eos_token_ids(folder) == ends
+    assert TextModel.load(folder, "", 0).eos_token_ids == ends
+
+
+@pytest.mark.covers("K18")
+@pytest.mark.parametrize("is_harmony", [True, False])
+def test_harmony_ends_an_answer_behind_a_text_and_behind_a_call(
+    folder: Path, is_harmony: bool
+) -> None:
+    """Files in GGUF name one end; templates of these models need not write the other one."""
+    names = ("<|return|>", "<|call|>", "<|end|>")
+    ids = {name: larger(folder, special=True, text=name) for name in names}
+    channel = "<|channel|>final" if is_harmony else ""
+    template = f"{{{{ '<|end|><|start|>assistant{channel}<|message|>' }}}}"
+    rewrite(folder / "tokenizer_config.json", chat_template=template)
+    rewrite(folder / "config.json", vocab_size=max(ids.values()) + 1)
+    ends = {END, ids["<|return|>"], ids["<|call|>"]} if is_harmony else {END}
     assert read_eos_token_ids(folder) == ends
     assert TextModel.load(folder, "", 0).eos_token_ids == ends
 

@@ -142,7 +142,9 @@ async def test_thinking_that_the_model_begins_is_counted_behind_its_first_tag() 
     free = model(FREE)
     [begin], [end] = map(free.spelt, TAGS)
     rules = await rules_of(CHAT | {"thinking_token_budget": 20}, of=free)
-    assert rules.thinking == ThinkingBudget(num_tokens=20, end_token_id=end, begin_token_id=begin)
+    assert rules.thinking == ThinkingBudget(
+        num_tokens=20, end_token_id=end, begin_token_ids=(begin,)
+    )
 
 
 async def test_a_thinking_that_a_client_began_has_its_budget() -> None:

@@ -17,6 +17,8 @@ class Judge:
 
     tags: tuple[str, ...]
     thinking: ThinkingTags = THINK
+    ends: str = "<|end|>"
+    """The token that ends an answer."""
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer(
@@ -30,7 +32,7 @@ class Judge:
         self.tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
         self.tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in self.tags])
         self.matching = LLTokenizer(
-            self.tokenizer.to_str(), eos_token=self.tokenizer.token_to_id("<|end|>")
+            self.tokenizer.to_str(), eos_token=self.tokenizer.token_to_id(self.ends)
         )
         ids = {tag: self.tokenizer.token_to_id(tag) or 0 for tag in self.tags}
         self.writer = GrammarWriter(ids, self.thinking)

@@ -275,7 +275,7 @@ def test_calls_behind_thinking_and_outside_the_search_of_stop_strings(form: Call
     assert parsed(list(text), syntax) == (call, "", [("get_weather", PARIS)])
     scope = stop_scope(syntax)
     assert scope is not None
-    new = [scope.push(char) for char in text]
+    new = [one for char in text for one in scope.push(char)]
     assert "".join(one.searched for one in new) == ""
     assert "".join(one.called for one in new) == call
     of = judge(form, False)

@@ -21,7 +21,8 @@ NONE, THINKS, BEGUN = ThinkingFormat.NONE, ThinkingFormat.TAGGED, ThinkingFormat
 def found(pieces: Sequence[str], syntax: AnswerSyntax) -> Scoped:
     scope = stop_scope(syntax)
     assert scope is not None
-    new = [*(scope.push(piece) for piece in pieces), scope.push("", is_last=True)]
+    new = [one for piece in pieces for one in scope.push(piece)]
+    new += scope.push("", is_last=True)
     parts = [part for one in new for part in enumerate(one) if part[1]]
     assert [at for at, _ in parts] == sorted(at for at, _ in parts)
     return Scoped(*("".join(text for at, text in parts if at == kind) for kind in range(3)))
@@ -73,15 +74,15 @@ def test_calls_that_stand_alone_are_not_searched_in_text() -> None:
 def test_text_is_held_only_while_it_may_begin_a_call() -> None:
     scope = stop_scope(AnswerSyntax(call_format="hermes"))
     assert scope is not None
-    assert scope.push("Hi <") == ("", "Hi ", "")
-    assert scope.push("b") == ("", "<b", "")
+    assert scope.push("Hi <") == [("", "Hi ", "")]
+    assert scope.push("b") == [("", "<b", "")]
 
 
 def test_thinking_is_held_only_while_it_may_end() -> None:
     scope = stop_scope(AnswerSyntax(thinking=BEGUN))
     assert scope is not None
-    assert scope.push("a <") == ("a ", "", "")
-    assert scope.push("b") == ("<b", "", "")
+    assert scope.push("a <") == [("a ", "", "")]
+    assert scope.push("b") == [("<b", "", "")]
 
 
 def test_an_answer_that_is_text_alone_is_searched_as_it_is() -> None:

@@ -105,7 +105,7 @@ def test_all_that_follows_from_the_thinking_agrees(
     assert (parts.thinking, parts.text) == (whole.thought.strip(), whole.answer)
     if scope := stop_scope(AnswerSyntax(thinking=form)):
         thought = whole.opening + whole.thought + whole.closing
-        assert scope.push(text, is_last=True) == (thought, whole.answer, "")
+        assert scope.push(text, is_last=True) == [(thought, whole.answer, "")]
     tagged = whole.opening + whole.thought + (THINK.end if whole.closing else "")
     assert counted(form, *text)[0] == len(tagged)
 

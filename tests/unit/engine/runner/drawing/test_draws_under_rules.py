@@ -129,8 +129,8 @@ def test_a_set_is_allowed_only_as_far_as_the_grammar_goes() -> None:
 END = 90
 
 
-def budget(num_tokens: int, begin_token_id: int | None = None) -> ThinkingBudget:
-    return ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_id=begin_token_id)
+def budget(num_tokens: int, *begin: int) -> ThinkingBudget:
+    return ThinkingBudget(num_tokens=num_tokens, end_token_id=END, begin_token_ids=begin)
 
 
 @pytest.mark.covers("T44")

@@ -33,6 +33,7 @@ from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.output.usage import UsageEvents
 from router.tools.answer_parser import AnswerSyntax
+from router.tools.harmony.message_cut import Place
 from router.tools.tagged.kinds import ArgumentKinds
 from router.tools.thinking import ThinkingFormat, ThinkingTags
 
@@ -86,6 +87,7 @@ PLAN = RequestPlan(
         kinds={"f": ArgumentKinds({"a": frozenset({"null"})}, frozenset({"string"}))},
         is_named=True,
         calls_alone=True,
+        place=Place.HEADER,
     ),
     grammar_parts=GrammarParts(
         Grammar(GrammarKind.REGEX, "a+", "guided_regex"),
