@@ -121,6 +121,10 @@ class LayerWeights:
     """The address of query, key and value biases; 0: there are none."""
     key_divisors: int = 0
     """The address of float32 `[kv_heads, head_dim / 2]` (`weights/key_scales.py`); 0: none."""
+    sinks: int = 0
+    """The address of the query heads' sinks, float32 `[heads]`; 0: there are none."""
+    output_bias: int = 0
+    """The address of the bias of `output`, float32 `[hidden]`; 0: there is none."""
     experts: ExpertWeights | None = None
 
     @property
