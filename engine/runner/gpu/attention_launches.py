@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.kernels import attention
-from engine.runner.gpu.launcher import BindableKernel
+from engine.runner.gpu.launcher import BindableKernel, optional
 from engine.runner.weights.spec.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -103,9 +103,8 @@ class AttentionLaunches:
 
     def _sinks(self, layer: int) -> tuple[dict[str, None], tuple[int, ...]]:
         """Return the constants and the arguments by which kernels are told of a layer's sinks."""
-        if not self._make.spec.has_sinks:
-            return {"sinks": None}, ()
-        return {}, (self._make.weights.layers[layer].sinks,)
+        has_sinks = self._make.spec.has_sinks
+        return optional("sinks", self._make.weights.layers[layer].sinks if has_sinks else 0)
 
     def attend_pieces(
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,

@@ -89,13 +89,17 @@ class ExpertWeights:
 
     `expert_gate` is [parts * experts, inputs], of one part or of `GATE_PARTS`. The others have the
     outputs of all experts, one after the other: of each its gate and then its up rows, and its
-    down rows. `choice_bias` is the address of float32 [experts]; 0: none.
+    down rows. The others are addresses of float32, 0 where there are none: `choice_bias` and
+    `gate_bias` [experts], `gate_up_biases` and `down_biases` of all outputs, in their order.
     """
 
     expert_gate: Matrix
     gate_up: Matrix
     down: Matrix
     choice_bias: int = 0
+    gate_bias: int = 0
+    gate_up_biases: int = 0
+    down_biases: int = 0
 
 
 NO_MATRIX = Matrix(0, 0, 0)

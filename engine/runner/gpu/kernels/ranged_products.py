@@ -18,7 +18,13 @@ import triton
 import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
-from engine.runner.gpu.kernels.products import sources_of, store_gated, store_sum, tile_of
+from engine.runner.gpu.kernels.products import (
+    sources_of,
+    store_gated,
+    store_sum,
+    tile_of,
+    with_bias,
+)
 from engine.runner.gpu.kernels.stored_weights import (
     STRIP_INPUTS,
     add_strip,
@@ -95,7 +101,7 @@ def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.co
 
 
 @triton.jit
-def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+def ranges_together(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
                     BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
                     UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
                     HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
@@ -122,6 +128,7 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
     if IS_GATED:
         store_gated(y, result, second, rows, rows < num_rows, outputs, N, BN)
     else:
+        result = with_bias(result, bias, sources)
         store_sum(y, residual, result, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 
@@ -153,7 +160,7 @@ def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.co
 
 
 @triton.jit
-def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+def ranges_in_turn(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
@@ -177,4 +184,5 @@ def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K
         )
         store_gated(y, total, above, rows, rows < num_rows, outputs, N, BN)
     else:
+        total = with_bias(total, bias, sources)
         store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
