@@ -20,7 +20,7 @@ from engine.runner.kernels.products.packed import pack_into, packed_bytes
 from engine.runner.kernels.products.panel_product import TILE_ROWS
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
+from engine.runner.weights.stored_tensor import GroupedTensor
 from tests.support.models.packing import (
     NONE,
     NONE_2D,
@@ -43,7 +43,7 @@ def inputs_of(name: str) -> int:
     return 768 if name.endswith("K") else 96 if name.startswith("Q") else 48
 
 
-@pytest.mark.parametrize("name", GROUP_SIZES)
+@pytest.mark.parametrize("name", BITS)
 def test_rows_come_back_bit_for_bit(name: str) -> None:
     tensor, ids = stored(name, 70, inputs_of(name)), np.array([*range(70), 69, 0, 33])
     out = np.empty((73, inputs_of(name)), np.float32)
@@ -51,7 +51,7 @@ def test_rows_come_back_bit_for_bit(name: str) -> None:
     np.testing.assert_array_equal(out.view(np.int32), dequantise(tensor)[ids].view(np.int32))
 
 
-@pytest.mark.parametrize("name", GROUP_SIZES)
+@pytest.mark.parametrize("name", BITS)
 def test_a_product_is_one_chain_for_any_rows_and_threads(name: str) -> None:
     depth = inputs_of(name)
     tensor, x = stored(name, 70, depth), normal(64, depth, seed=1)
@@ -100,7 +100,7 @@ def test_a_pair_of_two_formats_writes_no_further_than_its_tiles() -> None:
     assert (tiles[1, :2] != 7.0).all()
 
 
-@pytest.mark.parametrize("name", GROUP_SIZES)
+@pytest.mark.parametrize("name", BITS)
 def test_packed_bits_are_near_those_of_the_file_and_always_the_same(name: str) -> None:
     tensor = stored(name, 160, 768)
     described = [(name, tensor.shape)]
