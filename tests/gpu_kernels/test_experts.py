@@ -312,9 +312,7 @@ def test_results_of_quantised_experts_have_the_bits_of_an_mlp_that_is_computed_a
 def test_biases_and_a_clamped_swish_are_those_of_float64(form: Form) -> None:
     """In tiles of every size the same bits; a number that is none stays none within the limits."""
     swish = ClampedSwish(steepness=1.702, limit=0.75)
-    mixture = replace(
-        MIXTURE, inner_size=96, shared_size=0, has_biases=True, clamped_swish=swish
-    )
+    mixture = replace(MIXTURE, inner_size=96, shared_size=0, has_biases=True, clamped_swish=swish)
     tiny = TinyDecoder(form, replace(SPEC, experts=mixture, num_layers=1))
     [layer] = tiny.weights.layers
     own = layer.experts
@@ -360,7 +358,7 @@ def stored_values(tiny: TinyDecoder, matrix: Matrix) -> np.ndarray:
     codes = words >> np.arange(0, 16, 4).reshape(4, 1) & 15
     raw = tiny.device.download(matrix.scales, matrix.scale_bytes)
     scales = np.ldexp(1.0, np.frombuffer(raw, np.uint8).astype(int) - 127)
-    values = np.array(NUMBERS)[codes] * scales.reshape(-1, strips, 4, 1)
+    values: np.ndarray = np.array(NUMBERS)[codes] * scales.reshape(-1, strips, 4, 1)
     return values.reshape(matrix.num_outputs, -1)[:, : matrix.num_inputs]
 
 

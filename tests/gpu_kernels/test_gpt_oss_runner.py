@@ -96,4 +96,3 @@ def test_rows_are_those_of_float64_and_the_same_in_whatever_way(
     drafts = [drafted(PROMPT[56:], 56, TABLE), drafted([7, 8], 20, OTHERS)]
     assert np.array_equal(logits_of(runner, *drafts)[:4], singles[-4:])
     assert [card.late for card in interpreted_card] == [()]
-

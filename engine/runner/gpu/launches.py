@@ -225,9 +225,7 @@ class Launches:
         types = {**_QUANTISED, "scales": SCALES[weights.form], **result}
         kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
         grid = (tile.programs(num_rows, num_outputs),)
-        return kernel.bind(
-            grid, x, weights.address, weights.scales, *results, *biases, num_rows
-        )
+        return kernel.bind(grid, x, weights.address, weights.scales, *results, *biases, num_rows)
 
     def num_ranges(self, weights: Matrix) -> int:
         """Return the number of ranges of a quantised product's inputs: it enters the bits."""
@@ -264,7 +262,11 @@ class Launches:
             self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
             *attend(index),
             self.product(
-                memory["attended"], layer.output, hidden, num_rows, residual=hidden,
+                memory["attended"],
+                layer.output,
+                hidden,
+                num_rows,
+                residual=hidden,
                 bias=layer.output_bias,
             ),
             self.norm(hidden, layer.middle_norm, normed, num_rows),

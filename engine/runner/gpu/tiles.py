@@ -88,6 +88,9 @@ def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
         return ranged_tile(num_rows, weights)
     is_wide = num_outputs >= _WIDE_OUTPUTS
     if num_rows <= 16:
+        if weights.num_inputs % 128:
+            # Not measured: with few inputs at a time, more outputs keep as much under way.
+            return Tile(16, 32, 64, 4, 6, prefetch=512)
         if num_outputs > weights.num_inputs:
             return Tile(16, 16, 512, 4, 3, prefetch=512)
         return Tile(16, 16, 256, 4, 6, prefetch=512)

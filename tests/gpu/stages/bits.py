@@ -151,8 +151,8 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
         numbers = pairs.transpose(0, 1, 2, 4, 3).reshape(count, groups, 4, 32).astype(float)
     else:
         words = np.frombuffer(raw, np.uint16).reshape(count, groups, 1, 32)
-        codes = words >> np.arange(0, 16, 4).reshape(4, 1) & 15
-        numbers = _E2M1[codes] if weights.form is Form.MXFP4 else codes.astype(float) - 8.0
+        parts = words >> np.arange(0, 16, 4).reshape(4, 1) & 15
+        numbers = _E2M1[parts] if weights.form is Form.MXFP4 else parts.astype(float) - 8.0
     if weights.form is Form.INT4:
         floats = card.floats(weights.scales, count * groups)
         scales = floats.astype(float).reshape(count, groups, 1, 1)
@@ -180,7 +180,12 @@ def _steps_agree(
         ("whole, tiles of 64", AttentionShape(chunk_rows=64, chunk_warps=4)),
     ):
         chunks = ChunkStep(
-            card.device, model.launches(card, shape, windows=windows, sinks=sinks), card.stream, 1024, 2, 1024
+            card.device,
+            model.launches(card, shape, windows=windows, sinks=sinks),
+            card.stream,
+            1024,
+            2,
+            1024,
         )
         chunks.run([ChunkRow(prompt, 0, table)])
         logits[label] = chunks.logits(1)[0].copy()
@@ -205,7 +210,11 @@ def _steps_agree(
             (f"decoded, {count}, attention of 64 rows", AttentionShape(tile_rows=64, programs=100)),
         ):
             step = Decoding(
-                card.device, model.launches(card, shape, windows=windows, sinks=sinks), card.stream, count, 1024
+                card.device,
+                model.launches(card, shape, windows=windows, sinks=sinks),
+                card.stream,
+                count,
+                1024,
             )
             tables: np.ndarray = np.tile(np.arange(80, 80 + step.table_width), (count, 1))
             tables += np.arange(count)[:, None] * 12

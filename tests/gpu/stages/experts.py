@@ -63,9 +63,7 @@ def gpt_oss_of(num_layers: int) -> DecoderSpec:
 class _Layers:
     """Layers on a card, with the buffers of steps of `num_rows` rows."""
 
-    def __init__(
-        self, card: Any, spec: DecoderSpec, form: Form, num_rows: int = _ROWS[-1]
-    ) -> None:
+    def __init__(self, card: Any, spec: DecoderSpec, form: Form, num_rows: int = _ROWS[-1]) -> None:
         self.card, self.spec, self.form = card, spec, form
         num_layers = spec.num_layers
         self.weights: DecoderWeights = random_weights(

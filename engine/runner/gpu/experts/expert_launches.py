@@ -126,11 +126,13 @@ class ExpertLaunches:
             *found,
             self.choose(weights, memory, num_rows, positions),
             self.list_pairs(memory, num_rows, tiles),
-            self.gate_up(
-                normed, weights.gate_up, memory, num_rows, tiles, weights.gate_up_biases
-            ),
+            self.gate_up(normed, weights.gate_up, memory, num_rows, tiles, weights.gate_up_biases),
             self.down(
-                memory["pair_activated"], weights.down, memory, num_rows, tiles,
+                memory["pair_activated"],
+                weights.down,
+                memory,
+                num_rows,
+                tiles,
                 weights.down_biases,
             ),
             self.add(memory, num_rows, following_norm),

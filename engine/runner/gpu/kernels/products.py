@@ -134,9 +134,9 @@ def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
 
 
 @triton.jit
-def described_product(x, weights, y, residual, bias, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
-                      BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                      HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+def described_product(x, weights, y, residual, bias, num_rows, stored, N: tl.constexpr,
+                      K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                      GROUP: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
                       IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute `product` with tiles that the copy engine reads by their descriptions.
 

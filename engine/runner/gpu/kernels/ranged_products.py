@@ -114,11 +114,11 @@ def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.co
 
 
 @triton.jit
-def ranges_together(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
-                    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
-                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
-                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
-                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def ranges_together(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr,
+                    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+                    RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
+                    IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+                    HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
     STRIPS: tl.constexpr = (num_strips(K) + RANGES - 1) // RANGES
@@ -182,11 +182,11 @@ def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.co
 
 
 @triton.jit
-def ranges_in_turn(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
-                   UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
-                   HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
-                   IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def ranges_in_turn(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr,
+                   K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+                   RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
+                   IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+                   HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile range after range, of the gate and then of up when IS_GATED."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)

@@ -11,8 +11,8 @@
     Q8_0   [outputs, inputs / 2] words of 16 bits: of each strip, 32 words with input j in the low
            byte of word j and input 32 + j in the high byte, then 32 with 64 + j and 96 + j, all
            int8; the scales of Q4_0.
-    MXFP4  the words of INT4, each part a number in e2m1; four scales for each output and strip, of
-           32 inputs each, the first in the lowest 8 of 32 bits: 2 to the byte less 127, NaN for 255.
+    MXFP4  the words of INT4, each part a number in e2m1; four bytes for each output and strip, the
+           scales of 32 inputs each, the first in the lowest of 32 bits: 2**(n - 127); 255 is NaN.
 
 The last strip of Q4_0, Q8_0 and MXFP4 may have fewer inputs: it holds anything finite behind them,
 and the rows that it is multiplied with are 0 there.

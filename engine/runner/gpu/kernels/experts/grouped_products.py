@@ -89,9 +89,7 @@ def grouped_gate_up(x, weights, y, tiles, num_tiles, pairs, biases, N: tl.conste
             inputs = tl.trans(tl.load(x_rows + start + k, mask=is_pair[:, None], other=0.0))
             gate = tl.dot(tl.load(gates + start + k), inputs, gate)
             up = tl.dot(tl.load(ups + start + k), inputs, up)
-        store_activated(
-            y, gate, up, biases, own, places, is_pair, outputs, N, BN, STEEPNESS, LIMIT
-        )
+        store_activated(y, gate, up, biases, own, places, is_pair, outputs, N, BN, STEEPNESS, LIMIT)
 
 
 @triton.jit
