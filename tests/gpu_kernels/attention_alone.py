@@ -1,8 +1,10 @@
-"""Attention of one layer with a sliding window by itself: random queries, keys and values."""
+"""Attention of one layer by itself, with a sliding window or sinks: random queries, keys and
+values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
@@ -33,6 +35,7 @@ class Layer:
     block: int = 16
     piece: int = PIECE
     has_scales: bool = False
+    has_sinks: bool = False
 
 
 class AttentionAlone:
@@ -43,6 +46,7 @@ class AttentionAlone:
         spec = replace(
             SPEC, num_layers=1, num_heads=layer.heads, num_kv_heads=layer.kv_heads,
             head_dim=layer.dim, windows=(layer.window,) if layer.window else (),
+            has_sinks=layer.has_sinks,
         )  # fmt: skip
         rng = np.random.default_rng(2)
         self._queries = rounded(rng.standard_normal((LENGTH, layer.heads, layer.dim)) * 2)
@@ -59,7 +63,10 @@ class AttentionAlone:
         shape = AttentionShape(
             piece=layer.piece, programs=5, few_programs=3, few_stages=2, tile_keys=layer.block,
         )  # fmt: skip
-        weights: Any = None
+        # Of a row's scores, one of these is the largest, and one is far below.
+        self.sinks = np.linspace(9, -4, layer.heads).astype(np.float32)
+        own = SimpleNamespace(sinks=upload(self.device, self.sinks))
+        weights: Any = SimpleNamespace(layers=[own])
         self.make = Launches(
             InterpretedKernel, self.device.properties, spec, weights, self.pool, shape
         )
@@ -104,8 +111,11 @@ class AttentionAlone:
         )
         query = widened(self._queries[position]).astype(np.float64)
         scores = np.einsum("hd,khd->hk", query, keys) / np.sqrt(layer.dim)
+        if layer.has_sinks:
+            scores = np.concatenate([scores, self.sinks[:, None]], axis=1)
         shares = np.exp(scores - scores.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
+        shares = shares[:, : len(keys)]
         found: np.ndarray = np.einsum("hk,khd->hd", shares, values)
         return found
 

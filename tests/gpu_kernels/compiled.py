@@ -31,10 +31,10 @@ from engine.runner.gpu.launches import AttentionShape
 from engine.runner.gpu.steps.piece_lists import reach_of
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import chunk_rows
-from engine.runner.gpu.weights import GATE_PARTS, ExpertWeights, Form, Matrix
+from engine.runner.gpu.weights import GATE_PARTS, NO_MATRIX, ExpertWeights, Form, Matrix
 from tests.gpu.measuring import SHARED_BYTES, NoDevice, SpecRecorder
 from tests.gpu.stages.draws import draws
-from tests.gpu.stages.experts import experts, spec_of
+from tests.gpu.stages.experts import experts, gpt_oss_of, spec_of
 from tests.gpu.stages.model import BLOCK, Findings, Model
 from tests.gpu.stages.products import products
 from tests.gpu.stages.sharing import ipc
@@ -114,6 +114,7 @@ def shipped(capability: int) -> list[KernelSpec]:
     _launch_over_bytes(recorder)
     _launch_of_heads(recorder)
     _launch_of_experts(recorder)
+    _launch_of_gpt_oss(recorder)
     return recorder.specs
 
 
@@ -172,6 +173,28 @@ def _launch_of_experts(recorder: SpecRecorder) -> None:
             make.down(0, own.down, found, rows, tiles)
     shared = replace(mixture, shared_size=1536)
     ExpertLaunches(dense, recorder.device.properties, spec, shared).add(found, 1, 0)
+
+
+def _launch_of_gpt_oss(recorder: SpecRecorder) -> None:
+    """Launch attention with sinks, with a window and without, an output product with a bias, and a
+    choice by sigmoids."""
+    model, pieces, spec = Model.of(recorder), PieceList(0, 0, 0, 0, 0), gpt_oss_of(2)
+    for has_scales in (False, True):
+        model.pool = replace(model.pool, has_scales=has_scales)
+        shape = shape_of(recorder, spec.head_dim, has_scales=has_scales)
+        make = model.launches(recorder, shape, sinks=16)
+        make.spec = spec
+        # A cache in bytes beside a window, and one in floats without it too.
+        for layer in range(1 if has_scales else spec.num_layers):
+            make.attention.attend_pieces(layer, 0, 0, pieces, (0, 0), 0, 32, 1)
+            make.attention.attend_chunk(layer, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+    for rows in (1, 4096):
+        make.product(0, Matrix(0, spec.hidden_size, 4096), 0, rows, residual=16, bias=16)
+    assert spec.experts is not None
+    mixture = replace(spec.experts, is_sigmoid=True, weight_scale=2.5)
+    own = ExpertWeights(Matrix(0, mixture.num_experts, 2880), NO_MATRIX, NO_MATRIX, 16, 16)
+    found: Any = defaultdict(int)
+    ExpertLaunches(make, recorder.device.properties, spec, mixture).choose(own, found, 1, 0)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

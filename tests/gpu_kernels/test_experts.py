@@ -17,9 +17,10 @@ from engine.runner.gpu.load_weights import bfloat16_parts
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form, Matrix
-from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ClampedSwish, ExpertMixture
 from tests.gpu_kernels.tiny_decoder import SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
+from tests.support.models.fused_experts import NUMBERS
 
 MIXTURE = ExpertMixture(
     layers=(0, 1), num_experts=6, num_chosen=3, inner_size=48, shared_size=32, is_normalised=True,
@@ -57,8 +58,9 @@ class Step:
         return np.frombuffer(raw, kind).reshape(shape)
 
     def choose(
-        self, products: np.ndarray, bias: np.ndarray | None = None, padding: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, products: np.ndarray, bias: np.ndarray | None = None, padding: int = 0,
+        gate_bias: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Return the experts and the weights of rows; the last `padding` of them are padding."""
         parts = products.shape[1] // EXPERTS
         positions = np.arange(self.num_rows, dtype=np.int32)
@@ -67,6 +69,9 @@ class Step:
         weights = replace(
             self.weights, expert_gate=Matrix(0, parts * EXPERTS, HIDDEN),
             choice_bias=0 if bias is None else upload(self.device, bias.astype(np.float32)),
+            gate_bias=(
+                0 if gate_bias is None else upload(self.device, gate_bias.astype(np.float32))
+            ),
         )  # fmt: skip
         at = upload(self.device, positions)
         self.make.choose(weights, self.memory, self.num_rows, at)(0)
@@ -117,6 +122,19 @@ def test_the_highest_scores_are_chosen_and_weight_without_their_bias(
     assert np.allclose(weights, wanted, rtol=1e-5)
     if has_bias:
         assert not np.array_equal(found, expected_choice(products, np.zeros(EXPERTS), mixture)[0])
+
+
+def test_scores_are_sigmoids_whose_sum_a_model_scales(tiny: TinyDecoder) -> None:
+    """A bias of the gate is in the scores that weight; that of the choice is not."""
+    mixture = replace(MIXTURE, is_sigmoid=True, weight_scale=2.5)
+    products, gate_bias = products_of(ROWS), np.array([0.3, -2.0, 0.0, 1.0, 0.5, -0.1])
+    bias = np.array([0.5, -0.2, 0.0, 0.1, 0.0, -0.4])
+    found, weights = Step(tiny, ROWS, mixture).choose(products, bias, 0, gate_bias)
+    scores = 1 / (1 + np.exp(-(products + gate_bias)))
+    experts = np.sort(np.argsort(-(scores + bias), axis=1, kind="stable")[:, :CHOSEN], axis=1)
+    chosen = np.take_along_axis(scores, experts, axis=1)
+    assert np.array_equal(found, experts)
+    assert np.allclose(weights, 2.5 * chosen / chosen.sum(1, keepdims=True), rtol=1e-5)
 
 
 def test_of_equal_scores_the_first_experts_are_chosen(tiny: TinyDecoder) -> None:
@@ -209,9 +227,9 @@ def computed(
     step = Step(tiny, len(experts), mixture)
     step.list_pairs(experts, tiles)
     make, memory, weights = step.make, step.memory, step.weights
-    at = upload(step.device, x)
-    make.gate_up(at, weights.gate_up, memory, step.num_rows, tiles)(0)
-    make.down(memory["pair_activated"], weights.down, memory, step.num_rows, tiles)(0)
+    at, biases = upload(step.device, x), (weights.gate_up_biases, weights.down_biases)
+    make.gate_up(at, weights.gate_up, memory, step.num_rows, tiles, biases[0])(0)
+    make.down(memory["pair_activated"], weights.down, memory, step.num_rows, tiles, biases[1])(0)
     return step.get("pair_results", np.uint16, *experts.shape, HIDDEN)
 
 
@@ -288,6 +306,60 @@ def test_results_of_quantised_experts_have_the_bits_of_an_mlp_that_is_computed_a
     for row in (1, 17):
         for slot, number in enumerate(experts[row].tolist()):
             assert np.array_equal(found[0][row, slot], alone(tiny, x[row], number))
+
+
+@pytest.mark.parametrize("form", [Form.BF16, Form.MXFP4])
+def test_biases_and_a_clamped_swish_are_those_of_float64(form: Form) -> None:
+    """In tiles of every size the same bits; a number that is none stays none within the limits."""
+    swish = ClampedSwish(steepness=1.702, limit=0.75)
+    mixture = replace(MIXTURE, inner_size=96, shared_size=0, has_biases=True, clamped_swish=swish)
+    tiny = TinyDecoder(form, replace(SPEC, experts=mixture, num_layers=1))
+    [layer] = tiny.weights.layers
+    own = layer.experts
+    assert own is not None
+    experts, x = CASES["padding among them"][:19], rows_of(19)
+    x[3, 7] = 0x7FC0
+    shipped = [
+        expert_tiles(num_rows, replace(mixture, num_experts=num_rows, num_chosen=rows),
+                     expert_of(tiny, 0)[0], expert_of(tiny, 0)[1])
+        for rows, num_rows in ((8, 8), (64, 1024))
+    ]  # fmt: skip
+    found = [computed(tiny, experts, x, tiles, mixture) for tiles in shipped]
+    assert found[0].tobytes() == found[1].tobytes()
+    gates_and_ups, downs = (
+        np.frombuffer(tiny.device.download(at, 4 * EXPERTS * size), np.float32).reshape(EXPERTS, -1)
+        for at, size in ((own.gate_up_biases, 192), (own.down_biases, HIDDEN))
+    )
+    gate_ups, down_weights = (
+        stored_values(tiny, one).reshape(EXPERTS, -1, one.num_inputs)
+        for one in (own.gate_up, own.down)
+    )
+    for row in (0, 1, 3, 17):
+        for slot, number in enumerate(experts[row].tolist()):
+            if number == EXPERTS:
+                continue
+            both = gate_ups[number] @ widened(x[row]) + gates_and_ups[number]
+            gate, up = np.minimum(both[:96], 0.75), np.clip(both[96:], -0.75, 0.75)
+            wanted = down_weights[number] @ ((up + 1) * gate / (1 + np.exp(-1.702 * gate)))
+            wanted += downs[number]
+            result = widened(found[0][row, slot])
+            assert np.isnan(result).all() == (row == 3)
+            if row != 3:
+                assert np.linalg.norm(result - wanted) / np.linalg.norm(wanted) < 8e-3
+
+
+def stored_values(tiny: TinyDecoder, matrix: Matrix) -> np.ndarray:
+    """Return the weights of a matrix in BF16 or MXFP4, float64 [outputs, inputs]."""
+    if matrix.form is Form.BF16:
+        return tiny.matrix(matrix)
+    strips = -(-matrix.num_inputs // 128)
+    raw = tiny.device.download(matrix.address, matrix.weight_bytes)
+    words = np.frombuffer(raw, np.uint16).reshape(-1, strips, 1, 32)
+    codes = words >> np.arange(0, 16, 4).reshape(4, 1) & 15
+    raw = tiny.device.download(matrix.scales, matrix.scale_bytes)
+    scales = np.ldexp(1.0, np.frombuffer(raw, np.uint8).astype(int) - 127)
+    values: np.ndarray = np.array(NUMBERS)[codes] * scales.reshape(-1, strips, 4, 1)
+    return values.reshape(matrix.num_outputs, -1)[:, : matrix.num_inputs]
 
 
 @pytest.mark.parametrize("shared", [True, False])

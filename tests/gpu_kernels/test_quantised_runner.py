@@ -238,14 +238,23 @@ def test_other_weights_are_computed_in_bfloat16_and_the_log_says_why(
     assert close(computed(runner, PROMPT, []), exact)
 
 
-def test_rows_that_are_no_whole_blocks_are_computed_in_bfloat16(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_of_whole_groups_are_computed_as_they_are_stored(tmp_path: Path, kind: str) -> None:
+    """Also where they are no whole strips of 128 inputs; fp8 has whole tiles or none."""
     folder = write_checkpoint(tmp_path, QWEN3 | {"hidden_size": 160})
-    with caplog.at_level(logging.WARNING, "pdserve.engine"):
-        runner = on_card(folder, "q8_0")
-    assert forms_on(runner) == [Form.BF16, Form.Q8_0, Form.BF16, Form.Q8_0, Form.BF16]
-    assert "3 matrices: 160 inputs, no multiple of 128" in caplog.text
+    runner = on_card(folder, kind.lower())
+    assert forms_on(runner) == [FORMS[kind]] * 4 + [Form.Q8_0]
+    exact = load(folder, 64, quantization=kind.lower(), activation_dtype="float32")
+    whole = computed(runner, PROMPT, [])
+    assert close(whole, computed(exact, PROMPT, []))
+    assert np.array_equal(computed(runner, PROMPT, (1, 18, 19)), whole)
+
+
+def test_rows_of_fp8_that_are_no_whole_tiles_are_computed_in_bfloat16(tmp_path: Path) -> None:
+    stored, _ = _packed(tmp_path, FLOATS_CONFIG | {"hidden_size": 160}, Fp8())
+    source = Checkpoint(stored, read_decoder_spec(stored))
+    plan = planned(source, layer_matrices("model.layers.0.")["qkv"])
+    assert plan.matrix.form is Form.BF16
+    assert plan.refusal == "160 inputs, no multiple of 128"
 
 
 def test_kernels_of_all_layers_are_compiled_before_they_are_needed(

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu.repacking import repacked
-from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
+from engine.runner.gpu.tiles import Tile, fitted, gate_up_tile, num_ranges, product_tile
 from engine.runner.gpu.weights import STRIP_INPUTS, Form, Matrix
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.stored_tensor import GroupedTensor
@@ -22,6 +22,7 @@ ROWS = 5
 QUANTISED = [form for form in Form if form is not Form.BF16]
 SHAPES = [(40, 1024, 8), (40, 512, 4), (136, 768, 2), (40, 384, 1)]
 """Outputs that no tile divides, inputs, and the ranges that these have in INT4."""
+IN_GROUPS = [form for form in QUANTISED if form.group_inputs == 32]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def stored(
     that another order of additions shows in the few bits of a result.
     """
     rng = np.random.default_rng(int(form))
-    if form in (Form.Q4_0, Form.Q8_0):
+    if form.group_inputs == 32:
         return stored_groups(device, form, outputs, inputs)
     groups = inputs // STRIP_INPUTS
     half = groups // 2
@@ -82,14 +83,22 @@ def stored_groups(
 ) -> tuple[Matrix, np.ndarray]:
     """Return weights in groups of a GGUF file, whose every four scales differ."""
     rng = np.random.default_rng(int(form))
-    size = 2 + 4 * form.bits
+    size = (1 if form is Form.MXFP4 else 2) + 4 * form.bits
     blocks = rng.integers(0, 256, (outputs, inputs // 32, size), dtype=np.uint8)
-    scales = rng.standard_normal((outputs, inputs // 32)).astype(np.float16)
-    blocks[..., :2] = scales[..., None].view(np.uint8).reshape(outputs, -1, 2)
-    blocks = mirrored(blocks.reshape(outputs, -1, 4 * size))
-    half = blocks.shape[1] // 2
-    # The highest bit of a float16 is its sign.
-    blocks[:, blocks.shape[1] - half :, 1::size] ^= 0x80
+    if form is Form.MXFP4:
+        blocks[..., 0] = rng.integers(122, 132, (outputs, inputs // 32))
+    else:
+        scales = rng.standard_normal((outputs, inputs // 32)).astype(np.float16)
+        blocks[..., :2] = scales[..., None].view(np.uint8).reshape(outputs, -1, 2)
+    if inputs % STRIP_INPUTS == 0:
+        blocks = mirrored(blocks.reshape(outputs, -1, 4 * size))
+        half = blocks.shape[1] // 2
+        own = blocks[:, blocks.shape[1] - half :].reshape(outputs, half, 4, size)
+        if form is Form.MXFP4:
+            own[..., 1:] ^= 0x88  # the sign of each number
+        else:
+            own[..., 1] ^= 0x80  # the sign of the scale
+        blocks[:, blocks.shape[1] - half :] = own.reshape(outputs, half, -1)
     rows = np.ascontiguousarray(blocks.reshape(outputs, -1))
     words, halves = repacked(form, rows)
     matrix = Matrix(upload(device, words), outputs, inputs, form, upload(device, halves))
@@ -102,8 +111,9 @@ def stored_groups(
 def rows_of(count: int, inputs: int) -> np.ndarray:
     """Return rows [count, inputs] whose last groups repeat the first ones but for a few bits."""
     bits = rounded(np.random.default_rng(5).standard_normal((count, inputs)).astype(np.float32))
-    grouped = mirrored(bits.reshape(count, inputs // STRIP_INPUTS, STRIP_INPUTS))
-    grouped[:, 0, ::64] ^= 1
+    if inputs % STRIP_INPUTS == 0:
+        grouped = mirrored(bits.reshape(count, inputs // STRIP_INPUTS, STRIP_INPUTS))
+        grouped[:, 0, ::64] ^= 1
     return bits
 
 
@@ -111,7 +121,7 @@ def tiles_of(matrix: Matrix, rows: int, *, is_gated: bool) -> list[Tile]:
     """Return the tile that is shipped, and others."""
     choose = gate_up_tile if is_gated else product_tile
     outputs = matrix.num_outputs // (2 if is_gated else 1)
-    deeper = 256 if matrix.num_inputs // num_ranges(matrix) % 256 == 0 else 128
+    deeper = fitted(Tile(16, 64, 256, 4, 3), matrix).depth
     return [
         choose(rows, outputs, matrix), Tile(16, 64, 128, 4, 3), Tile(64, 32, deeper, 4, 3),
         Tile(8, 16, deeper, 4, 3, is_together=True), Tile(32, 32, 128, 4, 3, is_together=True),
@@ -124,6 +134,22 @@ def tiles_of(matrix: Matrix, rows: int, *, is_gated: bool) -> list[Tile]:
 def test_every_tile_has_the_same_bits(
     tiny: TinyDecoder, form: Form, is_gated: bool, outputs: int, inputs: int, ranges: int
 ) -> None:
+    compare_tiles(tiny, form, outputs, inputs, ranges, is_gated=is_gated)
+
+
+@pytest.mark.parametrize(("inputs", "ranges"), [(1888, 8), (1120, 2), (32, 1)])
+@pytest.mark.parametrize("form", IN_GROUPS)
+def test_inputs_are_whole_groups_and_not_always_whole_strips(
+    tiny: TinyDecoder, form: Form, inputs: int, ranges: int
+) -> None:
+    """Ranges whose last one is as long as the others, or shorter."""
+    compare_tiles(tiny, form, 40, inputs, ranges, is_gated=inputs == 1120)
+
+
+def compare_tiles(
+    tiny: TinyDecoder, form: Form, outputs: int, inputs: int, ranges: int, *, is_gated: bool
+) -> None:
+    """Compare the tiles' results with each other, and with float64."""
     device = tiny.device
     matrix, exact = stored(device, form, outputs * (2 if is_gated else 1), inputs)
     assert num_ranges(matrix) == min(ranges, 4 if form.bits == 8 else 8)
@@ -186,9 +212,26 @@ def test_results_in_float32_are_exact_sums(tiny: TinyDecoder, form: Form) -> Non
 
 
 @pytest.mark.parametrize("form", QUANTISED)
-def test_inputs_are_whole_groups(form: Form) -> None:
-    with pytest.raises(ConfigError, match=r"200 inputs.*multiple of 128"):
+def test_inputs_that_are_no_whole_groups_are_refused(form: Form) -> None:
+    with pytest.raises(ConfigError, match=rf"200 inputs.*multiple of {form.group_inputs}"):
         product_tile(1, 64, Matrix(0, 64, 200, form))
+
+
+def test_numbers_and_scales_of_mxfp4_have_their_exact_values(tiny: TinyDecoder) -> None:
+    """Each of the 16 codes with each scale, far below the numbers that float32 has whole."""
+    device = tiny.device
+    rows = np.zeros((256, 17), np.uint8)
+    rows[:, 0] = np.arange(256)
+    rows[:, 1:] = np.arange(16) | np.arange(15, -1, -1) << 4
+    words, scales = repacked(Form.MXFP4, rows)
+    matrix = Matrix(upload(device, words), 256, 32, Form.MXFP4, upload(device, scales))
+    x, y = upload(device, rounded(np.eye(32, dtype=np.float32))), device.allocate(4 * 32 * 256)
+    tile = product_tile(32, 256, matrix)
+    tiny.launches(tile).product(x, matrix, y.address, 32, is_float=True, tile=tile)(0)
+    found = np.frombuffer(device.download(y.address, 4 * 32 * 256), np.float32).reshape(32, 256)
+    wanted = dequantise(GroupedTensor("MXFP4", (256, 32), rows))
+    assert np.array_equal(found.T[:255], wanted[:255])
+    assert np.isnan(found.T[255]).all()
 
 
 @pytest.mark.parametrize("outputs", [1024, 4096, 24576])
@@ -196,3 +239,4 @@ def test_ranges_depend_on_the_form_and_the_inputs_alone(outputs: int) -> None:
     assert num_ranges(Matrix(0, outputs, 4096, Form.INT4)) == 8
     assert num_ranges(Matrix(0, outputs, 4096, Form.FP8)) == 4
     assert num_ranges(Matrix(0, outputs, 2560, Form.INT4)) == 4
+    assert num_ranges(Matrix(0, outputs, 2880, Form.MXFP4)) == 8

@@ -1,4 +1,5 @@
-"""Layers with a sliding window: a row's own keys alone, and the same bits in whatever way."""
+"""Layers with a sliding window or sinks: a row's own keys alone, and the same bits in whatever
+way."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ LAYERS = [
     Layer(37, heads=6, kv_heads=2, dim=64),
     Layer(50, heads=2, kv_heads=2, block=32, piece=64),
     Layer(21, heads=4, kv_heads=1, block=32, has_scales=True),
+    Layer(37, heads=8, kv_heads=1, has_sinks=True),
+    Layer(40, has_scales=True, has_sinks=True),
 ]
 """Windows of one key, within a block, of a block, of a piece, across pieces, and longer than the
 context; bytes, groups of three, one and four, and blocks of another size."""
@@ -113,9 +116,10 @@ def test_blocks_before_the_window_are_not_read(rows_each: int) -> None:
     assert np.isnan(widened(broken)).any()
 
 
-def test_a_window_longer_than_the_context_has_the_bits_of_none() -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_a_window_longer_than_the_context_has_the_bits_of_none(has_sinks: bool) -> None:
     """So the same model with a window and with a context that it covers answers alike."""
-    windowed, plain = AttentionAlone(Layer(200)), AttentionAlone(Layer(0))
+    windowed, plain = (AttentionAlone(Layer(one, has_sinks=has_sinks)) for one in (200, 0))
     assert np.array_equal(windowed.chunk(0, LENGTH), plain.chunk(0, LENGTH))
     lasts = [0, 31, 32, 99]
     for rows_each in (1, 4):
@@ -136,3 +140,4 @@ def test_windows_of_all_lengths_have_one_kernel() -> None:
         make.attention.attend_chunk(layer, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
     one, other = (dict(kernel.constants) for kernel in recorder.specs)
     assert other == one | {"window": None}
+    assert one["sinks"] is None

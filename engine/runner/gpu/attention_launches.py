@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.kernels import attention
-from engine.runner.gpu.launcher import BindableKernel
+from engine.runner.gpu.launcher import BindableKernel, optional
 from engine.runner.weights.spec.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -27,6 +27,7 @@ _TYPES = {
     "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
     "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
     "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16", "window": "i32", "reach": "i32",
+    "sinks": "*fp32",
 }  # fmt: skip
 
 
@@ -44,6 +45,7 @@ class Maker(Protocol):
     """A `launches.Launches`: its model, an `AttentionShape`, its `KVPool`, and its kernels."""
 
     spec: DecoderSpec
+    weights: Any
     shape: Any
     pool: Any
 
@@ -99,6 +101,11 @@ class AttentionLaunches:
         window = self._make.spec.window_of(layer)
         return ({}, (window,)) if window else ({"window": None}, ())
 
+    def _sinks(self, layer: int) -> tuple[dict[str, None], tuple[int, ...]]:
+        """Return the constants and the arguments by which kernels are told of a layer's sinks."""
+        has_sinks = self._make.spec.has_sinks
+        return optional("sinks", self._make.weights.layers[layer].sinks if has_sinks else 0)
+
     def attend_pieces(
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
         scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
@@ -118,7 +125,7 @@ class AttentionLaunches:
         stage_bytes = 2 * self._make.pool.number_bytes * shape.tile_keys * self._make.spec.head_dim
         stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
         tile_rows = self.attention_rows(rows_each)
-        unseen, window = self._window(layer)
+        (unseen, window), (no_sinks, sinks) = self._window(layer), self._sinks(layer)
         common = {
             **self._make.heads(), **unseen, "ROWS": rows_each, "BM": tile_rows,
             "PIECE": shape.piece,
@@ -131,13 +138,15 @@ class AttentionLaunches:
             },
             shape.num_warps, stages, shape.max_registers,
         )  # fmt: skip
-        merge = self._make.kernel(attention.merge_pieces, _TYPES, common, 1, 1)
+        merge = self._make.kernel(attention.merge_pieces, _TYPES, common | no_sinks, 1, 1)
         first = compute.bind(
             (programs,), queries, *self._make.cached(layer), *pieces, *scratch, self._scale,
             num_sequences, *window,
         )  # fmt: skip
         grid = (num_sequences, rows_each * self._make.spec.num_heads)
-        return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out, *window)
+        return first, merge.bind(
+            grid, *scratch, last_positions, pieces.first_pieces, out, *window, *sinks
+        )
 
     def attention_rows(self, rows_each: int) -> int:
         """Return the rows of a piece's matrix tile: `rows_each` query rows of one KV head."""
@@ -155,11 +164,11 @@ class AttentionLaunches:
     ) -> Bound:  # fmt: skip
         """Return attention of many rows a sequence."""
         shape, (first_rows, num_rows, last_positions) = self._make.shape, sequences
-        unseen, window = self._window(layer)
+        (unseen, window), (no_sinks, sinks) = self._window(layer), self._sinks(layer)
         constants = {
             **self._make.heads(), "BLOCK": self._make.pool.block_size, "BM": shape.chunk_rows,
             "BN": shape.tile_keys, "PIECE": shape.piece, "HAS_SCALES": self._make.pool.has_scales,
-            **unseen,
+            **unseen, **no_sinks,
         }  # fmt: skip
         kernel = self._make.kernel(
             attention.attend_chunk,
@@ -171,4 +180,5 @@ class AttentionLaunches:
         return kernel.bind(
             (num_tiles, self._make.spec.num_kv_heads), queries, *self._make.cached(layer), tables,
             *tiles, first_rows, num_rows, last_positions, out, self._scale, table_width, *window,
+            *sinks,
         )  # fmt: skip

@@ -100,6 +100,14 @@ def checked_address(name: str, address: int) -> int:
     return address
 
 
+def optional(name: str, address: int) -> tuple[dict[str, None], tuple[int, ...]]:
+    """Return the constants and the arguments by which a kernel is told of what it may be without.
+
+    An address of 0 makes another kernel, which has no such parameter.
+    """
+    return ({}, (address,)) if address else ({name: None}, ())
+
+
 class BindableKernel(Protocol):
     """A compiled kernel, to which a grid and arguments can be bound."""
 

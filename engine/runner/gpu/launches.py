@@ -16,7 +16,7 @@ from engine.runner.gpu.attention_launches import AttentionLaunches
 from engine.runner.gpu.cuda_driver import PROGRAMMATIC_GRAPHS_CUDA, DeviceProperties
 from engine.runner.gpu.experts.expert_launches import ExpertLaunches
 from engine.runner.gpu.kernels import draw, products, ranged_products, rows
-from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+from engine.runner.gpu.launcher import BindableKernel, KernelSpec, optional
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
@@ -31,8 +31,8 @@ _GROUP = 8
 _ROTATED_ROWS = 8
 
 _PRODUCT = {
-    "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
-    "stored": "*bf16",
+    "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "bias": "*fp32",
+    "num_rows": "i32", "stored": "*bf16",
 }  # fmt: skip
 _QUANTISED = _PRODUCT | {"weights": "*u16"}
 _ROWS = {
@@ -145,19 +145,23 @@ class Launches:
         return self._kernels[key]
 
     def product(
-        self, x: int, weights: Matrix, y: int, num_rows: int, *, residual: int = 0,
+        self, x: int, weights: Matrix, y: int, num_rows: int, *, residual: int = 0, bias: int = 0,
         is_float: bool = False, tile: Tile | None = None,
     ) -> Bound:  # fmt: skip
-        """Return y = x @ weights.T, plus the residual if one is given; y is bfloat16 or float32."""
+        """Return y = x @ weights.T, plus the bias and the residual if they are given.
+
+        y is bfloat16 or float32, and the bias float32.
+        """
         tile = tile or self._choose_product(num_rows, weights.num_outputs, weights)
         result = {"y": "*fp32"} if is_float else {}
         if weights.form is not Form.BF16:
-            return self._ranged(tile, x, weights, (y, residual), num_rows, result)
+            return self._ranged(tile, x, weights, (y, residual), num_rows, result, bias=bias)
         types = _PRODUCT | result
-        constants = {"HAS_RESIDUAL": residual != 0}
+        no_bias, biases = optional("bias", bias)
+        constants = {"HAS_RESIDUAL": residual != 0, **no_bias}
         return self._product(
             products.product, products.described_product, types, constants, tile, x, weights,
-            (y, residual), num_rows, weights.num_outputs,
+            (y, residual, *biases), num_rows, weights.num_outputs,
         )  # fmt: skip
 
     def gate_up(
@@ -201,12 +205,13 @@ class Launches:
 
     def _ranged(
         self, tile: Tile, x: int, weights: Matrix, results: tuple[int, int], num_rows: int,
-        result: Mapping[str, str], *, is_gated: bool = False,
+        result: Mapping[str, str], *, bias: int = 0, is_gated: bool = False,
     ) -> Bound:  # fmt: skip
         """Return a product of quantised weights, whose inputs are in ranges."""
         width = 2 if is_gated else 1
         num_outputs = weights.num_outputs // width
         tile = suited(tile, self._card, width, weights)
+        no_bias, biases = optional("bias", bias)
         function = ranged_products.ranges_in_turn
         if tile.is_together:
             function = ranged_products.ranges_together
@@ -215,12 +220,12 @@ class Launches:
             "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
             "UNROLLED": tile.depth // STRIP_INPUTS, "FORM": int(weights.form),
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
-            "PREFETCH": tile.words_ahead(weights.form), "HAS_PTX": True,
+            "PREFETCH": tile.words_ahead(weights.form), "HAS_PTX": True, **no_bias,
         }  # fmt: skip
         types = {**_QUANTISED, "scales": SCALES[weights.form], **result}
         kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
         grid = (tile.programs(num_rows, num_outputs),)
-        return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
+        return kernel.bind(grid, x, weights.address, weights.scales, *results, *biases, num_rows)
 
     def num_ranges(self, weights: Matrix) -> int:
         """Return the number of ranges of a quantised product's inputs: it enters the bits."""
@@ -256,7 +261,14 @@ class Launches:
             self.product(normed, layer.qkv, memory["qkv"], num_rows),
             self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
             *attend(index),
-            self.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
+            self.product(
+                memory["attended"],
+                layer.output,
+                hidden,
+                num_rows,
+                residual=hidden,
+                bias=layer.output_bias,
+            ),
             self.norm(hidden, layer.middle_norm, normed, num_rows),
         ]
         if self.experts is not None and layer.experts is not None:

@@ -24,7 +24,7 @@ from engine.runner.gpu.weights import (
 )
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.rope import halves_first
-from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE, SINKS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
@@ -45,6 +45,11 @@ class _Upload:
     rotated: int = 0
     form: Form = Form.BF16
     scales: int = 0
+
+
+def _bias(weight: str) -> str:
+    """Return the name of the bias of a weight's projection."""
+    return f"{weight.removesuffix('weight')}bias"
 
 
 class _Loader:
@@ -116,21 +121,32 @@ class _Loader:
             down=self.matrix(names["down"]) if "down" in names else NO_MATRIX,
             qkv_bias=bias,
             key_divisors=self._key_divisors(prefix),
+            sinks=self._floats(f"{prefix}{SINKS}") if spec.has_sinks else 0,
+            output_bias=(
+                self._floats(f"{prefix}self_attn.o_proj.bias") if spec.has_output_bias else 0
+            ),
             experts=None if mixture is None else self._experts(prefix, mixture, names),
         )
 
     def _experts(
         self, prefix: str, mixture: ExpertMixture, names: Mapping[str, tuple[str, ...]]
     ) -> ExpertWeights:
-        bias = 0
-        if mixture.has_choice_bias:
-            bias = self._array(self._source.read(f"{prefix}{CHOICE_BIAS}"))
+        gate_up, down = names["experts_gate_up"], names["experts_down"]
+        gate_bias, choice_bias = f"{prefix}{EXPERT_GATE}.bias", f"{prefix}{CHOICE_BIAS}"
         return ExpertWeights(
             expert_gate=self._expert_gate(f"{prefix}{EXPERT_GATE}.weight"),
-            gate_up=self.matrix(names["experts_gate_up"]),
-            down=self.matrix(names["experts_down"]),
-            choice_bias=bias,
+            gate_up=self.matrix(gate_up),
+            down=self.matrix(down),
+            choice_bias=self._floats(choice_bias) if mixture.has_choice_bias else 0,
+            gate_bias=self._floats(gate_bias) if mixture.has_gate_bias else 0,
+            gate_up_biases=self._floats(*map(_bias, gate_up)) if mixture.has_biases else 0,
+            down_biases=self._floats(*map(_bias, down)) if mixture.has_biases else 0,
         )
+
+    def _floats(self, *names: str) -> int:
+        """Return the address of these tensors in float32, one after the other."""
+        values = [self._source.read(name).ravel() for name in names]
+        return self._array(np.concatenate(values).astype(np.float32))
 
     def _expert_gate(self, name: str) -> Matrix:
         """Return a gate: one that is not in bfloat16 as the parts that it is the sum of."""

@@ -12,24 +12,28 @@ from engine.runner.gpu.weights import STRIP_INPUTS, Form
 Bytes = np.ndarray
 """An array of uint8."""
 
-FORMS = {"BF16": Form.BF16, "Q4_0": Form.Q4_0, "Q8_0": Form.Q8_0}
+FORMS = {"BF16": Form.BF16, "Q4_0": Form.Q4_0, "Q8_0": Form.Q8_0, "MXFP4": Form.MXFP4}
 """The formats of files that kernels read as they are."""
 
 _PARTS = 4
 """A strip's groups of 32 inputs."""
-_SCALE_BYTES = 2
 
 
 def repacked(form: Form, rows: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the words and the scales of rows of Q4_0 or Q8_0.
+    """Return the words and the scales of rows of Q4_0, Q8_0 or MXFP4.
 
-    All are [outputs, bytes]; a row has a multiple of 128 inputs.
+    All are [outputs, bytes]; a row has a multiple of 32 inputs, and behind them zeros up to a
+    multiple of 128.
     """
     outputs = len(rows)
-    group_bytes = _SCALE_BYTES + form.group_inputs * form.bits // 8
+    scale_bytes = 1 if form is Form.MXFP4 else 2
+    group_bytes = scale_bytes + form.group_inputs * form.bits // 8
+    missing = -rows.shape[1] % (_PARTS * group_bytes)
+    if missing:
+        rows = np.pad(rows, ((0, 0), (0, missing)))
     groups = rows.reshape(outputs, -1, _PARTS, group_bytes)
-    scales = np.ascontiguousarray(groups[..., :_SCALE_BYTES]).reshape(outputs, -1)
-    values = groups[..., _SCALE_BYTES:]
+    scales = np.ascontiguousarray(groups[..., :scale_bytes]).reshape(outputs, -1)
+    values = groups[..., scale_bytes:]
     strips = groups.shape[1]
     words: Bytes = np.empty((outputs, strips, form.bits * STRIP_INPUTS // 16, 2), np.uint8)
     if form is Form.Q8_0:

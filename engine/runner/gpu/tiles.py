@@ -88,6 +88,9 @@ def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
         return ranged_tile(num_rows, weights)
     is_wide = num_outputs >= _WIDE_OUTPUTS
     if num_rows <= 16:
+        if weights.num_inputs % 128:
+            # Not measured: with few inputs at a time, more outputs keep as much under way.
+            return Tile(16, 32, 64, 4, 6, prefetch=512)
         if num_outputs > weights.num_inputs:
             return Tile(16, 16, 512, 4, 3, prefetch=512)
         return Tile(16, 16, 256, 4, 6, prefetch=512)
@@ -132,12 +135,23 @@ def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
 def num_ranges(weights: Matrix) -> int:
     """Return the number of ranges into which a product of quantised weights divides its inputs.
 
-    It enters the bits, so it depends on the weights alone; a range is a number of whole strips.
+    It enters the bits, so it depends on the weights alone. A range is a number of whole strips;
+    where the last strip is not whole, the last range is shorter, and not empty.
     """
-    ranges = _RANGES[weights.form.bits]
-    while weights.num_inputs // STRIP_INPUTS % ranges:
+    ranges, strips = _RANGES[weights.form.bits], weights.num_strips
+    if weights.num_inputs % STRIP_INPUTS == 0:
+        while strips % ranges:
+            ranges //= 2
+    while (ranges - 1) * -(-strips // ranges) >= strips:
         ranges //= 2
     return ranges
+
+
+def _range_strips(weights: Matrix) -> tuple[int, int]:
+    """Return the strips of a range, and those of the last one."""
+    ranges = num_ranges(weights)
+    each = -(-weights.num_strips // ranges)
+    return each, weights.num_strips - (ranges - 1) * each
 
 
 def ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
@@ -198,17 +212,19 @@ def fitted(tile: Tile, weights: Matrix) -> Tile:
     Raises `ConfigError` for inputs that no matrix instruction divides.
     """
     is_plain = weights.form is Form.BF16
-    least = _LEAST_DEPTH if is_plain else STRIP_INPUTS
+    least = _LEAST_DEPTH if is_plain else weights.form.group_inputs
     if weights.num_inputs % least:
         raise ConfigError(
             f"a product of {weights.num_inputs} inputs with weights in {weights.form.name}: "
             f"wanted a multiple of {least}"
         )
-    length = weights.num_inputs if is_plain else weights.num_inputs // num_ranges(weights)
+    lengths = [weights.num_inputs]
+    if not is_plain:
+        lengths = [STRIP_INPUTS * strips for strips in _range_strips(weights)]
     depth, ahead = tile.depth, tile.prefetch
-    while length % depth:
+    while any(length % depth for length in lengths):
         depth //= 2
-    while ahead > length:
+    while ahead > lengths[-1]:
         ahead //= 2
     return replace(tile, depth=depth, prefetch=ahead)
 

@@ -81,8 +81,8 @@ def planned(
             STRIP_INPUTS % size for size in rotated
         ):
             form, refusal = Form.BF16, "tiles of fp8 that two tensors or heads share"
-    if form is not Form.BF16 and inputs % STRIP_INPUTS:
-        form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {STRIP_INPUTS}"
+    if form is not Form.BF16 and inputs % form.group_inputs:
+        form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {form.group_inputs}"
     elif form is Form.BF16 and not set(formats) <= set(WIDE_FORMATS):
         refusal = f"weights in {' and '.join(formats)}"
     return PlannedMatrix(tuple(names), Matrix(0, outputs, inputs, form), refusal)

@@ -21,6 +21,9 @@ _ELEMENT = 2
 _COUNTERS = 1024
 _VALUES_PER_COUNTER = 4
 _BFLOAT16_ONE = 0x3F80
+_SMALL = 0.1
+_E2M1_DEVIATION = 2.9
+"""The standard deviation of the numbers of MXFP4's 16 codes."""
 
 
 class Form(IntEnum):
@@ -31,20 +34,24 @@ class Form(IntEnum):
     INT4 = 2
     Q4_0 = 3
     Q8_0 = 4
+    MXFP4 = 5
 
     @property
     def bits(self) -> int:
         """Bits of a weight, without its scale."""
-        return {Form.BF16: 16, Form.INT4: 4, Form.Q4_0: 4}.get(self, 8)
+        return {Form.BF16: 16, Form.FP8: 8, Form.Q8_0: 8}.get(self, 4)
 
     @property
     def group_inputs(self) -> int:
         """Inputs that share a scale."""
-        return 32 if self in (Form.Q4_0, Form.Q8_0) else STRIP_INPUTS
+        return 32 if self in (Form.Q4_0, Form.Q8_0, Form.MXFP4) else STRIP_INPUTS
 
 
-SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
-"""What a product's kernel takes for the scales: Q4_0 and Q8_0 have four float16 in a word."""
+SCALES = {
+    Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64", Form.MXFP4: "*u32",
+}  # fmt: skip
+"""What a product's kernel takes for the scales: Q4_0 and Q8_0 have four float16 in a word, and
+MXFP4 four bytes."""
 STRIP_INPUTS = 128
 """Inputs that a product of quantised weights reads together."""
 
@@ -60,18 +67,23 @@ class Matrix:
     scales: int = 0
 
     @property
+    def num_strips(self) -> int:
+        """Strips that hold an output's inputs; the last one may be held in part."""
+        return -(-self.num_inputs // STRIP_INPUTS)
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights without their scales."""
-        return self.num_outputs * self.num_inputs * self.form.bits // 8
+        """Bytes of the weights without their scales; quantised ones are stored in whole strips."""
+        held = self.num_inputs if self.form is Form.BF16 else self.num_strips * STRIP_INPUTS
+        return self.num_outputs * held * self.form.bits // 8
 
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales."""
-        strips = self.num_inputs // STRIP_INPUTS
         if self.form is Form.FP8:
-            return 4 * (-(-self.num_outputs // STRIP_INPUTS)) * strips
-        each = {Form.BF16: 0, Form.INT4: 2}.get(self.form, 8)
-        return each * self.num_outputs * strips
+            return 4 * (-(-self.num_outputs // STRIP_INPUTS)) * self.num_strips
+        each = {Form.BF16: 0, Form.INT4: 2, Form.MXFP4: 4}.get(self.form, 8)
+        return each * self.num_outputs * self.num_strips
 
     @property
     def num_bytes(self) -> int:
@@ -89,13 +101,17 @@ class ExpertWeights:
 
     `expert_gate` is [parts * experts, inputs], of one part or of `GATE_PARTS`. The others have the
     outputs of all experts, one after the other: of each its gate and then its up rows, and its
-    down rows. `choice_bias` is the address of float32 [experts]; 0: none.
+    down rows. The others are addresses of float32, 0 where there are none: `choice_bias` and
+    `gate_bias` [experts], `gate_up_biases` and `down_biases` of all outputs, in their order.
     """
 
     expert_gate: Matrix
     gate_up: Matrix
     down: Matrix
     choice_bias: int = 0
+    gate_bias: int = 0
+    gate_up_biases: int = 0
+    down_biases: int = 0
 
 
 NO_MATRIX = Matrix(0, 0, 0)
@@ -121,6 +137,10 @@ class LayerWeights:
     """The address of query, key and value biases; 0: there are none."""
     key_divisors: int = 0
     """The address of float32 `[kv_heads, head_dim / 2]` (`weights/key_scales.py`); 0: none."""
+    sinks: int = 0
+    """The address of the query heads' sinks, float32 `[heads]`; 0: there are none."""
+    output_bias: int = 0
+    """The address of the bias of `output`, float32 `[hidden]`; 0: there is none."""
     experts: ExpertWeights | None = None
 
     @property
@@ -195,6 +215,11 @@ class _RandomMaker:
         asked = Matrix(0, num_outputs, num_inputs, form)
         # Bytes of e4m3 with the highest bit of the exponent cleared: numbers below 2.
         address = self._bytes(asked.weight_bytes, 0xBFBFBFBF if form is Form.FP8 else 0xFFFFFFFF)
+        if form is Form.MXFP4:
+            exponent = round(math.log2(deviation / _E2M1_DEVIATION))
+            scales = self._take(asked.scale_bytes).address
+            self._device.fill(scales, 127 + exponent, asked.scale_bytes, self._stream)
+            return Matrix(address, num_outputs, num_inputs, form, scales)
         fill, size = {Form.FP8: (self._fill_floats, 4), Form.INT4: (self._fill, 2)}.get(
             form, (self._fill_halves, 2)
         )
@@ -211,12 +236,23 @@ class _RandomMaker:
         if mixture.has_choice_bias:
             bias = self._take(4 * count).address
             self._device.upload(bias, bytes(4 * count))
+        gate_up_biases = down_biases = 0
+        if mixture.has_biases:
+            gate_up_biases = self.floats(count * 2 * inner)
+            down_biases = self.floats(count * hidden)
         return ExpertWeights(
             expert_gate=self.matrix(count, hidden),
             gate_up=self.matrix(count * 2 * inner, hidden, 1.0, form),
             down=self.matrix(count * hidden, inner, calm, form),
             choice_bias=bias,
+            gate_bias=self.floats(count) if mixture.has_gate_bias else 0,
+            gate_up_biases=gate_up_biases,
+            down_biases=down_biases,
         )
+
+    def floats(self, count: int) -> int:
+        """Return the address of small float32 numbers: of biases, or of sinks."""
+        return self._normal(self._fill_floats, count, 4, _SMALL)
 
     def ones(self, size: int) -> int:
         memory = self._take(size * _ELEMENT)
@@ -286,6 +322,8 @@ def random_weights(
                 middle_norm=maker.ones(hidden),
                 gate_up=maker.matrix(2 * inner, hidden, 1.0, form) if inner else NO_MATRIX,
                 down=maker.matrix(hidden, inner, calm, form) if inner else NO_MATRIX,
+                sinks=maker.floats(spec.num_heads) if spec.has_sinks else 0,
+                output_bias=maker.floats(hidden) if spec.has_output_bias else 0,
                 experts=None if mixture is None else maker.experts(mixture, hidden, calm, form),
             )
         )

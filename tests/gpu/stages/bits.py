@@ -67,7 +67,12 @@ def bits(card: Any, found: Findings) -> None:
     y.close()
     _steps_agree(card, found, model)
     # Every second layer: it begins in another piece than the last row's, and within a block.
-    _steps_agree(card, found, model, (300, 0) * (QWEN3_8B.num_layers // 2))
+    windows = (300, 0) * (QWEN3_8B.num_layers // 2)
+    _steps_agree(card, found, model, windows)
+    sinks = card.device.allocate(4 * QWEN3_8B.num_heads)
+    card.device.upload(sinks.address, np.linspace(-4, 9, QWEN3_8B.num_heads, dtype="f4").tobytes())
+    _steps_agree(card, found, model, windows, sinks.address or 1)
+    sinks.close()
     if card.is_real:
         _require_all(found)
 
@@ -100,11 +105,15 @@ def _e4m3() -> np.ndarray:
     return np.where(code & 127 == 127, 0.0, signed)
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""The numbers of the codes of MXFP4."""
+
+
 def _stored_forms(card: Any, found: Findings, model: Model, buffers: tuple[int, int]) -> list[str]:
     """Check the products of quantised weights against float64, in several tiles."""
     differing = []
     x, y = buffers
-    for form in (Form.FP8, Form.INT4, Form.Q4_0, Form.Q8_0):
+    for form in (Form.FP8, Form.INT4, Form.Q4_0, Form.Q8_0, Form.MXFP4):
         make = model.launches(card, form=form)
         weights = make.weights.layers[0].output
         reference = None
@@ -142,10 +151,15 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
         numbers = pairs.transpose(0, 1, 2, 4, 3).reshape(count, groups, 4, 32).astype(float)
     else:
         words = np.frombuffer(raw, np.uint16).reshape(count, groups, 1, 32)
-        numbers = (words >> np.arange(0, 16, 4).reshape(4, 1) & 15).astype(float) - 8.0
+        parts = words >> np.arange(0, 16, 4).reshape(4, 1) & 15
+        numbers = _E2M1[parts] if weights.form is Form.MXFP4 else parts.astype(float) - 8.0
     if weights.form is Form.INT4:
         floats = card.floats(weights.scales, count * groups)
         scales = floats.astype(float).reshape(count, groups, 1, 1)
+    elif weights.form is Form.MXFP4:
+        raw = card.device.download(weights.scales, 4 * count * groups)
+        exponents = np.frombuffer(raw, np.uint8).astype(int) - 127
+        scales = np.ldexp(1.0, exponents).reshape(count, groups, 4, 1)
     else:
         raw = card.device.download(weights.scales, 8 * count * groups)
         scales = np.frombuffer(raw, np.float16).astype(float).reshape(count, groups, 4, 1)
@@ -153,7 +167,9 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
     return scaled.reshape(count, inputs)
 
 
-def _steps_agree(card: Any, found: Findings, model: Model, windows: tuple[int, ...] = ()) -> None:
+def _steps_agree(
+    card: Any, found: Findings, model: Model, windows: tuple[int, ...] = (), sinks: int = 0
+) -> None:
     """Logits of one prompt: whole, cut, and its last tokens decoded alone and among others."""
     rng = np.random.default_rng(0)
     prompt = [int(token) for token in rng.integers(0, QWEN3_8B.vocab_size, 700)]
@@ -164,7 +180,12 @@ def _steps_agree(card: Any, found: Findings, model: Model, windows: tuple[int, .
         ("whole, tiles of 64", AttentionShape(chunk_rows=64, chunk_warps=4)),
     ):
         chunks = ChunkStep(
-            card.device, model.launches(card, shape, windows=windows), card.stream, 1024, 2, 1024
+            card.device,
+            model.launches(card, shape, windows=windows, sinks=sinks),
+            card.stream,
+            1024,
+            2,
+            1024,
         )
         chunks.run([ChunkRow(prompt, 0, table)])
         logits[label] = chunks.logits(1)[0].copy()
@@ -189,7 +210,11 @@ def _steps_agree(card: Any, found: Findings, model: Model, windows: tuple[int, .
             (f"decoded, {count}, attention of 64 rows", AttentionShape(tile_rows=64, programs=100)),
         ):
             step = Decoding(
-                card.device, model.launches(card, shape, windows=windows), card.stream, count, 1024
+                card.device,
+                model.launches(card, shape, windows=windows, sinks=sinks),
+                card.stream,
+                count,
+                1024,
             )
             tables: np.ndarray = np.tile(np.arange(80, 80 + step.table_width), (count, 1))
             tables += np.arange(count)[:, None] * 12
@@ -218,6 +243,6 @@ def _steps_agree(card: Any, found: Findings, model: Model, windows: tuple[int, .
         for label, values in logits.items()
         if not np.array_equal(values, whole)
     ]
-    name = "bits_windows" if windows else "bits_steps"
+    name = "bits_sinks" if sinks else "bits_windows" if windows else "bits_steps"
     found[name] = "; ".join(differing) or "equal"
     print(f"{name}:", found[name], found["logits_std"], flush=True)

@@ -1,4 +1,5 @@
-"""Mixtures of experts in the shape of Qwen3-30B-A3B: bits of a layer, times of its kernels."""
+"""Mixtures of experts in the shapes of Qwen3-30B-A3B and gpt-oss-20b: bits of a layer, times of its
+kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, Bound, KVPool, Launches
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
-from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ClampedSwish, ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from tests.gpu.stages.ceilings import read_gb_s
 from tests.gpu.stages.model import BLOCK, CONTEXT, MAX_LEN, NUM_BLOCKS, QWEN3_8B, Checks, Findings
@@ -43,11 +44,28 @@ def spec_of(num_layers: int) -> DecoderSpec:
     )  # fmt: skip
 
 
+def gpt_oss_of(num_layers: int) -> DecoderSpec:
+    """Return gpt-oss-20b with so many of its layers."""
+    return replace(
+        QWEN3_8B, architecture="GptOssForCausalLM", num_layers=num_layers, hidden_size=2880,
+        intermediate_size=2880, num_heads=64, head_dim=64, vocab_size=201088,
+        has_qkv_bias=True, has_output_bias=True, has_head_norms=False, has_sinks=True,
+        windows=tuple(128 * (1 - layer % 2) for layer in range(num_layers)),
+        experts=ExpertMixture(
+            layers=tuple(range(num_layers)), num_experts=32, num_chosen=4, inner_size=2880,
+            shared_size=0, is_normalised=True, least_sum=0.0, has_choice_bias=False,
+            has_gate_bias=True, has_biases=True,
+            clamped_swish=ClampedSwish(steepness=1.702, limit=7.0),
+        ),
+    )  # fmt: skip
+
+
 class _Layers:
     """Layers on a card, with the buffers of steps of `num_rows` rows."""
 
-    def __init__(self, card: Any, num_layers: int, form: Form, num_rows: int = _ROWS[-1]) -> None:
-        self.card, self.spec, self.form = card, spec_of(num_layers), form
+    def __init__(self, card: Any, spec: DecoderSpec, form: Form, num_rows: int = _ROWS[-1]) -> None:
+        self.card, self.spec, self.form = card, spec, form
+        num_layers = spec.num_layers
         self.weights: DecoderWeights = random_weights(
             card.device, card.kernel, self.spec, MAX_LEN, 1, card.stream, form
         )
@@ -119,8 +137,9 @@ class _Layers:
 def experts(card: Any, found: Findings) -> None:
     """A layer's bits in every tile and among any number of rows, and the time of each kernel."""
     checks = Checks()
-    for form in _FORMS:
-        layers = _Layers(card, _FEW_LAYERS, form)
+    models = [(spec_of(_FEW_LAYERS), form) for form in _FORMS]
+    for spec, form in [*models, (gpt_oss_of(_FEW_LAYERS), Form.MXFP4)]:
+        layers = _Layers(card, spec, form)
         try:
             with checks.check(f"experts in {form.name}"):
                 _compare(layers, found)
@@ -222,7 +241,7 @@ def experts_step(card: Any, found: Findings) -> None:
         layer_bytes = 128 * 3 * 768 * 2048 * form.bits // 8 + 2 * NUM_BLOCKS * 65536
         room = card.device.properties.memory_bytes - _OTHER_BYTES
         num_layers = min(NUM_LAYERS, max(room // layer_bytes, 1))
-        layers = _Layers(card, num_layers, form, 1)
+        layers = _Layers(card, spec_of(num_layers), form, 1)
         try:
             for count in (1, 8, 32, 128):
                 step = started_step(card, layers.launches, count, CONTEXT)

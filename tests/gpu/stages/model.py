@@ -104,13 +104,16 @@ class Model:
 
     def launches(
         self, card: Any, shape: AttentionShape | None = None, form: Form = Form.BF16,
-        windows: tuple[int, ...] = (), **options: Any,
+        windows: tuple[int, ...] = (), sinks: int = 0, **options: Any,
     ) -> Launches:  # fmt: skip
+        """Return launches; `sinks` is the address of those of all layers, 0: there are none."""
+        weights = self.stored(card, form)
+        layers = tuple(replace(layer, sinks=sinks) for layer in weights.layers)
         return Launches(
             card.kernel,
             card.device.properties,
-            replace(QWEN3_8B, windows=windows),
-            self.stored(card, form),
+            replace(QWEN3_8B, windows=windows, has_sinks=sinks != 0),
+            replace(weights, layers=layers),
             self.pool,
             shape or AttentionShape(),
             **options,

@@ -31,7 +31,7 @@ from engine.runner.gpu.kernels.experts import (
     grouped_ranges,
     listing,
 )
-from engine.runner.gpu.launcher import BindableKernel
+from engine.runner.gpu.launcher import BindableKernel, optional
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tiles import Tile, num_ranges, suited
 from engine.runner.gpu.weights import (
@@ -51,8 +51,8 @@ _LISTED = 1024
 """Pairs that a program of the list looks at together."""
 
 _CHOICE = {
-    "products": "*fp32", "bias": "*fp32", "positions": "*i32", "experts": "*i32",
-    "weights": "*fp32", "least_sum": "fp32",
+    "products": "*fp32", "gate_bias": "*fp32", "bias": "*fp32", "positions": "*i32",
+    "experts": "*i32", "weights": "*fp32", "least_sum": "fp32", "weight_scale": "fp32",
 }  # fmt: skip
 _LIST = {
     "experts": "*i32", "pairs": "*i32", "tiles": "*i32", "num_tiles": "*i32", "num_pairs": "i32",
@@ -60,7 +60,7 @@ _LIST = {
 }  # fmt: skip
 _GROUPED = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "tiles": "*i32", "num_tiles": "*i32",
-    "pairs": "*i32",
+    "pairs": "*i32", "biases": "*fp32",
 }  # fmt: skip
 _SUM = {
     "hidden": "*bf16", "results": "*bf16", "experts": "*i32", "weights": "*fp32", "shared": "*bf16",
@@ -126,8 +126,15 @@ class ExpertLaunches:
             *found,
             self.choose(weights, memory, num_rows, positions),
             self.list_pairs(memory, num_rows, tiles),
-            self.gate_up(normed, weights.gate_up, memory, num_rows, tiles),
-            self.down(memory["pair_activated"], weights.down, memory, num_rows, tiles),
+            self.gate_up(normed, weights.gate_up, memory, num_rows, tiles, weights.gate_up_biases),
+            self.down(
+                memory["pair_activated"],
+                weights.down,
+                memory,
+                num_rows,
+                tiles,
+                weights.down_biases,
+            ),
             self.add(memory, num_rows, following_norm),
         ]
 
@@ -148,16 +155,21 @@ class ExpertLaunches:
     ) -> Bound:
         """Return the choice of each row's experts."""
         mixture = self._mixture
-        constants = {
+        constants: dict[str, Any] = {
             **self._experts(), "PARTS": weights.expert_gate.num_outputs // mixture.num_experts,
             "CHOSEN": mixture.num_chosen, "HAS_BIAS": weights.choice_bias != 0,
-            "IS_NORMALISED": mixture.is_normalised,
+            "IS_NORMALISED": mixture.is_normalised, "IS_SIGMOID": mixture.is_sigmoid,
         }  # fmt: skip
+        no_bias, gate_biases = optional("gate_bias", weights.gate_bias)
+        constants |= no_bias
+        if mixture.weight_scale == 1.0:
+            constants["weight_scale"] = None
         # One warp: its lanes find a maximum without waiting for others.
         kernel = self._dense.kernel(choice.choose_experts, _CHOICE, constants, 1, 1)
         return kernel.bind(
-            (num_rows,), memory["gate_products"], weights.choice_bias, positions,
-            memory["experts"], memory["expert_weights"], mixture.least_sum,
+            (num_rows,), memory["gate_products"], *gate_biases, weights.choice_bias,
+            positions, memory["experts"], memory["expert_weights"], mixture.least_sum,
+            *([] if mixture.weight_scale == 1.0 else [mixture.weight_scale]),
         )  # fmt: skip
 
     def _experts(self) -> dict[str, int]:
@@ -174,26 +186,37 @@ class ExpertLaunches:
         )  # fmt: skip
 
     def gate_up(
-        self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, tiles: ExpertTiles
-    ) -> Bound:
-        """Return silu(gate) * up of each pair, in the order of the list."""
-        return self._grouped(tiles.gate_up, x, weights, memory, num_rows, is_gated=True)
+        self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, tiles: ExpertTiles,
+        biases: int = 0,
+    ) -> Bound:  # fmt: skip
+        """Return silu(gate) * up of each pair, or its `ClampedSwish`, in the order of the list."""
+        return self._grouped(tiles.gate_up, x, weights, memory, num_rows, biases, is_gated=True)
 
     def down(
-        self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, tiles: ExpertTiles
-    ) -> Bound:
+        self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, tiles: ExpertTiles,
+        biases: int = 0,
+    ) -> Bound:  # fmt: skip
         """Return each pair's results, in the order of the pairs."""
-        return self._grouped(tiles.down, x, weights, memory, num_rows, is_gated=False)
+        return self._grouped(tiles.down, x, weights, memory, num_rows, biases, is_gated=False)
+
+    def _activation(self) -> dict[str, float | None]:
+        """Return the constants of what gate and up become."""
+        swish = self._mixture.clamped_swish
+        if swish is None:
+            return {"STEEPNESS": None, "LIMIT": None}
+        return {"STEEPNESS": swish.steepness, "LIMIT": swish.limit}
 
     def _grouped(
-        self, tile: Tile, x: int, weights: Matrix, memory: StepMemory, num_rows: int, *,
-        is_gated: bool,
+        self, tile: Tile, x: int, weights: Matrix, memory: StepMemory, num_rows: int, biases: int,
+        *, is_gated: bool,
     ) -> Bound:  # fmt: skip
         outputs = self._of_one(weights).num_outputs // (2 if is_gated else 1)
-        constants = {
+        constants: dict[str, Any] = {
             "N": outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
         }  # fmt: skip
-        chosen = {"CHOSEN": self._mixture.num_chosen}
+        no_biases, given = optional("biases", biases)
+        constants |= no_biases
+        chosen = {"CHOSEN": self._mixture.num_chosen, **self._activation()}
         types, scales = _GROUPED, list[int]()
         if weights.form is not Form.BF16:
             function = grouped_ranges.grouped_ranges
@@ -214,7 +237,7 @@ class ExpertLaunches:
         return kernel.bind(
             self._grid(num_rows, tile, outputs), x, weights.address, *scales,
             memory["pair_activated" if is_gated else "pair_results"], memory["tiles"],
-            memory["num_tiles"], memory["pairs"],
+            memory["num_tiles"], memory["pairs"], *given,
         )  # fmt: skip
 
     def _grid(self, num_rows: int, tile: Tile, outputs: int) -> tuple[int]:

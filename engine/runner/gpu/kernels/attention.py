@@ -15,6 +15,9 @@ position alone. Pieces before the windows of all rows of a sequence, or of a til
 row that sees no key of a piece gets a sum of 0 with LOWEST as its top: that piece, merged before
 the row's first one, leaves its state as it was, to the bit. `window` None: a row sees all keys.
 
+A head's sink is a score in base e that has no value: it joins a row's sum when all its pieces are
+merged, so it depends on no piece. `sinks` None: there are none.
+
 Keys and values of a byte each (`kernels/slots.py`) are exact in bfloat16. A key's scale multiplies
 its scores, and a value's scale its weights, before they are rounded: one multiplication for each
 score, where scaling the numbers would cost one for each of them.
@@ -29,6 +32,7 @@ from engine.runner.gpu.kernels.ordering import begin
 from engine.runner.gpu.kernels.slots import load_slots
 
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 # One block of keys: the softmax is online. `top` is the largest score up to here. A block with a
@@ -255,15 +259,26 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
             tl.store(tops + target * 2 + 1, tl.max(weight_sum, 1), mask=is_row)
 
 
+@triton.jit
+def _with_sinks(sinks, heads, top, weight_sum):
+    """Return what the rows' sums shrink by beside the sinks of their heads, and the sums of weights
+    with them. `top` and `weight_sum` are of as many rows as `heads`."""
+    sink = tl.load(sinks + heads) * LOG2_E
+    new_top = tl.maximum(top, sink)
+    fade = tl.exp2(top - new_top)
+    return fade, weight_sum * fade + tl.exp2(sink - new_top)
+
+
 # Merging is the same online softmax once more, over pieces: the sum of two parts is both, each
 # times 2^(its own top - the larger top). A row merges the pieces up to its own position and no
 # others, in ascending order, so what a sequence with drafts has in later pieces does not enter.
 # With a window the list begins with the piece of the sequence's first row, and a row's own begin
 # there or later. The division by the sum of weights comes last and once.
 @triton.jit
-def merge_pieces(totals, tops, last_positions, first_pieces, out, window, ROWS: tl.constexpr,
-                 HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr,
-                 PIECE: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def merge_pieces(totals, tops, last_positions, first_pieces, out, window, sinks,
+                 ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+                 DIM: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr,
+                 IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Merge a row's own pieces in ascending order. One program is one (sequence, row, head)."""
     begin(IS_PROGRAMMATIC)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -292,6 +307,9 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, window, ROWS: 
             total = total * fade + tl.load(totals + source * DIM + lanes) * gain
             weight_sum = weight_sum * fade + tl.load(tops + source * 2 + 1) * gain
             top = new_top
+        if sinks is not None:
+            fade, weight_sum = _with_sinks(sinks, head, top, weight_sum)
+            total = total * fade
         target = ((sequence * ROWS + row) * HEADS + head).to(tl.int64) * DIM
         tl.store(out + target + lanes, (total / weight_sum).to(out.dtype.element_ty))
 
@@ -304,7 +322,7 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, window, ROWS: 
 # window they begin with the block of the first key that the tile's first row sees.
 @triton.jit
 def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_sequences, tile_rows,
-                 first_rows, num_rows, last_positions, out, scale, table_width, window,
+                 first_rows, num_rows, last_positions, out, scale, table_width, window, sinks,
                  HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
                  BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr,
                  HAS_SCALES: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
@@ -355,7 +373,13 @@ def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_s
             other = other * fade + piece_other * gain
         weight_sum = weight_sum * fade + piece_sum * gain
         top = new_top
-    whole = tl.max(weight_sum, 1)[:, None]
+    whole = tl.max(weight_sum, 1)
+    if sinks is not None:
+        fade, whole = _with_sinks(sinks, head * GROUP + lane % GROUP, top, whole)
+        total = total * fade[:, None]
+        if HAS_SCALES:
+            other = other * fade[:, None]
+    whole = whole[:, None]
     kind = out.dtype.element_ty
     _store_result(
         out + offsets, is_row, (total / whole).to(kind), (other / whole).to(kind), DIM, HAS_SCALES

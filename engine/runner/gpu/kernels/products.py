@@ -46,6 +46,14 @@ def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def with_bias(total, biases, sources):
+    """Return the sums [BN, BM] of the outputs `sources` with their float32 biases, if any."""
+    if biases is not None:
+        total += tl.load(biases + sources)[:, None]
+    return total
+
+
+@triton.jit
 def store_sum(y, residual, total, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr,
               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
     """Round the sums [BN, BM] to y's type, add the residual, and store those of rows."""
@@ -71,11 +79,14 @@ def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.cons
 
 
 @triton.jit
-def product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+def product(x, weights, y, residual, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
             HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
             IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute y[M, N] = x[M, K] @ weights[N, K].T in y's type, plus `residual` [M, N]."""
+    """Compute y[M, N] = x[M, K] @ weights[N, K].T in y's type, plus `residual` [M, N].
+
+    `bias` [N], float32, is added to the sum before it is rounded; None: there is none.
+    """
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
@@ -91,6 +102,7 @@ def product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
     for start in range(0, K, BK):
         inputs = tl.load(x_rows + start + k, mask=is_row, other=0.0)
         total = tl.dot(tl.load(places + start + k), tl.trans(inputs), total)
+    total = with_bias(total, bias, sources)
     store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 
@@ -122,9 +134,9 @@ def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
 
 
 @triton.jit
-def described_product(x, weights, y, residual, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
-                      BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                      HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+def described_product(x, weights, y, residual, bias, num_rows, stored, N: tl.constexpr,
+                      K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                      GROUP: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
                       IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute `product` with tiles that the copy engine reads by their descriptions.
 
@@ -140,6 +152,7 @@ def described_product(x, weights, y, residual, num_rows, stored, N: tl.constexpr
         total = tl.dot(weights.load([tile_n * BN, start]), tl.trans(inputs), total)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
+    total = with_bias(total, bias, sources_of(outputs, N, BN))
     store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 

@@ -9,6 +9,9 @@ compute a range:
     together   one program's warps, by a batch of RANGES matrix products, for few rows
     in turn    one program, range after range, for many
 
+A range is a number of whole strips, and the last one has what is left: fewer strips, or a strip
+that is not whole. What is not there is multiplied as 0, which changes no sum.
+
 A row's tile of 8 is the narrowest that a matrix instruction has.
 """
 
@@ -18,10 +21,17 @@ import triton
 import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
-from engine.runner.gpu.kernels.products import sources_of, store_gated, store_sum, tile_of
+from engine.runner.gpu.kernels.products import (
+    sources_of,
+    store_gated,
+    store_sum,
+    tile_of,
+    with_bias,
+)
 from engine.runner.gpu.kernels.stored_weights import (
     STRIP_INPUTS,
     add_strip,
+    num_strips,
     row_words,
     scale_places,
 )
@@ -63,7 +73,8 @@ def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.co
     """
     WORDS: tl.constexpr = row_words(K, FORM)
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
-    STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
+    STRIPS: tl.constexpr = (num_strips(K) + RANGES - 1) // RANGES
+    IS_WHOLE: tl.constexpr = STRIPS * RANGES * STRIP_INPUTS == K
     lanes = tl.arange(0, RANGES)
     places = (weights + sources[None, :, None].to(tl.int64) * WORDS
               + lanes[:, None, None] * (STRIPS * WIDTH))  # fmt: skip
@@ -79,14 +90,22 @@ def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.co
         for part_of in tl.static_range(UNROLLED):
             strip = begin_of + part_of
             coming = tl.minimum(strip + 1, STRIPS - 1)
-            next_scale = tl.load(at + coming)
             here, there = places + strip * WIDTH, inputs + strip * STRIP_INPUTS
-            total = add_strip(total, here, there, is_row, scale, FORM, HAS_PTX, True)
+            left = None
+            if not IS_WHOLE:
+                # The last strip stands for those that are not there.
+                before = lanes * STRIPS
+                coming = tl.minimum(coming, num_strips(K) - 1 - before)[:, None]
+                at_strip = tl.minimum(strip, num_strips(K) - 1 - before)[:, None, None]
+                here = places + at_strip * WIDTH
+                left = (K - (before + strip) * STRIP_INPUTS)[:, None, None]
+            next_scale = tl.load(at + coming)
+            total = add_strip(total, here, there, is_row, scale, left, FORM, HAS_PTX, True)
             scale = next_scale
             if IS_GATED:
                 next_up = tl.load(at_up + coming)
                 above = add_strip(
-                    above, here + N * WORDS, there, is_row, scale_up, FORM, HAS_PTX, True
+                    above, here + N * WORDS, there, is_row, scale_up, left, FORM, HAS_PTX, True
                 )
                 scale_up = next_up
     result = _sum_of_ranges(total, RANGES, BN, BM)
@@ -95,24 +114,25 @@ def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.co
 
 
 @triton.jit
-def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
-                    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
-                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
-                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
-                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def ranges_together(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr,
+                    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+                    RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
+                    IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+                    HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
-    STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
+    STRIPS: tl.constexpr = (num_strips(K) + RANGES - 1) // RANGES
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
     sources = sources_of(outputs, N, BN)
     lanes = tl.arange(0, RANGES)
     if PREFETCH > 0:
-        begins = tl.reshape(sources[:, None] * RANGES + lanes[None, :], (BN * RANGES,))
-        prefetch_rows(weights, begins, STRIPS * WIDTH, PREFETCH)
+        first_strips = sources[:, None] * num_strips(K) + lanes[None, :] * STRIPS
+        begins = tl.reshape(first_strips, (BN * RANGES,))
+        prefetch_rows(weights, begins, WIDTH, PREFETCH)
         if IS_GATED:
-            prefetch_rows(weights, begins + N * RANGES, STRIPS * WIDTH, PREFETCH)
+            prefetch_rows(weights, begins + N * num_strips(K), WIDTH, PREFETCH)
     begin(IS_PROGRAMMATIC)
     x_rows = x + rows[None, :, None].to(tl.int64) * K
     result, second = together(
@@ -122,6 +142,7 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
     if IS_GATED:
         store_gated(y, result, second, rows, rows < num_rows, outputs, N, BN)
     else:
+        result = with_bias(result, bias, sources)
         store_sum(y, residual, result, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
 
 
@@ -131,7 +152,8 @@ def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.co
             HAS_PTX: tl.constexpr):  # fmt: skip
     """Return the sums [BN, BM] of rows of weights; `x_rows` and `is_row` are [BM, 1]."""
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
-    STRIPS: tl.constexpr = K // RANGES // STRIP_INPUTS
+    STRIPS: tl.constexpr = (num_strips(K) + RANGES - 1) // RANGES
+    IS_WHOLE: tl.constexpr = STRIPS * RANGES * STRIP_INPUTS == K
     places = weights + sources[:, None].to(tl.int64) * row_words(K, FORM)
     at = scale_places(scales, sources, K, FORM)
     total = tl.zeros((BN, BM), tl.float32)
@@ -139,13 +161,20 @@ def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.co
         first = number * STRIPS
         scale = tl.load(at + first)
         ranged = tl.zeros((BN, BM), tl.float32)
-        for begin_of in range(0, STRIPS, UNROLLED):
+        count = STRIPS
+        if not IS_WHOLE:
+            count = tl.minimum(STRIPS, num_strips(K) - first)
+        for begin_of in range(0, count, UNROLLED):
             for part_of in tl.static_range(UNROLLED):
                 strip = begin_of + part_of
-                next_scale = tl.load(at + first + tl.minimum(strip + 1, STRIPS - 1))
+                next_scale = tl.load(at + first + tl.minimum(strip + 1, count - 1))
+                left = None
+                if not IS_WHOLE:
+                    left = K - (first + strip) * STRIP_INPUTS
                 ranged = add_strip(
                     ranged, places + (first + strip) * WIDTH,
-                    x_rows + (first + strip) * STRIP_INPUTS, is_row, scale, FORM, HAS_PTX, False,
+                    x_rows + (first + strip) * STRIP_INPUTS, is_row, scale, left, FORM, HAS_PTX,
+                    False,
                 )  # fmt: skip
                 scale = next_scale
         total += ranged
@@ -153,11 +182,11 @@ def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.co
 
 
 @triton.jit
-def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
-                   UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
-                   HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
-                   IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def ranges_in_turn(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr,
+                   K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+                   RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
+                   IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+                   HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile range after range, of the gate and then of up when IS_GATED."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -177,4 +206,5 @@ def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K
         )
         store_gated(y, total, above, rows, rows < num_rows, outputs, N, BN)
     else:
+        total = with_bias(total, bias, sources)
         store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)

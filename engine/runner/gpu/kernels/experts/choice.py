@@ -25,15 +25,16 @@ def _chosen(wanted, is_expert, lane, CHOSEN: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def choose_experts(products, bias, positions, experts, weights, least_sum, EXPERTS: tl.constexpr,
-                   LANES: tl.constexpr, PARTS: tl.constexpr, CHOSEN: tl.constexpr,
-                   HAS_BIAS: tl.constexpr, IS_NORMALISED: tl.constexpr,
-                   IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def choose_experts(products, gate_bias, bias, positions, experts, weights, least_sum, weight_scale,
+                   EXPERTS: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr,
+                   CHOSEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_NORMALISED: tl.constexpr,
+                   IS_SIGMOID: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Set experts[row] [CHOSEN], in ascending order, and their weights. Program: row.
 
     `products` [rows, PARTS * EXPERTS] are those with the gate of the experts, in float32; of a gate
-    in float32 they are sums of three parts. A row of padding, at position -1, is sent to no expert:
-    its experts are EXPERTS, which no expert's number is.
+    in float32 they are sums of three parts. `gate_bias` is added to them, and `bias` to the scores
+    by which experts are chosen. A row of padding, at position -1, is sent to no expert: its experts
+    are EXPERTS, which no expert's number is. `gate_bias` and `weight_scale` may be None.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
@@ -44,8 +45,13 @@ def choose_experts(products, bias, positions, experts, weights, least_sum, EXPER
     if PARTS == 3:
         middle = tl.load(places + EXPERTS, mask=is_expert, other=0.0)
         product += middle + tl.load(places + 2 * EXPERTS, mask=is_expert, other=0.0)
-    shares = tl.exp(product - tl.max(product, 0))
-    scores = shares / tl.sum(shares, 0)
+    if gate_bias is not None:
+        product += tl.load(gate_bias + lane, mask=is_expert, other=0.0)
+    if IS_SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-product))
+    else:
+        shares = tl.exp(product - tl.max(product, 0))
+        scores = shares / tl.sum(shares, 0)
     wanted = scores
     if HAS_BIAS:
         wanted += tl.load(bias + lane, mask=is_expert, other=0.0)
@@ -54,6 +60,8 @@ def choose_experts(products, bias, positions, experts, weights, least_sum, EXPER
     kept = tl.where(taken != 0, scores, 0.0)
     if IS_NORMALISED:
         kept = kept / tl.maximum(tl.sum(kept, 0), least_sum)
+    if weight_scale is not None:
+        kept = kept * weight_scale
     slot = tl.cumsum(taken, 0) - 1
     numbers = tl.where(tl.load(positions + row) >= 0, lane, EXPERTS)
     tl.store(experts + row * CHOSEN + slot, numbers, mask=taken != 0)

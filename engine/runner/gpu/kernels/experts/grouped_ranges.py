@@ -9,17 +9,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.runner.gpu.kernels.experts.grouped_products import pairs_of, tile_and_outputs
+from engine.runner.gpu.kernels.experts.grouped_products import (
+    pairs_of,
+    store_activated,
+    tile_and_outputs,
+)
 from engine.runner.gpu.kernels.ordering import begin
-from engine.runner.gpu.kernels.products import sources_of, store_gated, store_sum
+from engine.runner.gpu.kernels.products import sources_of, store_sum, with_bias
 from engine.runner.gpu.kernels.ranged_products import in_turn, together
 
 
 @triton.jit
-def grouped_ranges(x, weights, scales, y, tiles, num_tiles, pairs, N: tl.constexpr,
+def grouped_ranges(x, weights, scales, y, tiles, num_tiles, pairs, biases, N: tl.constexpr,
                    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHOSEN: tl.constexpr,
                    RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
-                   IS_GATED: tl.constexpr, IS_TOGETHER: tl.constexpr, HAS_PTX: tl.constexpr,
+                   IS_GATED: tl.constexpr, STEEPNESS: tl.constexpr, LIMIT: tl.constexpr,
+                   IS_TOGETHER: tl.constexpr, HAS_PTX: tl.constexpr,
                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute `grouped_gate_up` when IS_GATED, and otherwise `grouped_product`.
 
@@ -51,6 +56,9 @@ def grouped_ranges(x, weights, scales, y, tiles, num_tiles, pairs, N: tl.constex
                     RANGES, UNROLLED, FORM, HAS_PTX,
                 )  # fmt: skip
         if IS_GATED:
-            store_gated(y, total, above, places, is_pair, outputs, N, BN)
+            store_activated(
+                y, total, above, biases, sources, places, is_pair, outputs, N, BN, STEEPNESS, LIMIT
+            )
         else:
+            total = with_bias(total, biases, sources)
             store_sum(y, y, total, pair, is_pair, outputs, N, BN, False)
