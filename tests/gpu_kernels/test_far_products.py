@@ -55,6 +55,8 @@ def scales_of(rng: np.random.Generator, form: Form) -> np.ndarray:
         return rng.uniform(0.5, 1.0, (1, strips)).astype(np.float32)
     if form is Form.INT4:
         return bfloat16(rng, OUTPUTS, strips)
+    if form is Form.MXFP4:
+        return rng.integers(120, 124, (OUTPUTS, 4 * strips), dtype=np.uint8)
     return rng.uniform(0.01, 0.1, (OUTPUTS, 4 * strips)).astype(np.float16)
 
 
