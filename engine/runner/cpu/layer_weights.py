@@ -14,7 +14,6 @@ from engine.runner.kernels.products.linear import FIELDS
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.weights.key_scales import key_scales
-from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
@@ -55,11 +54,9 @@ def load_layer(
     """
     divisors = key_scales(files, prefix, spec, stored)
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
-    rotated = spec.head_dim if spec.is_rope_interleaved else 0
     head_norms = NONE_2D
     if spec.has_head_norms:
-        norms = [files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"]
-        head_norms = np.stack([halves_first(n, rotated) if rotated else n for n in norms])
+        head_norms = np.stack([files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"])
     products = {
         plan.key.removeprefix(prefix): packed[plan.key]
         for plan in layer_plans(spec, prefix, mixture)
@@ -74,7 +71,7 @@ def load_layer(
     tables = LayerTables(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
         qkv=products["qkv"].table,
-        qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
+        qkv_bias=_biases(files, qkv) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
         scales=np.stack([np.float32(spec.score_scale) * divisors, 1 / divisors]),
         output=products["output"].table,
@@ -119,8 +116,5 @@ def _gate_up_bias(files: TensorSource, mlp: str) -> np.ndarray:
     return np.stack(biases, axis=1).reshape(-1)
 
 
-def _biases(files: TensorSource, names: list[str], rotated: int = 0) -> np.ndarray:
-    biases = [files.read(f"{name}.bias") for name in names]
-    if rotated:
-        biases[:2] = [halves_first(bias, rotated) for bias in biases[:2]]
-    return np.concatenate(biases)
+def _biases(files: TensorSource, names: list[str]) -> np.ndarray:
+    return np.concatenate([files.read(f"{name}.bias") for name in names])

@@ -18,6 +18,7 @@ from engine.runner.weights.derived.fused_weights import (
     has_fused_weights,
 )
 from engine.runner.weights.derived.norm_offsets import NORM, NormOffsets
+from engine.runner.weights.derived.rotary_order import in_rotary_order
 from engine.runner.weights.derived.text_weights import TextWeights, beginning_of_names
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.schemes.quantization_config import read_quantization
@@ -32,7 +33,10 @@ _EXPERTS = ".mlp.experts."
 
 
 class Checkpoint(DerivedWeights):
-    """The tensors of one folder, checked against what the decoder needs."""
+    """The tensors of one folder, checked against what the decoder needs.
+
+    Heads of queries and keys are in the order in which they are rotated (`rotary_order`).
+    """
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
         """Read all headers.
@@ -67,7 +71,8 @@ class Checkpoint(DerivedWeights):
             self._source.check(folder, name, shape)
         self._check_norms(link.resolve() if link.exists() else folder, shapes)
         if spec.has_norm_offsets and not is_gguf:  # tools add the ones when they write GGUF
-            self._source = NormOffsets(source)
+            source = NormOffsets(source)
+        self._source = in_rotary_order(source, spec)
 
     def _refuse_other_experts(self, folder: Path) -> None:
         """Raise `CheckpointError` for experts in one tensor, and for biases that are not zero.

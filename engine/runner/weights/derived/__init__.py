@@ -1,6 +1,6 @@
 """Weights that are computed from those of another source, a file's or random ones.
 
 Each subject is one `DerivedWeights` over another: `fused_weights` (several projections in one
-tensor), `text_weights` (the text model of a model with images), `norm_offsets` (norms less one) and
-`quantised_source` (weights in fewer bits).
+tensor), `text_weights` (the text model of a model with images), `norm_offsets` (norms less one),
+`rotary_order` (query and key heads as they are rotated) and `quantised_source` (weights in fewer bits).
 """

@@ -38,7 +38,8 @@ _LAYER_KINDS = ("full_attention", "sliding_attention")
 class DecoderSpec:
     """The parameters of one decoder.
 
-    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. With `experts` some
+    `is_rope_interleaved`: rotary pairs of a head in the files are neighbours (2i, 2i + 1), not
+    halves. `rotated_dim`: only so many of its first dimensions are rotated, 0: all. With `experts` some
     layers have a mixture of MLPs; `intermediate_size` is that of the other layers. `windows` are
     those of the layers in positions, 0: all of them; empty: no layer has a window. `window_rope` is
     that of layers with a window (None: `rope`), and heads of `unrotated_layers` are not rotated at
@@ -75,6 +76,12 @@ class DecoderSpec:
     has_output_norms: bool = False
     has_norm_offsets: bool = False
     has_sinks: bool = False
+    rotated_dim: int = 0
+
+    @property
+    def rotated_pairs(self) -> int:
+        """The rotary pairs of a head that are rotated; the others, up to `head_dim / 2`, are not."""
+        return (self.rotated_dim or self.head_dim) // 2
 
     @property
     def score_scale(self) -> float:

@@ -18,7 +18,6 @@ from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.derived.quantised_source import QuantisedSource
-from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.tensor_source import TensorSource
@@ -59,15 +58,9 @@ def rows_of(weight: PackedWeight, count: int, width: int) -> np.ndarray:
 def test_the_file_holds_every_value_in_the_order_of_the_kernels(
     source: TensorSource, tmp_path: Path
 ) -> None:
-    """ERNIE pairs neighbours for rotation: its query and key heads are reordered."""
     packed = shared(source, tmp_path / "packed")
-    spec = read_decoder_spec(tmp_path / "model")
-    assert spec.is_rope_interleaved
-    for plan in decoder_plans(spec):
-        stored = [dequantise(source.grouped(name)) for name in plan.names]
-        for index in range(plan.num_rotated):
-            stored[index] = halves_first(stored[index], spec.head_dim)
-        wanted = np.concatenate(stored)
+    for plan in decoder_plans(read_decoder_spec(tmp_path / "model")):
+        wanted = np.concatenate([dequantise(source.grouped(name)) for name in plan.names])
         np.testing.assert_array_equal(rows_of(packed[plan.key], *wanted.shape), wanted)
 
 
