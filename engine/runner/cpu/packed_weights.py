@@ -59,9 +59,9 @@ class PackedPlan:
     """One packed weight: tensors with equal inputs, whose outputs are in this order.
 
     `rotation` is what the order of query and key heads follows from: the sizes of a head and of its
-    rotated part, and whether pairs in the files are neighbours. With `is_fine`, activations in int8 have a step
-    for 16 values: where their error changes logits most for the time that this costs. Products
-    `in_floats` never take activations in int8.
+    rotated part, and whether pairs in the files are neighbours. With `is_fine`, activations in int8
+    have a step for 16 values: where their error changes logits most for the time that this costs.
+    Products `in_floats` never take activations in int8.
     """
 
     key: str

@@ -14,10 +14,11 @@ from common.errors import CheckpointError
 from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.derived.fused_weights import (
     FusedWeights,
+    fused_projections,
     fused_shapes,
-    has_fused_weights,
 )
 from engine.runner.weights.derived.norm_offsets import NORM, NormOffsets
+from engine.runner.weights.derived.other_names import with_our_names
 from engine.runner.weights.derived.rotary_order import in_rotary_order
 from engine.runner.weights.derived.text_weights import TextWeights, beginning_of_names
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
@@ -45,8 +46,8 @@ class Checkpoint(DerivedWeights):
         written yet.
         """
         shapes = expected_shapes(spec)
-        is_fused = has_fused_weights(spec.architecture)
-        stored = fused_shapes(shapes) if is_fused else shapes
+        fused = fused_projections(spec.architecture)
+        stored = fused_shapes(shapes, fused)
         link = folder / WEIGHTS_FILE
         self.quantization = ""
         """What config.json says of how the weights are quantised, in words; empty: nothing."""
@@ -61,8 +62,10 @@ class Checkpoint(DerivedWeights):
             source = TensorFiles(_shards(folder))
         if beginning := beginning_of_names(source):
             source = TextWeights(source, beginning)
-        if is_fused:
-            source = FusedWeights(source, shapes)
+        if not is_gguf:
+            source = with_our_names(source, spec)
+        if fused:
+            source = FusedWeights(source, shapes, fused)
         # What adds to norms is set last: zeros in a file have to be seen.
         super().__init__(source)
         if spec.experts is not None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from engine.runner.weights.spec.model_spec import DecoderSpec
-from engine.runner.weights.spec.rope_spec import RopeSpec, YarnSpec
+from engine.runner.weights.spec.rope_spec import LongRopeSpec, RopeSpec, YarnSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int, rotated_dim: int = 0) -> np.ndarray:
@@ -30,6 +30,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, rotated_dim: int = 0) -> 
         low, high = rope.low_freq_factor, rope.high_freq_factor
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return frequencies * (share + (1.0 - share) / rope.factor)
+    if isinstance(rope, LongRopeSpec):
+        return frequencies / np.array(rope.factors)
     if isinstance(rope, YarnSpec):
         share = _yarn_share(rope, head_dim)
         return frequencies * (share + (1.0 - share) / rope.factor)
@@ -55,14 +57,14 @@ def _yarn_share(rope: YarnSpec, head_dim: int) -> np.ndarray:
 def rotary_tables(spec: DecoderSpec, max_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines `[max_len, head_dim / 2]`, float32.
 
-    Those of YaRN are multiplied by its attention factor, and so are queries and keys by them, but
-    for dimensions that are not rotated: their cosines are 1.
+    Those of YaRN and LongRoPE are multiplied by an attention factor, and so are queries and keys by
+    them, but for dimensions that are not rotated: their cosines are 1.
     """
     frequencies = inverse_frequencies(spec.rope, spec.head_dim, spec.rotated_dim)
     frequencies = frequencies.astype(np.float32)
     angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies[None, :]
     cosines, sines = np.cos(angles), np.sin(angles)
-    if isinstance(spec.rope, YarnSpec):
+    if isinstance(spec.rope, YarnSpec | LongRopeSpec):
         for table in (cosines, sines):
             table[:, : spec.rotated_pairs] *= np.float32(spec.rope.attention_factor)
     return cosines, sines

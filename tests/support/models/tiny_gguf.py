@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from gguf import quants
 
-from engine.runner.weights.derived.fused_weights import fused_shapes, has_fused_weights
+from engine.runner.weights.derived.fused_weights import fused_projections, fused_shapes
 from engine.runner.weights.gguf_weights import gguf_place
 from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
@@ -200,7 +200,7 @@ def write_wide(folder: Path, config: Mapping[str, Any], values: Mapping[str, np.
     write_checkpoint(folder, config)
     spec = read_decoder_spec(folder)
     shapes = expected_shapes(spec)
-    names = fused_shapes(shapes) if has_fused_weights(spec.architecture) else shapes
+    names = fused_shapes(shapes, fused_projections(spec.architecture))
     in_order = {name: values[name] for name in names}
     write_safetensors(folder / "model.safetensors", in_order)
     return folder

@@ -2,5 +2,6 @@
 
 Each subject is one `DerivedWeights` over another: `fused_weights` (several projections in one
 tensor), `text_weights` (the text model of a model with images), `norm_offsets` (norms less one),
-`rotary_order` (query and key heads as they are rotated) and `quantised_source` (weights in fewer bits).
+`other_names` (tensors that a family calls otherwise), `rotary_order` (query and key heads as they
+are rotated) and `quantised_source` (weights in fewer bits).
 """
