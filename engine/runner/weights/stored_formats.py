@@ -5,7 +5,8 @@ llama.cpp's Python package `gguf`, whose values these are bit for bit. `quantise
 package's, too: an exact tie rounds away from zero.
 
 A group of 32 values (Q4_0 to Q8_0) has a float16 scale `d`, and a float16 minimum `m` where the
-name ends in 1. A group of 256 (the K formats) has scales of its parts in few bits.
+name ends in 1. A group of 256 (the K formats) has scales of its parts in few bits. A group of MXFP4
+has a power of two as its scale, and its four bits are numbers of two exponent bits and one more.
 """
 
 from __future__ import annotations
@@ -148,6 +149,17 @@ def _q6_k(groups: Bytes) -> Floats:
     return scale * steps.reshape(count, 16, 16).astype(np.float32)
 
 
+_MXFP4_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The numbers of MXFP4 by their four bits, doubled: they are whole."""
+
+
+def _mxfp4(groups: Bytes) -> Floats:
+    exponents = groups[:, :1].astype(np.uint32)
+    bits = np.where(exponents < 2, np.uint32(0x00200000) << exponents, (exponents - 1) << 23)
+    halves = np.array(_MXFP4_HALVES, np.float32)[_nibbles(groups[:, 1:])]
+    return bits.astype(np.uint32).view(np.float32) * halves
+
+
 _DEQUANTISERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -157,6 +169,7 @@ _DEQUANTISERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 
 
