@@ -6,7 +6,7 @@ record:
 
     scales    16 float16 steps (and 16 float16 minima); K formats: 16 bytes of steps, 16 of minima
               (Q6_K: 16 and 16 signed bytes of steps, for either half of the group); MXFP4: 16
-              bytes, n is the step 2^(n - 128)
+              bytes, n is the step 2^(n - 128), and 255 is NaN
     low bits  4 vectors of sixteen 32-bit lanes, a lane is an output: byte j of vector g has input
               8 g + j in its low four bits, input 8 g + 4 + j in the high ones
     high bits Q5: one vector, bit t of byte j belongs to input 4 t + j; Q6: two vectors, two bits
@@ -50,7 +50,6 @@ _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _VECTOR_BYTES = 64
-_MANTISSA_BITS = 23
 _MAGIC_23, _MAGIC_15 = 0x4B000000, 0x47000000
 """2^23 and 2^15 as floats: a byte in their bits 0 and 8 is added to them."""
 _MXFP4_NUMBERS = (16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4)
@@ -155,12 +154,19 @@ def _bytes_at(builder: Any, address: Any, offset: int, *, is_signed: bool) -> An
 
 
 def _powers_at(builder: Any, address: Any) -> Any:
-    """Emit 2^(n - 128) for the sixteen bytes n at `address`; the least two are subnormal floats."""
+    """Emit 2^(n - 128) for the sixteen bytes n at `address`; 255 is NaN.
+
+    The bits of the first two, subnormal floats, are (n + 1) · 2^21. For others this is the smaller
+    one of two integers, and (n - 1) · 2^23 the bits.
+    """
     stored = builder.zext(_load(builder, address, 0, _BYTES), INT_VECTOR)
-    normal = _shifted(builder, builder.sub(stored, int_constant(1)), _MANTISSA_BITS)
-    small = builder.shl(int_constant(1 << (_MANTISSA_BITS - 2)), stored)
-    is_small = builder.icmp_unsigned("<", stored, int_constant(2))
-    return builder.bitcast(builder.select(is_small, small, normal), VECTOR)
+    shifted = builder.shl(stored, int_constant(21))
+    small = builder.add(shifted, int_constant(1 << 21))
+    normal = builder.sub(builder.shl(shifted, int_constant(2)), int_constant(1 << 23))
+    is_normal = builder.icmp_signed(">", normal, small)
+    bits = builder.select(is_normal, normal, small)
+    is_nan = builder.icmp_unsigned("==", stored, int_constant(255))
+    return builder.bitcast(builder.or_(bits, builder.sext(is_nan, INT_VECTOR)), VECTOR)
 
 
 def emit_scales(builder: Any, layout: PanelLayout, group: GroupAt) -> tuple[list[Any], Any]:
