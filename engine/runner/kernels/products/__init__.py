@@ -10,6 +10,7 @@ byte_product   int8 rows times panels of groups
 byte_dot       by which instruction
 byte_lookup    bytes that four bits stand for
 byte_rows      rows in int8
+activations    what is computed of gate and up
 
 Decisions:
 

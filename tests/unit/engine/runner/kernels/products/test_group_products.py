@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from engine.runner.kernels.products.activations import silu_kernel
 from engine.runner.kernels.products.linear import (
     DIRECT,
     GATED_TILES,
@@ -96,8 +97,8 @@ def test_gate_and_up_of_one_format_or_two(num_rows: int, up_format: str) -> None
     x, bias = normal(num_rows, 96, seed=2), normal(192, seed=3)
     as_floats = packed(floats(dequantise(gate)), floats(dequantise(up)))
     out, wanted = np.empty((2, num_rows, 96), np.float32)
-    gated_linear(x, packed(gate, up).table, bias, False, NONE_2D, out, 2)
-    gated_linear(x, as_floats.table, bias, False, NONE_2D, wanted, 1)
+    gated_linear(x, packed(gate, up).table, bias, silu_kernel(), NONE_2D, out, 2)
+    gated_linear(x, as_floats.table, bias, silu_kernel(), NONE_2D, wanted, 1)
     np.testing.assert_array_equal(out, wanted)
 
 
