@@ -68,7 +68,13 @@ class Experts:
 
     def _weights(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the weight of each expert for each row, float32 `[rows, experts]`, mostly 0."""
-        scores = paddle.nn.functional.softmax(self.gate(x).astype("float32"))
+        products = self.gate(x).astype("float32")
+        score = (
+            paddle.nn.functional.sigmoid
+            if self.mixture.is_sigmoid
+            else paddle.nn.functional.softmax
+        )
+        scores = score(products)
         wanted = scores if self.choice_bias is None else scores + self.choice_bias
         # A stable sort: of equal scores the first expert is chosen.
         order = paddle.argsort(wanted, axis=-1, descending=True, stable=True)
@@ -76,6 +82,7 @@ class Experts:
         weights = paddle.take_along_axis(scores, chosen, axis=1)
         if self.mixture.is_normalised:
             weights = weights / weights.sum(-1, keepdim=True).clip(min=self.mixture.least_sum)
+        weights = weights * self.mixture.weight_scale
         return paddle.put_along_axis(paddle.zeros_like(scores), chosen, weights, axis=1)
 
 

@@ -38,7 +38,7 @@ _ARRAY = 9
 _LENGTH = struct.Struct("<Q")
 _FORMATS = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K",
-    13: "Q5_K", 14: "Q6_K", 30: "BF16",
+    13: "Q5_K", 14: "Q6_K", 30: "BF16", 39: "MXFP4",
 }  # fmt: skip
 """Tensor types of the GGUF specification, as far as they are computed."""
 

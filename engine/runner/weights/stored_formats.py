@@ -5,7 +5,9 @@ llama.cpp's Python package `gguf`, whose values these are bit for bit. `quantise
 package's, too: an exact tie rounds away from zero.
 
 A group of 32 values (Q4_0 to Q8_0) has a float16 scale `d`, and a float16 minimum `m` where the
-name ends in 1. A group of 256 (the K formats) has scales of its parts in few bits.
+name ends in 1. A group of 256 (the K formats) has scales of its parts in few bits. MXFP4, the
+format of the OCP's specification of microscaling, has a power of two as its scale, in a byte (e8m0:
+2 to the byte less 127, and 255 is NaN), and 32 numbers of 4 bits (e2m1).
 """
 
 from __future__ import annotations
@@ -148,6 +150,15 @@ def _q6_k(groups: Bytes) -> Floats:
     return scale * steps.reshape(count, 16, 16).astype(np.float32)
 
 
+_E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255, dtype=np.int32) - 127), np.float32(np.nan))
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The values of scales and of numbers. As in `gguf`, no zero has a sign."""
+
+
+def _mxfp4(groups: Bytes) -> Floats:
+    return _E8M0[groups[:, :1]] * _E2M1[_nibbles(groups[:, 1:])]
+
+
 _DEQUANTISERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -157,6 +168,7 @@ _DEQUANTISERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 
 

@@ -18,6 +18,7 @@ GROUP_SIZES = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "MXFP4": (32, 17),
 }
 """The formats: values of a group, and its bytes. The layouts are those of llama.cpp (ggml), where
 a group is a block."""

@@ -92,11 +92,13 @@ def causal_attention(
     value: np.ndarray,
     window: int = 0,
     divisor: int = 0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """`[heads, positions, head_dim]` from queries and as many, or fewer, key and value heads.
 
     Each position attends to the last `window` ones up to itself; 0: to all. Scores are divided by
-    the root of `divisor`; 0: of the head's size.
+    the root of `divisor`; 0: of the head's size. A head's number in `sinks` is one more score,
+    without a value.
     """
     key, value = (np.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
     scores = query @ key.swapaxes(1, 2) / math.sqrt(divisor or query.shape[2])
@@ -104,6 +106,9 @@ def causal_attention(
     scores[:, np.triu(np.ones(scores.shape[1:], bool), 1 + offset)] = -np.inf
     if window:
         scores[:, np.tril(np.ones(scores.shape[1:], bool), offset - window)] = -np.inf
+    if sinks is not None:
+        scores = np.concatenate([scores, np.tile(sinks[:, None, None], (1, len(scores[0]), 1))], 2)
+        value = np.concatenate([value, np.zeros((len(value), 1, value.shape[2]))], axis=1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     attended: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
     return attended

@@ -61,7 +61,7 @@ def _function(builder: Any, name: str, result: Any, parameters: list[Any]) -> An
     return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
-def _in_parts(builder: Any, lanes: int, operands: list[Any], combine: Any) -> Any:
+def in_parts(builder: Any, lanes: int, operands: list[Any], combine: Any) -> Any:
     """Emit `combine` on parts of the operands with this many lanes; return the joined result."""
     results = []
     for first in range(0, LANES, lanes):
@@ -133,9 +133,9 @@ def emit_dot(
     if instruction == "vnni512":
         return _vnni(builder, LANES, *operands)
     if instruction == "vnni256":
-        return _in_parts(builder, 8, operands, lambda *part: _vnni(builder, 8, *part))
+        return in_parts(builder, 8, operands, lambda *part: _vnni(builder, 8, *part))
     if instruction == "avx2":
-        return _in_parts(builder, 8, operands, lambda *part: _avx2(builder, is_signed, *part))
+        return in_parts(builder, 8, operands, lambda *part: _avx2(builder, is_signed, *part))
     if instruction == "neon":
-        return _in_parts(builder, 4, operands, lambda *part: _neon(builder, *part))
+        return in_parts(builder, 4, operands, lambda *part: _neon(builder, *part))
     return _plain(builder, is_signed, *operands)

@@ -9,6 +9,8 @@ EXPERT_GATE = "mlp.gate"
 """The projection that scores a layer's experts; expert number n is `mlp.experts.n`."""
 CHOICE_BIAS = "mlp.moe_statics.e_score_correction_bias"
 SHARED_EXPERTS = "mlp.shared_experts"
+SINKS = "self_attn.sinks"
+"""A layer's score of each query head that has no value."""
 
 
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -46,6 +48,8 @@ def layer_shapes(
             shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
             if has_bias:
                 shapes[f"{prefix}{name}.bias"] = (num_outputs,)
+    if spec.has_sinks:
+        shapes[f"{prefix}{SINKS}"] = (spec.num_heads,)
     if mixture is not None and mixture.has_choice_bias:
         shapes[f"{prefix}{CHOICE_BIAS}"] = (1, mixture.num_experts)
     if spec.has_output_norms:
@@ -63,18 +67,18 @@ def _mlp_linears(
     """Return outputs, inputs and whether there is a bias, for each projection after attention."""
     hidden = spec.hidden_size
 
-    def mlp(part: str, inner: int) -> dict[str, tuple[int, int, bool]]:
+    def mlp(part: str, inner: int, has_bias: bool) -> dict[str, tuple[int, int, bool]]:
         return {
-            f"{part}.gate_proj": (inner, hidden, spec.has_mlp_bias),
-            f"{part}.up_proj": (inner, hidden, spec.has_mlp_bias),
-            f"{part}.down_proj": (hidden, inner, spec.has_mlp_bias),
+            f"{part}.gate_proj": (inner, hidden, has_bias),
+            f"{part}.up_proj": (inner, hidden, has_bias),
+            f"{part}.down_proj": (hidden, inner, has_bias),
         }
 
     if mixture is None:
-        return mlp("mlp", spec.intermediate_size)
-    linears = {EXPERT_GATE: (mixture.num_experts, hidden, False)}
+        return mlp("mlp", spec.intermediate_size, spec.has_mlp_bias)
+    linears = {EXPERT_GATE: (mixture.num_experts, hidden, mixture.has_gate_bias)}
     for index in range(mixture.num_experts):
-        linears |= mlp(f"mlp.experts.{index}", mixture.inner_size)
+        linears |= mlp(f"mlp.experts.{index}", mixture.inner_size, mixture.has_biases)
     if mixture.shared_size:
-        linears |= mlp(SHARED_EXPERTS, mixture.shared_size)
+        linears |= mlp(SHARED_EXPERTS, mixture.shared_size, spec.has_mlp_bias)
     return linears
