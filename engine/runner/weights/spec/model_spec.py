@@ -33,6 +33,15 @@ from engine.runner.weights.spec.rope_spec import (
 from engine.runner.weights.spec.sliding_windows import read_windows
 
 _GEMMA_WINDOW_THETA = 10000.0
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotary positions of gpt-oss where config.json has no section for them, as in transformers."""
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -224,6 +233,7 @@ _FAMILIES = {
     "GptOssForCausalLM": _Family(
         "attention_bias", "attention_bias", False, False, False, 150000.0,
         default_head_dim=64, has_qkv_bias_by_default=True, windows="alternating", has_sinks=True,
+        default_epsilon=1e-5,
     ),
     "Gemma3ForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 1000000.0,
@@ -252,6 +262,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
+    if family.has_sinks and not (values.get("rope_parameters") or values.get("rope_scaling")):
+        values["rope_parameters"] = _GPT_OSS_ROPE
     _refuse_other_arithmetic(config, family)
     max_position = config.integer("max_position_embeddings")
     hidden_size = config.integer("hidden_size")
@@ -262,6 +274,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         of_full_layers, family.default_theta, max_position, (rotated_dim or head_dim) // 2
     )
     longest = longest_context(values)
+    if family.has_sinks:
+        _refuse_another_context(config, rope)
     num_layers = config.integer("num_hidden_layers")
     read_experts = READ_EXPERTS.get(architecture)
 
@@ -357,6 +371,16 @@ def _ropes_of_full_layers(config: ConfigValues, family: _Family) -> ConfigValues
         if kind not in kinds:
             raise newer.refuse(kind, f"the rotary positions of this kind, as of {kinds[0]}")
     return newer.alone("full_attention", "rope_parameters")
+
+
+def _refuse_another_context(config: ConfigValues, rope: RopeSpec) -> None:
+    """Raise `CheckpointError` for a context before scaling that the rotary positions do not have.
+
+    OpenAI's own program reads this key, and transformers reads the section.
+    """
+    key, original = "initial_context_length", rope.original_max_position
+    if original and config.get(key) not in (None, original):
+        raise config.refuse(key, f"original_max_position_embeddings, {original}")
 
 
 def _refuse_other_arithmetic(config: ConfigValues, family: _Family) -> None:
