@@ -123,6 +123,10 @@ class GpuBackEnd:
             )
         if spec.has_output_norms:
             return "the model has norms after attention and MLP, for which there are no GPU kernels"
+        if spec.has_sinks:
+            return "attention has sinks, for which there are no GPU kernels"
+        if spec.experts is not None and spec.experts.is_unlike_a_plain_mlp:
+            return "experts are chosen or computed in a way for which there are no GPU kernels"
         if spec.has_output_bias or spec.has_mlp_bias:
             return "the model has biases after attention or in its MLP"
         if spec.head_dim not in _HEAD_SIZES:

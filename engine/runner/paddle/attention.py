@@ -33,16 +33,23 @@ class PaddleAttention:
         self._blocks, self._offsets = to_device(batch.slots // size, batch.slots % size)
 
     def attend(
-        self, layer: int, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
+        self,
+        layer: int,
+        query: paddle.Tensor,
+        key: paddle.Tensor,
+        value: paddle.Tensor,
+        sinks: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Store keys and values, then attend over each row's own past.
 
         `query` and the result are `[rows, heads, head_dim]`, `key` and `value` `[rows, kv_heads,
-        head_dim]`; query and key are rotated. Rows are the batch's.
+        head_dim]`; query and key are rotated. Rows are the batch's. `sinks`, float32 `[heads]`, are
+        scores that join the softmax and have no value.
         """
         keys, values = self._cache.layer(layer)
         stored = self._cache.layout.dtype
         keys[self._blocks, :, self._offsets] = stored_items(key, stored)
         values[self._blocks, :, self._offsets] = stored_items(value, stored)
         window = self._spec.window_of(layer)
-        return self._tiles[window].attend(query, keys, values)[self._places[window]]
+        attended = self._tiles[window].attend(query, keys, values, sinks)
+        return attended[self._places[window]]

@@ -12,8 +12,13 @@ from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
 from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.rope import halves_first, rotary_tables
-from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE, SHARED_EXPERTS
-from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.decoder_tensors import (
+    CHOICE_BIAS,
+    EXPERT_GATE,
+    SHARED_EXPERTS,
+    SINKS,
+)
+from engine.runner.weights.spec.expert_mixture import ClampedSwish, ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.spec.rope_spec import RopeSpec
 from engine.runner.weights.tensor_source import TensorSource
@@ -32,14 +37,23 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """`down(silu(gate(x)) * up(x))`, with GELU's approximation by tanh where it `is_gelu`."""
+    """`down(silu(gate(x)) * up(x))`, with GELU's approximation by tanh where it `is_gelu`.
+
+    With `clamped_swish` it takes the place of `silu(gate) * up`.
+    """
 
     gate_up: Linear
     down: Linear
     is_gelu: bool
+    clamped_swish: ClampedSwish | None = None
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         gate, up = paddle.chunk(self.gate_up(x), 2, axis=-1)
+        if self.clamped_swish is not None:
+            steepness, limit = self.clamped_swish.steepness, self.clamped_swish.limit
+            gate, up = gate.clip(max=limit), up.clip(-limit, limit)
+            sigmoid = paddle.nn.functional.sigmoid(gate * steepness)
+            return self.down((up + 1.0) * gate * sigmoid)
         if self.is_gelu:
             return self.down(paddle.nn.functional.gelu(gate, approximate=True) * up)
         return self.down(paddle.nn.functional.silu(gate) * up)
@@ -68,7 +82,11 @@ class Experts:
 
     def _weights(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the weight of each expert for each row, float32 `[rows, experts]`, mostly 0."""
-        scores = paddle.nn.functional.softmax(self.gate(x).astype("float32"))
+        products = self.gate(x).astype("float32")
+        to_scores = paddle.nn.functional.softmax
+        if self.mixture.is_sigmoid:
+            to_scores = paddle.nn.functional.sigmoid
+        scores = to_scores(products)
         wanted = scores if self.choice_bias is None else scores + self.choice_bias
         # A stable sort: of equal scores the first expert is chosen.
         order = paddle.argsort(wanted, axis=-1, descending=True, stable=True)
@@ -76,18 +94,21 @@ class Experts:
         weights = paddle.take_along_axis(scores, chosen, axis=1)
         if self.mixture.is_normalised:
             weights = weights / weights.sum(-1, keepdim=True).clip(min=self.mixture.least_sum)
+        if self.mixture.weight_scale != 1.0:
+            weights = weights * self.mixture.weight_scale
         return paddle.put_along_axis(paddle.zeros_like(scores), chosen, weights, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class PaddleLayer:
-    """One layer's weights; `mlp` is one MLP or a mixture of them."""
+    """One layer's weights; `mlp` is one MLP or a mixture of them, `sinks` float32 `[heads]`."""
 
     input_norm: paddle.Tensor
     qkv: Linear
     query_norm: paddle.Tensor | None
     key_norm: paddle.Tensor | None
     key_scales: paddle.Tensor | None
+    sinks: paddle.Tensor | None
     output: Linear
     attended_norm: paddle.Tensor | None
     mlp_norm: paddle.Tensor
@@ -160,11 +181,13 @@ class PaddleDecoder:
         def norm(name: str) -> paddle.Tensor:
             return self.tensor(read(f"{name}.weight"))
 
-        def mlp(part: str) -> GatedMlp:
+        def mlp(part: str, expert_of: ExpertMixture | None = None) -> GatedMlp:
+            has_bias = spec.has_mlp_bias if expert_of is None else expert_of.has_biases
             return GatedMlp(
-                gate_up=linear([f"{part}.gate_proj", f"{part}.up_proj"], spec.has_mlp_bias),
-                down=linear([f"{part}.down_proj"], spec.has_mlp_bias),
+                gate_up=linear([f"{part}.gate_proj", f"{part}.up_proj"], has_bias),
+                down=linear([f"{part}.down_proj"], has_bias),
                 is_gelu=spec.is_gelu,
+                clamped_swish=None if expert_of is None else expert_of.clamped_swish,
             )
 
         def experts(mixture: ExpertMixture) -> Experts:
@@ -172,8 +195,9 @@ class PaddleDecoder:
             if mixture.has_choice_bias:
                 bias = paddle.to_tensor(files.read(prefix + CHOICE_BIAS).reshape(-1))
             shared = mlp(SHARED_EXPERTS) if mixture.shared_size else None
-            each = [mlp(f"mlp.experts.{i}") for i in range(mixture.num_experts)]
-            return Experts(mixture, linear([EXPERT_GATE], False), bias, each, shared)
+            each = [mlp(f"mlp.experts.{i}", mixture) for i in range(mixture.num_experts)]
+            gate = linear([EXPERT_GATE], mixture.has_gate_bias)
+            return Experts(mixture, gate, bias, each, shared)
 
         return PaddleLayer(
             input_norm=norm("input_layernorm"),
@@ -181,6 +205,7 @@ class PaddleDecoder:
             query_norm=norm("self_attn.q_norm") if spec.has_head_norms else None,
             key_norm=norm("self_attn.k_norm") if spec.has_head_norms else None,
             key_scales=self._key_scales(files, prefix),
+            sinks=paddle.to_tensor(read(SINKS)) if spec.has_sinks else None,
             output=linear(["self_attn.o_proj"], spec.has_output_bias),
             attended_norm=norm("post_attention_layernorm") if spec.has_output_norms else None,
             mlp_norm=norm(spec.mlp_norm),
@@ -244,7 +269,7 @@ class PaddleDecoder:
             group = spec.num_heads // spec.num_kv_heads
             query = query * paddle.repeat_interleave(layer.key_scales, group, axis=0)
             key = key / layer.key_scales
-        out = self._attention.attend(index, query, key, value)
+        out = self._attention.attend(index, query, key, value, layer.sinks)
         attended = layer.output(out.reshape([num_rows, -1]))
         if layer.attended_norm is not None:
             attended = self.norm(attended, layer.attended_norm)

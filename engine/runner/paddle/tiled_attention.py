@@ -73,14 +73,18 @@ class TiledAttention:
         return np.concatenate([group.rows.reshape(-1) for group in groups])
 
     def attend(
-        self, query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
+        self,
+        query: paddle.Tensor,
+        keys: paddle.Tensor,
+        values: paddle.Tensor,
+        sinks: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Return `[rows, heads, head_dim]` for the queries of the whole batch.
 
         `keys` and `values` are the layer's cache, `[num_blocks, kv_heads, block_size, slot items]`,
-        which holds the batch's own.
+        which holds the batch's own. `sinks`, float32 `[heads]`, are scores without values.
         """
-        parts = [self._attend_group(group, query, keys, values) for group in self._groups]
+        parts = [self._attend_group(group, query, keys, values, sinks) for group in self._groups]
         return paddle.concat(parts)
 
     def _group(
@@ -110,7 +114,12 @@ class TiledAttention:
         return _Group(num_items, num_rows, rows, tables, group.tiles, tuple(masks))
 
     def _attend_group(
-        self, group: _Group, query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
+        self,
+        group: _Group,
+        query: paddle.Tensor,
+        keys: paddle.Tensor,
+        values: paddle.Tensor,
+        sinks: paddle.Tensor | None,
     ) -> paddle.Tensor:
         """Return `[items * rows, heads, head_dim]`."""
         items, num_rows = group.num_items, group.num_rows
@@ -119,7 +128,8 @@ class TiledAttention:
         rows = rows.reshape([items, self._num_kv_heads, -1, self._head_dim])
         rows = rows * self._score_scale
         finished: list[paddle.Tensor] = []
-        so_far: tuple[paddle.Tensor, ...] = ()  # the largest score, the sum, the weighted values
+        # The largest score, the sum, the weighted values.
+        so_far = () if sinks is None else self._begun(sinks, items, num_rows)
         for tile, masks in zip(group.tiles, group.masks, strict=True):
             num = tile.num_items
             if so_far and num < so_far[0].shape[0]:
@@ -135,6 +145,14 @@ class TiledAttention:
         out = out.reshape([items, self._num_kv_heads, num_rows, -1, self._head_dim])
         out = out.transpose([0, 2, 1, 3, 4])
         return out.reshape([items * num_rows, self._num_heads, self._head_dim])
+
+    def _begun(self, sinks: paddle.Tensor, items: int, num_rows: int) -> tuple[paddle.Tensor, ...]:
+        """Return what `_joined` does after the sinks alone: a sink weighs 1, and has no value."""
+        by_head = sinks.reshape([1, self._num_kv_heads, 1, -1])
+        shape = [items, self._num_kv_heads, num_rows, by_head.shape[-1]]
+        highest = by_head.expand(shape).reshape([items, self._num_kv_heads, -1, 1])
+        nothing = paddle.zeros([*highest.shape[:3], self._head_dim], "float32")
+        return highest, paddle.ones_like(highest), nothing
 
     def _tile(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from common.errors import CheckpointError
 from engine.runner.weights.derived.derived_weights import DerivedWeights
+from engine.runner.weights.derived.fused_experts import FusedExperts, has_fused_experts
 from engine.runner.weights.derived.fused_weights import (
     FusedWeights,
     fused_shapes,
@@ -24,6 +25,7 @@ from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
 from engine.runner.weights.spec.config_values import read_json_object
 from engine.runner.weights.spec.decoder_tensors import expected_shapes
+from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
@@ -50,11 +52,8 @@ class Checkpoint(DerivedWeights):
         if is_gguf := link.is_symlink() or link.exists():
             # What is wrong is said of the file that people know, not of a link in the cache.
             source = GgufWeights(link.resolve(), stored, spec.num_heads, spec.num_kv_heads)
-        elif (quantization := read_quantization(folder)) is not None:
-            self.quantization = quantization.description
-            source = SchemeWeights(TensorFiles(_shards(folder)), quantization)
         else:
-            source = TensorFiles(_shards(folder))
+            source, self.quantization = _opened_files(folder, spec)
         if beginning := beginning_of_names(source):
             source = TextWeights(source, beginning)
         if is_fused:
@@ -62,17 +61,18 @@ class Checkpoint(DerivedWeights):
         # What adds to norms is set last: zeros in a file have to be seen.
         super().__init__(source)
         if spec.experts is not None:
-            self._refuse_other_experts(folder)
+            self._refuse_other_experts(folder, spec.experts)
         for name, shape in shapes.items():
             self._source.check(folder, name, shape)
         self._check_norms(link.resolve() if link.exists() else folder, shapes)
         if spec.has_norm_offsets and not is_gguf:  # tools add the ones when they write GGUF
             self._source = NormOffsets(source)
 
-    def _refuse_other_experts(self, folder: Path) -> None:
+    def _refuse_other_experts(self, folder: Path, mixture: ExpertMixture) -> None:
         """Raise `CheckpointError` for experts in one tensor, and for biases that are not zero.
 
-        Some tools write a bias of zeros for each weight that they quantise.
+        Experts of quantised files are in one where `fused_experts` does not read them. Some tools
+        write a bias of zeros for each weight that they quantise.
         """
         for name in self.names():
             layer, found, rest = name.partition(_EXPERTS)
@@ -81,10 +81,9 @@ class Checkpoint(DerivedWeights):
             if rest.startswith(("gate_up_proj", "down_proj")):
                 raise CheckpointError(
                     f"{folder}: tensor {name} holds all experts of a layer: wanted a tensor for "
-                    f"each, such as {layer}{_EXPERTS}0.down_proj.weight (transformers writes these "
-                    "unless save_original_format is false)"
+                    f"each, such as {layer}{_EXPERTS}0.down_proj.weight"
                 )
-            if rest.endswith(".bias") and self.read(name).any():
+            if rest.endswith(".bias") and not mixture.has_biases and self.read(name).any():
                 raise CheckpointError(
                     f"{folder}: tensor {name} is a bias of an expert: wanted experts without biases"
                 )
@@ -101,6 +100,28 @@ class Checkpoint(DerivedWeights):
                     f"{where}: tensor {name} holds zeros alone: its file is still being copied, or "
                     "was not copied wholly"
                 )
+
+
+def _opened_files(folder: Path, spec: DecoderSpec) -> tuple[TensorSource, str]:
+    """Return the tensors of safetensors files, and how config.json says they are quantised."""
+    files, quantization = TensorFiles(_shards(folder)), read_quantization(folder)
+    if quantization is not None and quantization.schemes:
+        return SchemeWeights(files, quantization), quantization.description
+    is_gpt_oss = spec.has_sinks
+    if quantization is not None and not is_gpt_oss:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: quantization_config.quant_method is "
+            f"{quantization.description!r}: wanted it of experts of gpt-oss"
+        )
+    description = "" if quantization is None else quantization.description
+    if spec.experts is None or not has_fused_experts(files.names()):
+        return files, description
+
+    def is_in_mxfp4(experts: str) -> bool:
+        return quantization is not None and quantization.has_mxfp4(experts)
+
+    fused = FusedExperts(files, spec.experts, is_gpt_oss=is_gpt_oss, is_in_mxfp4=is_in_mxfp4)
+    return fused, description
 
 
 def _shards(folder: Path) -> dict[Path, list[str]]:

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
-_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "I64": 8}
+_DTYPE_BYTES = {
+    "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "I64": 8, "U8": 1,
+}  # fmt: skip
 _INTEGERS = {"I8": "<i1", "I32": "<i4", "I64": "<i8"}
 """Types that are read as they are, by numpy's names."""
 _MAX_HEADER_BYTES = 100 << 20
@@ -153,6 +155,16 @@ class TensorFiles(TensorSource):
             integers = np.dtype(_INTEGERS[tensor.dtype])
             return self._stored(tensor, name).view(integers).reshape(tensor.shape)
         return super().read(name)
+
+    def entry(self, name: str, index: int) -> np.ndarray:
+        """Return the bytes of what a tensor has at an index of its first dimension.
+
+        Raises `CheckpointError` if the file is truncated.
+        """
+        whole = self._tensors[name]
+        size_bytes = whole.size_bytes // whole.shape[0]
+        offset = whole.offset + index * size_bytes
+        return self._stored(replace(whole, offset=offset, size_bytes=size_bytes), name)
 
     def _stored(self, tensor: StoredTensor, name: str) -> np.ndarray:
         data = np.fromfile(tensor.path, np.uint8, tensor.size_bytes, offset=tensor.offset)

@@ -14,12 +14,26 @@ def _norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     return scaled
 
 
+_GPT_OSS_SCALING: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How rotary positions are scaled; gpt-oss has a way where its file says nothing."""
+    default = _GPT_OSS_SCALING if config["model_type"] == "gpt_oss" else {}
+    return config.get("rope_parameters") or config.get("rope_scaling") or default
+
+
 def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.ndarray:
-    scaling: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = _scaling(config)
     scaling = scaling.get("sliding_attention" if window else "full_attention", scaling)
     if window and "rope_local_base_freq" in config:
         scaling = {"rope_theta": config["rope_local_base_freq"]}
-    theta: float = scaling.get("rope_theta") or config["rope_theta"]
+    theta: float = scaling.get("rope_theta") or config.get("rope_theta", 150000.0)
     frequencies = np.array([theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2)])
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "linear":
@@ -51,7 +65,7 @@ def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.nd
 
 def _length(config: Mapping[str, Any]) -> float:
     """By what YaRN multiplies queries and keys while it rotates them; 1 for other kinds."""
-    scaling: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = _scaling(config)
     if scaling.get("rope_type", scaling.get("type")) != "yarn":
         return 1.0
     if "attention_factor" in scaling:
@@ -84,8 +98,8 @@ def causal_attention(
     """`[heads, positions, head_dim]` from queries and as many, or fewer, key and value heads.
 
     Each position attends to the last `window` ones up to itself; 0: to all. Scores are divided by
-    the root of `divisor`; 0: of the head's size. A head's number in `sinks` is one more score,
-    without a value.
+    the root of `divisor`; 0: of the head's size. `sinks` has a score for each head, which joins the
+    softmax as that of a key without a value.
     """
     key, value = (np.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
     scores = query @ key.swapaxes(1, 2) / math.sqrt(divisor or query.shape[2])
@@ -94,8 +108,9 @@ def causal_attention(
     if window:
         scores[:, np.tril(np.ones(scores.shape[1:], bool), offset - window)] = -np.inf
     if sinks is not None:
-        scores = np.concatenate([scores, np.tile(sinks[:, None, None], (1, len(scores[0]), 1))], 2)
-        value = np.concatenate([value, np.zeros((len(value), 1, value.shape[2]))], axis=1)
+        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+        scores = np.concatenate([scores, column], axis=2)
+        value = np.concatenate([value, np.zeros_like(value[:, :1])], axis=1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     attended: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
     return attended
@@ -109,6 +124,8 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
         is_windowed = bool((layer + 1) % config["sliding_window_pattern"])
     elif "layer_types" in config:
         is_windowed = config["layer_types"][layer] == "sliding_attention"
+    elif config["model_type"] == "gpt_oss":
+        is_windowed = layer % 2 == 0
     else:
         is_last = layer >= config.get("max_window_layers", 0)
         is_windowed = bool(config.get("use_sliding_window")) and is_last
@@ -146,7 +163,9 @@ def _layer(
         q, k = norm(q, "self_attn.q_norm"), norm(k, "self_attn.k_norm")
     q, k = (_length(config) * rotate(values, frequencies, is_interleaved) for values in (q, k))
     divisor = config.get("query_pre_attn_scalar", 0)
-    attended = causal_attention(q, k, v, window, divisor).swapaxes(0, 1).reshape(len(x), -1)
+    sinks = w.get(f"{prefix}self_attn.sinks")
+    attended = causal_attention(q, k, v, window, divisor, sinks)
+    attended = attended.swapaxes(0, 1).reshape(len(x), -1)
     if is_gemma:
         x = x + norm(linear(attended, "self_attn.o_proj"), "post_attention_layernorm")
         normed = norm(x, "pre_feedforward_layernorm")
@@ -161,7 +180,11 @@ def _layer(
 
     def mlp(values: np.ndarray, part: str) -> np.ndarray:
         gate, up = linear(values, f"{part}.gate_proj"), linear(values, f"{part}.up_proj")
-        return linear(gate / (1 + np.exp(-gate)) * up, f"{part}.down_proj")
+        steepness = 1.0
+        if config["model_type"] == "gpt_oss":
+            steepness, limit = config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0)
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+        return linear(gate / (1 + np.exp(-steepness * gate)) * up, f"{part}.down_proj")
 
     after: np.ndarray
     if f"{prefix}mlp.gate.weight" not in w:

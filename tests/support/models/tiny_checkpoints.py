@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.runner.weights.stored_formats import dequantise, quantise
+from tests.support.models.fused_experts import in_gpt_oss_form
 
 VOCAB_SIZE = 97
 _COMMON: dict[str, Any] = {
@@ -66,6 +67,15 @@ _ERNIE_MOE = _ERNIE | {
     "moe_layer_start_index": 1,
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
+}
+_GPT_OSS = _COMMON | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "head_dim": 32,
+    "tie_word_embeddings": False,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 24,
 }
 _GEMMA = {key: value for key, value in _COMMON.items() if key != "hidden_act"} | {
     "architectures": ["Gemma3ForCausalLM"],
@@ -248,8 +258,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_num_shared_experts": 0,
         "mlp_layer_types": ["sparse"] * 2,
     },
+    "gpt_oss": _GPT_OSS
+    | {
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+        "initial_context_length": 64,
+        "experts_per_token": 3,
+        "swiglu_limit": 7.0,
+        "attention_bias": True,
+    },
+    "gpt_oss_newer": _GPT_OSS
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "swiglu_alpha": 1.25,
+        "swiglu_limit": 0.75,
+        "rms_norm_eps": 1e-6,
+    },
 }
-"""Layers of the last four have experts; in all but `qwen3_moe` the first layer has none."""
+"""Layers of the last six have experts; in all ERNIE's and `qwen3_moe_mixed` the first has none."""
+WITHOUT_CPU_KERNELS = ("gpt_oss", "gpt_oss_newer")
+"""Names of `CONFIGS` that the CPU kernels do not compute."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
@@ -258,6 +294,8 @@ def has_bias(config: Mapping[str, Any], part: str) -> bool:
         return part == "qkv"
     if config["model_type"].startswith("ernie4_5"):
         return bool(config.get("use_bias", False))
+    if config["model_type"] == "gpt_oss":
+        return bool(config.get("attention_bias", True))
     if config["model_type"] == "seed_oss":
         key = {"qkv": "attention_bias", "output": "attention_out_bias", "mlp": "mlp_bias"}[part]
         return bool(config.get(key, part == "qkv"))
@@ -268,11 +306,16 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Whether the MLP of this layer is a mixture of experts."""
     if config["model_type"] == "qwen3_moe":
         return layer not in config["mlp_only_layers"]
+    if config["model_type"] == "gpt_oss":
+        return True
     return config["model_type"] == "ernie4_5_moe" and bool(layer >= config["moe_layer_start_index"])
 
 
 def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Every tensor of the checkpoint, float32, by its Hugging Face name."""
+    """Every tensor of the checkpoint, float32, by its Hugging Face name.
+
+    Those of experts are by the names that a tensor for each has, whatever files store.
+    """
     # Gemma 3 stores norms less one.
     add = _Tensors(seed, 0.0 if config["model_type"] == "gemma3_text" else 1.0)
     hidden = config["hidden_size"]
@@ -338,7 +381,9 @@ class _Tensors:
 
     def __call__(self, name: str, *shape: int) -> None:
         values = self._random.standard_normal(shape)
-        if len(shape) == 2:
+        if name.endswith("sinks"):
+            pass
+        elif len(shape) == 2:
             values *= 1.5 / math.sqrt(shape[1])
         elif name.endswith(".bias"):
             values *= 0.3
@@ -363,6 +408,8 @@ def _add_layer(
         add(f"{prefix}{name}.weight", num_outputs, num_inputs)
         if has_bias(config, part):
             add(f"{prefix}{name}.bias", num_outputs)
+    if config["model_type"] == "gpt_oss":
+        add(f"{prefix}self_attn.sinks", config["num_attention_heads"])
     if with_experts:
         _add_experts(add, config, prefix)
     else:
@@ -394,11 +441,15 @@ def _add_mlp(
 
 
 def _add_experts(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
-    inner = config["moe_intermediate_size"]
-    num_experts = config.get("num_experts") or config["moe_num_experts"]
+    is_gpt_oss = config["model_type"] == "gpt_oss"
+    inner = config["intermediate_size" if is_gpt_oss else "moe_intermediate_size"]
+    keys = ("num_experts", "moe_num_experts", "num_local_experts")
+    num_experts = next(config[key] for key in keys if key in config)
     add(f"{prefix}mlp.gate.weight", num_experts, config["hidden_size"])
+    if is_gpt_oss:
+        add(f"{prefix}mlp.gate.bias", num_experts)
     for index in range(num_experts):
-        _add_mlp(add, config, f"{prefix}mlp.experts.{index}", inner, False)
+        _add_mlp(add, config, f"{prefix}mlp.experts.{index}", inner, is_gpt_oss)
     if config["model_type"] != "ernie4_5_moe":
         return
     add(f"{prefix}mlp.moe_statics.e_score_correction_bias", 1, num_experts)
@@ -406,9 +457,12 @@ def _add_experts(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
         _add_mlp(add, config, f"{prefix}mlp.shared_experts", shared, False)
 
 
+_INTEGERS = {np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
+
+
 def stored_bytes(values: np.ndarray, dtype: str) -> bytes:
-    """`values` as a safetensors dtype; BF16 by cutting off the lower half. Integers stay I32."""
-    if values.dtype == np.int32:
+    """`values` as a safetensors dtype; BF16 by cutting off the lower half. Integers stay so."""
+    if values.dtype in _INTEGERS:
         return values.tobytes()
     if dtype == "BF16":
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
@@ -426,7 +480,7 @@ def write_safetensors(
     for name, values in tensors.items():
         raw = stored_bytes(values, dtype)
         offsets = [len(data), len(data) + len(raw)]
-        kind = "I32" if values.dtype == np.int32 else dtype
+        kind = _INTEGERS.get(values.dtype, dtype)
         header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": offsets}
         data += raw
     text = json.dumps({"__metadata__": dict(metadata or {"format": "pt"}), **header}).encode()
@@ -446,6 +500,8 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     tensors = weights_of(config, seed) | dict(extra or {})
+    if config["model_type"] == "gpt_oss":
+        tensors = in_gpt_oss_form(tensors)
     if num_shards == 1:
         write_safetensors(folder / "model.safetensors", tensors, dtype)
         return folder

@@ -60,6 +60,10 @@ class Quantization:
     ignored: _Layers = _Layers()
     """Both are empty where the tensors themselves say which layers are quantised."""
 
+    def has_mxfp4(self, layer: str) -> bool:
+        """Return whether a layer is in MXFP4, which has no scheme: see `derived.fused_experts`."""
+        return not self.schemes and not self.ignored.has(layer)
+
     def scheme_of(self, layer: str) -> Scheme | None:
         """Return the scheme of a layer, if it is quantised; None: it is not."""
         if not self.groups:
@@ -166,6 +170,34 @@ def _fp8(config: ConfigValues) -> Quantization:
     return Quantization(name, (Float8(sizes, "weight_scale_inv"),))
 
 
+_MXFP4_KEYS = ("quant_method", "modules_to_not_convert", "dequantize")
+
+
+def _mxfp4(config: ConfigValues) -> Quantization:
+    """Return how experts of gpt-oss are stored; layers that were left alone are by transformers'.
+
+    Its rule is that a key matches from the start of a name to its end or to a dot, as a regular
+    expression, or is the end of the name.
+    """
+    for key in config.given_keys():
+        if key not in _MXFP4_KEYS:
+            raise config.refuse(key, f"no key with mxfp4 but {', '.join(_MXFP4_KEYS)}")
+    config.flag("dequantize", False)
+    found = config.get("modules_to_not_convert")
+    found = [] if found is None else found
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise config.refuse("modules_to_not_convert", "a list of names of layers, or null")
+    patterns = []
+    for one in found:
+        try:
+            patterns.append(re.compile(rf"(?:{one})(?:(?<=\.)|(?=\.|$))"))
+        except re.error as error:
+            said = f"regular expressions: {one!r}: {error}"
+            raise config.refuse("modules_to_not_convert", said) from None
+        patterns.append(re.compile(rf".*{re.escape(one)}$"))
+    return Quantization("mxfp4", (), ignored=_Layers(patterns=tuple(patterns)))
+
+
 def _tile(config: ConfigValues, key: str) -> tuple[int, int]:
     sizes = config.get(key)
     is_pair = isinstance(sizes, list) and len(sizes) == 2
@@ -265,4 +297,5 @@ _METHODS: dict[str, Callable[[ConfigValues], Quantization]] = {
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
+    "mxfp4": _mxfp4,
 }

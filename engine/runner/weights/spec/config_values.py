@@ -49,6 +49,10 @@ class ConfigValues:
     def get(self, key: str) -> Any:
         return self._values.get(key)
 
+    def given_keys(self) -> list[str]:
+        """Return the keys whose values are not null."""
+        return [key for key, value in self._values.items() if value is not None]
+
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self._values.get(key)
         value = default if value is None else value

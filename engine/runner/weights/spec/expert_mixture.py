@@ -60,6 +60,12 @@ class ExpertMixture:
     clamped_swish: ClampedSwish | None = None
 
     @property
+    def is_unlike_a_plain_mlp(self) -> bool:
+        """Whether scores are no softmax alone, or experts have biases or another function."""
+        is_scored_otherwise = self.is_sigmoid or self.weight_scale != 1.0 or self.has_gate_bias
+        return is_scored_otherwise or self.has_biases or self.clamped_swish is not None
+
+    @property
     def outputs_of_a_token(self) -> int:
         """Outputs of gate, and as many of up, that are computed for a token in a layer."""
         return self.num_chosen * self.inner_size + self.shared_size
@@ -129,13 +135,16 @@ def _layer(config: ConfigValues, key: str, default: int) -> int:
 
 
 def _gpt_oss(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    num_chosen = config.integer("num_experts_per_tok", 4)
+    if config.get("experts_per_token") not in (None, num_chosen):
+        raise config.refuse("experts_per_token", f"num_experts_per_tok, {num_chosen}")
     return _checked(
         config,
         ("num_local_experts", "num_experts_per_tok"),
         ExpertMixture(
             layers=tuple(range(num_layers)),
             num_experts=config.integer("num_local_experts", 128),
-            num_chosen=config.integer("num_experts_per_tok", 4),
+            num_chosen=num_chosen,
             inner_size=config.integer("intermediate_size", 2880),
             shared_size=0,
             # The softmax of the chosen products is that of all, divided by the sum of the chosen.

@@ -31,6 +31,15 @@ from engine.runner.weights.spec.rope_spec import (
 from engine.runner.weights.spec.sliding_windows import read_windows
 
 _GEMMA_WINDOW_THETA = 10000.0
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotary positions of gpt-oss where config.json has no section for them, as in transformers."""
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -107,9 +116,9 @@ class DecoderSpec:
 
         What has its default is left out: models of earlier releases keep their fingerprints.
         """
-        values = _without_defaults(self)
+        values = without_defaults(self)
         if self.experts is not None:
-            values["experts"] = _without_defaults(self.experts)
+            values["experts"] = without_defaults(self.experts)
         return json.dumps(values, sort_keys=True)
 
     def mixture_of(self, layer: int) -> ExpertMixture | None:
@@ -203,7 +212,7 @@ _FAMILIES = {
 }  # fmt: skip
 
 
-def _without_defaults(value: DecoderSpec | ExpertMixture) -> dict[str, Any]:
+def without_defaults(value: DecoderSpec | ExpertMixture) -> dict[str, Any]:
     """Return the fields of a frozen value by name, but those that have their default."""
     values = asdict(value)
     for field in fields(value):
@@ -222,10 +231,14 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
+    if family.has_sinks and not (values.get("rope_parameters") or values.get("rope_scaling")):
+        values["rope_parameters"] = _GPT_OSS_ROPE
     _refuse_other_arithmetic(config, family)
     max_position = config.integer("max_position_embeddings")
     rope = read_rope_spec(_ropes_of_full_layers(config, family), family.default_theta, max_position)
     longest = longest_context(values)
+    if family.has_sinks:
+        _refuse_another_context(config, rope)
 
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -257,7 +270,9 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         head_dim=head_dim,
         vocab_size=config.integer("vocab_size"),
         max_position=longest,
-        rms_epsilon=config.number("rms_norm_eps", 1e-5 if family.is_rope_interleaved else 1e-6),
+        rms_epsilon=config.number(
+            "rms_norm_eps", 1e-5 if family.is_rope_interleaved or family.has_sinks else 1e-6
+        ),
         rope=rope,
         is_rope_interleaved=family.is_rope_interleaved,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
@@ -315,6 +330,16 @@ def _ropes_of_full_layers(config: ConfigValues, family: _Family) -> ConfigValues
         if kind not in kinds:
             raise newer.refuse(kind, f"the rotary positions of this kind, as of {kinds[0]}")
     return newer.alone("full_attention", "rope_parameters")
+
+
+def _refuse_another_context(config: ConfigValues, rope: RopeSpec) -> None:
+    """Raise `CheckpointError` for a context before scaling that the rotary positions do not have.
+
+    OpenAI's own program reads this key, and transformers reads the section.
+    """
+    key, original = "initial_context_length", rope.original_max_position
+    if original and config.get(key) not in (None, original):
+        raise config.refuse(key, f"original_max_position_embeddings, {original}")
 
 
 def _refuse_other_arithmetic(config: ConfigValues, family: _Family) -> None:
