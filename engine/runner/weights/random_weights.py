@@ -11,7 +11,8 @@ Embeddings are small beside what layers add: a head that is the embedding would 
 token again, and answers would say nothing of the context.
 
 Of a mixture, what the chosen experts and the shared MLP add together has the size of what one MLP
-adds; the scores of experts differ from token to token, so tokens go to all of them.
+adds, whatever function of gate and up they compute; the scores of experts differ from token to
+token, so tokens go to all of them. Sinks are normal, as scores of keys are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -28,9 +28,14 @@ from statistics import NormalDist
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, SHARED_EXPERTS, expected_shapes
-from engine.runner.weights.spec.expert_mixture import ExpertMixture
-from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.spec.decoder_tensors import (
+    CHOICE_BIAS,
+    SHARED_EXPERTS,
+    SINKS,
+    expected_shapes,
+)
+from engine.runner.weights.spec.expert_mixture import ClampedSwish, ExpertMixture
+from engine.runner.weights.spec.model_spec import DecoderSpec, without_defaults
 from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -42,6 +47,8 @@ _LOGIT_DEVIATION = 4.0
 _BIAS_DEVIATION = 0.02
 _CHOICE_BIAS_DEVIATION = 0.25
 """A share of an expert's usual score: it changes some choices, and leaves no expert out."""
+_SIGMOID_BIAS_DEVIATION = 0.02
+"""The same where scores are sigmoids, of which the highest are close to each other."""
 _EMBEDDING = "model.embed_tokens.weight"
 _EMBEDDING_SHARE = 0.25
 _RESIDUAL = ("o_proj.weight", "down_proj.weight")
@@ -109,7 +116,7 @@ class RandomWeights(TensorSource):
         """Return a digest of what decides all values: names, shapes, and how experts are chosen."""
         described = f"random {_VERSION} {json.dumps(self._shapes)}"
         if self._mixture is not None:
-            described += f" {json.dumps(asdict(self._mixture), sort_keys=True)}"
+            described += f" {json.dumps(without_defaults(self._mixture), sort_keys=True)}"
         return hashlib.sha256(described.encode()).hexdigest()
 
     def stamps(self) -> list[list[int]]:
@@ -123,7 +130,11 @@ class RandomWeights(TensorSource):
     def _deviation(self, name: str) -> float:
         if name.endswith(".bias"):
             return _BIAS_DEVIATION
+        if name.endswith(SINKS):
+            return 1.0
         if name.endswith(CHOICE_BIAS):
+            if self._mixture is not None and self._mixture.is_sigmoid:
+                return _SIGMOID_BIAS_DEVIATION
             return _CHOICE_BIAS_DEVIATION / self._shapes[name][-1]
         share = self._embedding_share if name == _EMBEDDING else 1.0
         if name.endswith(_RESIDUAL):
@@ -136,7 +147,9 @@ class RandomWeights(TensorSource):
         if mixture is None or not (is_shared or ".mlp.experts." in name):
             return 1.0
         share = math.sqrt(0.5) if mixture.shared_size else 1.0
-        return share if is_shared else share / _size_of_weights(mixture)
+        if is_shared:
+            return share
+        return share / (_size_of_weights(mixture) * _size_of_inner(mixture.clamped_swish))
 
 
 @cache
@@ -145,14 +158,39 @@ def _size_of_weights(mixture: ExpertMixture) -> float:
 
     Products with the gate are those of a normal distribution with a deviation of one.
     """
-    normal, count = NormalDist(), mixture.num_experts
-    scores = [math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
-    whole = sum(scores)
-    chosen = [score / whole for score in scores[-mixture.num_chosen :]]
+    products = _normal_values(mixture.num_experts)
+    if mixture.is_sigmoid:
+        scores = [1 / (1 + math.exp(-product)) for product in products]
+    else:
+        whole = sum(math.exp(product) for product in products)
+        scores = [math.exp(product) / whole for product in products]
+    chosen = scores[-mixture.num_chosen :]
     if mixture.is_normalised:
         chosen_sum = max(sum(chosen), mixture.least_sum)
         chosen = [score / chosen_sum for score in chosen]
-    return math.sqrt(sum(score * score for score in chosen))
+    return mixture.weight_scale * math.sqrt(sum(score * score for score in chosen))
+
+
+@cache
+def _size_of_inner(function: ClampedSwish | None) -> float:
+    """Return how large what `down` multiplies is beside `silu(gate) * up`, as root mean squares.
+
+    Gate and up are those of a normal distribution with a deviation of one.
+    """
+    if function is None:
+        return 1.0
+    values = np.array(_normal_values(_LEVELS))
+    usual = np.square(values / (1 + np.exp(-values))).mean()  # times that of up, 1
+    gate = np.minimum(values, function.limit)
+    up = np.clip(values, -function.limit, function.limit) + 1
+    gate /= 1 + np.exp(-function.steepness * gate)
+    return math.sqrt(np.square(gate).mean() * np.square(up).mean() / usual)
+
+
+def _normal_values(count: int) -> list[float]:
+    """Return as many values that are equally likely in a normal distribution, in their order."""
+    normal = NormalDist()
+    return [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
 
 
 def _draw(name: str, count: int, deviation: float) -> np.ndarray:
@@ -176,8 +214,7 @@ def _pairs_of_levels(deviation: float) -> np.ndarray:
 
     A look-up of two values costs as much as one of a single value.
     """
-    normal = NormalDist()
-    levels = np.array([normal.inv_cdf((i + 0.5) / _LEVELS) for i in range(_LEVELS)])
+    levels = np.array(_normal_values(_LEVELS))
     levels *= deviation / math.sqrt(np.square(levels).mean())
     bits = _bfloat16(levels).astype(np.uint32)
     pairs: np.ndarray = (bits[None, :] | bits[:, None] << 16).reshape(-1)

@@ -65,11 +65,14 @@ def _biases(layer: str, parts: Weights) -> dict[str, np.ndarray]:
 
 
 def in_newer_form(weights: Weights) -> dict[str, np.ndarray]:
-    """Return the tensors that transformers 5 writes of Qwen3-MoE for `save_original_format=False`.
+    """Return what transformers 5 writes of other families for `save_original_format=False`.
 
     All rows of gate come before those of up.
     """
-    stored, layers = _by_layer(weights)
+    others, layers = _by_layer(weights)
+    stored = {
+        name.replace(".moe_statics.", ".gate.moe_statics."): one for name, one in others.items()
+    }
     for layer, parts in layers.items():
         rows = [parts["gate.weight"], parts["up.weight"]]
         stored[f"{layer}.gate_up_proj"] = np.concatenate(rows, axis=1)

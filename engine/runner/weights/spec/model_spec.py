@@ -125,9 +125,9 @@ class DecoderSpec:
 
         What has its default is left out: models of earlier releases keep their fingerprints.
         """
-        values = _without_defaults(self)
+        values = without_defaults(self)
         if self.experts is not None:
-            values["experts"] = _without_defaults(self.experts)
+            values["experts"] = without_defaults(self.experts)
         return json.dumps(values, sort_keys=True)
 
     def mixture_of(self, layer: int) -> ExpertMixture | None:
@@ -243,7 +243,7 @@ _FAMILIES = {
 }  # fmt: skip
 
 
-def _without_defaults(value: DecoderSpec | ExpertMixture) -> dict[str, Any]:
+def without_defaults(value: DecoderSpec | ExpertMixture) -> dict[str, Any]:
     """Return the fields of a frozen value by name, but those that have their default."""
     values = asdict(value)
     for field in fields(value):

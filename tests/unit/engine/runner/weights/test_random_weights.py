@@ -30,6 +30,11 @@ QWEN3 = CONFIGS["qwen3"]
 GATE = "model.layers.0.mlp.gate_proj.weight"
 BITS, IDENTITY = "5e76e28075d5e31e", "98e434e09b561514"
 """The starts of digests of all tensors of the small Qwen3, and of their names and shapes."""
+OF_MIXTURES = {
+    "qwen3_moe": ("bb7f236bb72a1348", "14914366a452bbe2"),
+    "ernie_moe": ("aded7c2e137d8701", "73b035c6953f9d12"),
+}
+"""The same of mixtures, taken with the release before experts could have other functions."""
 OTHER_PROCESS = """
 import sys
 from pathlib import Path
@@ -47,6 +52,10 @@ def shape_only(folder: Path, config: dict[str, Any]) -> Path:
 
 def source_of(folder: Path) -> RandomWeights:
     return RandomWeights(read_decoder_spec(folder))
+
+
+def source_spec(folder: Path, name: str) -> DecoderSpec:
+    return read_decoder_spec(shape_only(folder, CONFIGS[name]))
 
 
 def bits_of(source: RandomWeights, name: str) -> str:
@@ -91,11 +100,21 @@ def test_bits_are_the_same_in_every_process_and_thread(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(first)
 
 
-def test_bits_stay_those_of_this_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "wanted"), [("qwen3", (BITS, IDENTITY)), *OF_MIXTURES.items()])
+def test_bits_stay_those_of_this_version(
+    tmp_path: Path, name: str, wanted: tuple[str, str]
+) -> None:
     """Nodes of two releases exchange KV: other bits need another version in the identity."""
-    source = source_of(shape_only(tmp_path, QWEN3))
+    source = source_of(shape_only(tmp_path, CONFIGS[name]))
     found = hashlib.sha256(str(bits_of_all(source)).encode()).hexdigest()
-    assert (found[:16], source.identity()[:16]) == (BITS, IDENTITY)
+    assert (found[:16], source.identity()[:16]) == wanted
+
+
+def test_sinks_are_as_large_as_scores_of_keys(tmp_path: Path) -> None:
+    spec = replace(source_spec(tmp_path, "gpt_oss"), num_heads=4096, num_kv_heads=1)
+    sinks = RandomWeights(spec).read("model.layers.1.self_attn.sinks")
+    assert abs(sinks.mean()) < 0.05
+    assert abs(sinks.std() - 1) < 0.05
 
 
 def test_other_tensors_have_other_bits(tmp_path: Path) -> None:
@@ -137,7 +156,8 @@ def test_values_are_normal_and_scaled_by_their_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_logits_mean_something(tmp_path: Path, config: dict[str, Any]) -> None:
     """They have a spread, and depend on what was said long ago."""
-    runner = load(shape_only(tmp_path, config | {"vocab_size": 1600}), load_format="random")
+    folder = shape_only(tmp_path, config | {"vocab_size": 1600})
+    runner = load(folder, load_format="random", attention_backend="auto")
     prompt = prompt_of(60)
     [logits] = logits_of(runner, scheduled(prompt, 0, range(10)))
     assert np.isfinite(logits).all()
@@ -244,16 +264,25 @@ def _mixture_outputs(spec: DecoderSpec, rows: np.ndarray) -> tuple[np.ndarray, n
     source, mixture, prefix = RandomWeights(spec), spec.experts, "model.layers.1."
     assert mixture is not None
 
-    def mlp(part: str, x: np.ndarray) -> np.ndarray:
-        gate, up, down = (
-            source.read(f"{prefix}{part}.{name}_proj.weight") for name in ("gate", "up", "down")
-        )
-        products = x @ gate.T
-        added: np.ndarray = (products / (1 + np.exp(-products)) * (x @ up.T)) @ down.T
-        return added
+    def linear(name: str, x: np.ndarray) -> np.ndarray:
+        product: np.ndarray = x @ source.read(f"{prefix}{name}.weight").T
+        has_bias = f"{prefix}{name}.bias" in source.names()
+        return product + source.read(f"{prefix}{name}.bias") if has_bias else product
 
-    scores = np.exp(rows @ source.read(f"{prefix}{EXPERT_GATE}.weight").T)
-    scores /= scores.sum(axis=1, keepdims=True)
+    def mlp(part: str, x: np.ndarray) -> np.ndarray:
+        gate, up = (linear(f"{part}.{name}_proj", x) for name in ("gate", "up"))
+        steepness = 1.0
+        if mixture is not None and mixture.clamped_swish is not None:
+            steepness, limit = mixture.clamped_swish.steepness, mixture.clamped_swish.limit
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+        return linear(f"{part}.down_proj", gate / (1 + np.exp(-steepness * gate)) * up)
+
+    products = linear(EXPERT_GATE, rows)
+    if mixture.is_sigmoid:
+        scores = 1 / (1 + np.exp(-products))
+    else:
+        scores = np.exp(products)
+        scores /= scores.sum(axis=1, keepdims=True)
     wanted = scores
     if mixture.has_choice_bias:
         wanted = scores + source.read(prefix + CHOICE_BIAS)
@@ -261,6 +290,7 @@ def _mixture_outputs(spec: DecoderSpec, rows: np.ndarray) -> tuple[np.ndarray, n
     weights = np.take_along_axis(scores, chosen, axis=1)
     if mixture.is_normalised:
         weights /= weights.sum(axis=1, keepdims=True)
+    weights *= mixture.weight_scale
     added = np.zeros_like(rows)
     for expert in range(mixture.num_experts):
         at = np.nonzero(chosen == expert)
@@ -277,6 +307,9 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("qwen3_moe", {"num_chosen": 64}),
     "shared, biased choice": ("ernie_moe", {"shared_size": 192}),
     "biased choice": ("ernie_moe", {"shared_size": 0}),
+    "clamped": ("gpt_oss", {}),
+    "clamped at little": ("gpt_oss_newer", {"num_chosen": 4}),
+    "sigmoids": ("ernie_moe", {"is_sigmoid": True, "weight_scale": 2.5, "shared_size": 0}),
 }
 
 
@@ -297,7 +330,9 @@ def test_a_mixture_adds_as_much_as_one_mlp(tmp_path: Path, name: str) -> None:
     assert per_expert.max() < 3 * usual, "none has most of the tokens"
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied", "gpt_oss"]
+)
 def test_nodes_with_a_random_mixture_agree(tmp_path: Path, name: str) -> None:
     folder = shape_only(tmp_path, CONFIGS[name] | {"vocab_size": 1600})
     first, second = (
