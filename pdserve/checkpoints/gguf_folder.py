@@ -21,13 +21,13 @@ from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_shape import GgufShape
 from pdserve.checkpoints.gguf_tokenizer import (
     build_tokenizer,
-    end_of_turn_id,
+    end_of_turn_ids,
     special_token_ids,
     tokenizer_config,
 )
 
 # Part of every cache key: raise it when other files are written.
-FOLDER_VERSION = 4
+FOLDER_VERSION = 5
 
 _HEAD_BYTES = 1 << 20
 
@@ -97,11 +97,9 @@ def _link(gguf_path: Path, folder: Path) -> None:
 
 def _stops(gguf: GgufFile, special_ids: dict[str, int]) -> dict[str, list[int]]:
     """Return the ids that end an answer; empty unless the file names an end of turn of its own."""
-    end_of_turn = end_of_turn_id(gguf)
     end_of_text = special_ids.get("eos_token_id")
-    if end_of_turn is None or end_of_turn == end_of_text:
-        return {}
-    return {"eos_token_id": [i for i in (end_of_text, end_of_turn) if i is not None]}
+    ends = [*([] if end_of_text is None else [end_of_text]), *end_of_turn_ids(gguf)]
+    return {} if set(ends) <= {end_of_text} else {"eos_token_id": list(dict.fromkeys(ends))}
 
 
 def _cache_key(gguf_path: Path) -> str:

@@ -78,8 +78,9 @@ def _words(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 _LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_GPT_4_NAMES = ("dbrx", "smaug-bpe")
-"""The words of Llama 3, which took them from GPT-4; merges alone make tokens of them. Phi-4's."""
+_GPT_4_NAMES = ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")
+"""The words of Llama 3, which took them from GPT-4; merges alone make tokens of them. Phi-4's, and
+GLM's."""
 _QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
@@ -155,9 +156,13 @@ def special_token_ids(gguf: GgufFile) -> dict[str, int]:
     return ids
 
 
-def end_of_turn_id(gguf: GgufFile) -> int | None:
-    """Return the token with which a chat model ends its turn, where the file names one."""
-    return _token_id(gguf, "tokenizer.ggml.eot_token_id")
+def end_of_turn_ids(gguf: GgufFile) -> list[int]:
+    """Return the tokens with which a chat model ends its turn or a message, as the file names them.
+
+    GLM ends a message that calls tools with another token than its turn.
+    """
+    found = (_token_id(gguf, f"tokenizer.ggml.{kind}_token_id") for kind in ("eot", "eom"))
+    return [token_id for token_id in found if token_id is not None]
 
 
 def _token_id(gguf: GgufFile, key: str) -> int | None:

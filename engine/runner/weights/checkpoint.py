@@ -19,7 +19,7 @@ from engine.runner.weights.derived.fused_weights import (
     fused_shapes,
 )
 from engine.runner.weights.derived.norm_offsets import NORM, NormOffsets
-from engine.runner.weights.derived.other_names import with_our_names
+from engine.runner.weights.derived.other_names import stored_shapes, with_our_names
 from engine.runner.weights.derived.rotary_order import in_rotary_order
 from engine.runner.weights.derived.text_weights import TextWeights, beginning_of_names
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
@@ -49,7 +49,7 @@ class Checkpoint(DerivedWeights):
         """
         shapes = expected_shapes(spec)
         fused = fused_projections(spec.architecture)
-        stored = fused_shapes(shapes, fused)
+        stored = stored_shapes(fused_shapes(shapes, fused), spec)
         link = folder / WEIGHTS_FILE
         self.quantization = ""
         """What config.json says of how the weights are quantised, in words; empty: nothing."""
@@ -61,8 +61,7 @@ class Checkpoint(DerivedWeights):
             source, self.quantization = _opened_files(folder, spec)
         if beginning := beginning_of_names(source):
             source = TextWeights(source, beginning)
-        if not is_gguf:
-            source = with_our_names(source, spec)
+        source = with_our_names(source, spec)
         if fused:
             source = FusedWeights(source, shapes, fused)
         # What adds to norms is set last: zeros in a file have to be seen.

@@ -32,7 +32,7 @@ def _rotated(config: Mapping[str, Any], head_dim: int) -> int:
     """How many of a head's first dimensions are rotated."""
     scaling = _scaling(config)
     share = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    return int(round(head_dim * float(share)))
+    return round(head_dim * float(share))
 
 
 def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.ndarray:

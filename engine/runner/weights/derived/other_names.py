@@ -24,6 +24,19 @@ _OF_ARCHITECTURES: Mapping[str, Mapping[str, str]] = {
 _LAYERS = "model.layers."
 
 
+def stored_shapes(
+    shapes: Mapping[str, tuple[int, ...]], spec: DecoderSpec
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors in the files, under their names there, in the same order."""
+    names = _OF_ARCHITECTURES.get(spec.architecture, {})
+    found = {}
+    for name, shape in shapes.items():
+        stored = _renamed(name, names)
+        is_choice_bias = stored != name and name.endswith(CHOICE_BIAS)
+        found[stored] = shape[1:] if is_choice_bias else shape
+    return found
+
+
 def with_our_names(source: TensorSource, spec: DecoderSpec) -> TensorSource:
     """Return `source` with its tensors under the names of `decoder_tensors`."""
     names = _OF_ARCHITECTURES.get(spec.architecture)
