@@ -47,6 +47,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: 
         for family in (
             *("llama_llama3", "mistral_window", "qwen2", "qwen3", "qwen3_mixed", "ernie_biased"),
             *("gemma3", "gemma3_newer", "qwen3_yarn", "qwen3_moe", "ernie_moe"),
+            *("phi4_mini", "glm4_yarn", "glm4_moe"),
             *("gpt_oss", "gpt_oss_newer"),
         )
         for backend in ("numba", "paddle")

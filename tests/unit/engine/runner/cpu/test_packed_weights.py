@@ -77,6 +77,18 @@ def test_a_shared_file_has_the_bytes_of_private_memory(
         np.testing.assert_array_equal(weight.data, private[key].data)
 
 
+def test_another_order_of_heads_is_another_file(tmp_path: Path) -> None:
+    """The weights are the same, and so is their identity."""
+    packed = []
+    for share in (0.5, 0.25):
+        config = CONFIGS["glm"] | {"partial_rotary_factor": share}
+        write_checkpoint(tmp_path / "model", config)
+        spec = read_decoder_spec(tmp_path / "model")
+        source = Checkpoint(tmp_path / "model", spec)
+        packed.append(shared(source, tmp_path / "packed")["model.layers.0.qkv"].data.tobytes())
+    assert packed[0] != packed[1]
+
+
 def test_it_is_packed_once(
     source: TensorSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,16 +51,20 @@ def _in_mxfp4(folder: Path) -> tuple[Path, Tensors]:
 
 
 def _check_values(folder: Path, values: Tensors) -> Checkpoint:
-    """Every tensor of the decoder is there, and has these values."""
-    checkpoint = _opened(folder)
-    shapes = expected_shapes(read_decoder_spec(folder))
+    """Every tensor of the decoder is there, and has these values.
+
+    Heads of queries and keys may be in another order (`test_rotary_order`).
+    """
+    checkpoint, spec = _opened(folder), read_decoder_spec(folder)
+    shapes = expected_shapes(spec)
     assert sorted(checkpoint.names()) == sorted(shapes)
     for name, shape in shapes.items():
         assert checkpoint.shape(name) == shape
         found = checkpoint.grouped(name)
         assert (found.format, found.shape) == checkpoint.format_and_shape(name)
         assert found.rows.flags.c_contiguous
-        np.testing.assert_array_equal(checkpoint.read(name), values[name], name)
+        if not spec.is_rope_interleaved or not name.endswith(("q_proj.weight", "k_proj.weight")):
+            np.testing.assert_array_equal(checkpoint.read(name), values[name], name)
     return checkpoint
 
 
