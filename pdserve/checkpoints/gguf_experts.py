@@ -14,6 +14,7 @@ from engine.runner.weights.gguf_file import GgufFile
 _MOST = 1 << 16
 """Far beyond any model, of experts as of the outputs of one."""
 _SOFTMAX, _SIGMOID = (1, "softmax"), (2, "sigmoid")
+_SOFTMAX_OF_CHOSEN = (3, "softmax of the chosen experts")
 """Values of `expert_gating_func`; 0: that of the architecture."""
 
 
@@ -80,6 +81,18 @@ def ernie_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
         "moe_layer_start_index": keys.count("leading_dense_block_count", 0, least=0),
         "moe_layer_end_index": -1,
         "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
+    }
+
+
+def gpt_oss_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
+    """Return the keys of `GptOssForCausalLM`, raising `CheckpointError` as above."""
+    keys = _Keys(gguf, "gpt-oss")
+    num_experts, num_chosen = _experts_and_chosen(keys, _SOFTMAX_OF_CHOSEN)
+    _refuse_a_scale(keys)
+    return {
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": num_chosen,
+        "intermediate_size": keys.count("expert_feed_forward_length", intermediate_size),
     }
 
 

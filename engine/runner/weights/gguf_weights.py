@@ -21,6 +21,7 @@ import numpy as np
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
+from engine.runner.weights.spec.decoder_tensors import SINKS
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.stored_tensor import GroupedTensor, row_bytes
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
@@ -54,7 +55,7 @@ _EXPERT_NAMES = {
     "up_proj": "ffn_up_exps",
     "down_proj": "ffn_down_exps",
 }
-"""Tensors of three dimensions, with a matrix for each expert."""
+"""Tensors of three dimensions, with a matrix for each expert; biases have two, with a row."""
 _EXPERTS = "mlp.experts"
 _CHOICE_BIASES = (
     "mlp.moe_statics.e_score_correction_bias",
@@ -72,16 +73,18 @@ _NAMES_OF_GLM_4 = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
-_NAMES_OF_GLM_4_5 = {"post_attention_norm": "post_attention_layernorm"}
+_POST_ATTENTION_NORM = {"post_attention_norm": "post_attention_layernorm"}
 """The norm before the MLP, which other architectures call `ffn_norm`."""
 _DRAFTING = "nextn.eh_proj.weight"
 """A tensor of each layer that drafts tokens; such layers are the last ones, and are not read."""
 _OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": _NAMES_OF_FOUR_NORMS,
     "glm4": _NAMES_OF_GLM_4,
-    "glm4moe": _NAMES_OF_GLM_4_5,
+    "glm4moe": _POST_ATTENTION_NORM,
+    "gpt-oss": _POST_ATTENTION_NORM,
 }
 """What counts before `_LAYER_NAMES`, by architecture."""
+_SINKS = "attn_sinks.weight"
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -92,7 +95,7 @@ _SAMPLE_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class GgufPlace:
-    """The name of a GGUF file's tensor; with `expert` its matrix of that number is meant."""
+    """The name of a GGUF file's tensor; with `expert` its part of that number is meant."""
 
     name: str
     expert: int | None = None
@@ -116,6 +119,8 @@ def gguf_place(name: str, architecture: str = "") -> GgufPlace:
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     if rest in _CHOICE_BIASES:
         return GgufPlace(f"blk.{layer}.{_CHOICE_BIAS}")
+    if rest == SINKS:
+        return GgufPlace(f"blk.{layer}.{_SINKS}")
     part, _, kind = rest.rpartition(".")
     others = _OTHER_NAMES.get(architecture, {})
     names = (*others.items(), *_LAYER_NAMES.items(), *_FUSED_NAMES.items())
@@ -224,7 +229,7 @@ class GgufWeights(TensorSource):
         whole = tensor.grouped()
         if place.expert is None:
             return whole
-        num_rows, width = tensor.shape[-2:]
+        *_, num_rows, width = (1, *tensor.shape[1:])
         first = place.expert * num_rows
         return GroupedTensor(whole.format, (num_rows, width), whole.rows[first : first + num_rows])
 

@@ -33,11 +33,11 @@ FAMILIES = (
     *("gemma3", "glm4", "glm4_yarn"),
 )
 """Names of `CONFIGS` whose architectures GGUF files have, without experts."""
-MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied", "glm4_moe", "glm4_moe_air")
+MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied", "glm4_moe", "glm4_moe_air", "gpt_oss")
 """The same, with a mixture of experts."""
 _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "gemma3_text": "gemma3",
-    "glm4_moe": "glm4moe",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 """By `model_type`, where GGUF files call it otherwise."""
 K_MIXTURE = CONFIGS["qwen3_moe"] | {
@@ -63,6 +63,8 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{family}.rope.scaling.type": "linear",
             f"{family}.rope.scaling.factor": config["rope_scaling"]["factor"],
         }
+    if family == "gpt-oss":
+        windows = {f"{family}.attention.sliding_window": config["sliding_window"]}
     return windows | {
         f"{family}.block_count": config["num_hidden_layers"],
         f"{family}.context_length": config["max_position_embeddings"],
@@ -135,6 +137,13 @@ def _expert_metadata(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "nextn_predict_layers": config["num_nextn_predict_layers"],
             "block_count": config["num_hidden_layers"] + config["num_nextn_predict_layers"],
         }
+    elif family == "gpt-oss":
+        found = {
+            "expert_count": config["num_local_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["intermediate_size"],
+        }
+        return {f"{family}.{key}": value for key, value in found.items()}
     else:
         return {}
     found["expert_feed_forward_length"] = config["moe_intermediate_size"]
@@ -187,7 +196,7 @@ def write_gguf(
     for name, values_of_pairs in _extra_tensors(config).items():
         tensors[name] = ([values_of_pairs], gguf.GGMLQuantizationType.F32)
     for in_gguf, (parts, kind_type) in tensors.items():
-        stacked = np.stack(parts) if in_gguf.endswith("_exps.weight") else parts[0]
+        stacked = np.stack(parts) if "_exps." in in_gguf else parts[0]
         writer.add_tensor(in_gguf, stacked, raw_dtype=kind_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
