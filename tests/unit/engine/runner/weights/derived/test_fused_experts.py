@@ -92,6 +92,7 @@ def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     assert checkpoint.quantization == "mxfp4"
 
 
+@pytest.mark.covers("K27")
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe"])
 def test_experts_in_the_newer_form_of_transformers(tmp_path: Path, name: str) -> None:
     values = weights_of(CONFIGS[name])
@@ -276,6 +277,7 @@ def test_inputs_that_are_no_whole_groups(tmp_path: Path) -> None:
         _opened(folder)
 
 
+@pytest.mark.covers("K27")
 def test_experts_that_are_quantised_otherwise_have_a_tensor_each(tmp_path: Path) -> None:
     config = CONFIGS["qwen3_moe"] | {"quantization_config": {"quant_method": "fp8"}}
     folder = _write(tmp_path / "made", config, in_newer_form(weights_of(CONFIGS["qwen3_moe"])))
