@@ -18,7 +18,7 @@ TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3", "qwen3_yarn", "qwen3_moe", "ernie_moe", "qwen3_mixed", "gemma3"],
+    params=["qwen3", "qwen3_yarn", "qwen3_moe", "ernie_moe", "qwen3_mixed", "gemma3", "gpt_oss"],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
