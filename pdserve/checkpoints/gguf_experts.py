@@ -15,6 +15,8 @@ _MOST = 1 << 16
 """Far beyond any model, of experts as of the outputs of one."""
 _SOFTMAX = (0, 1)
 """Values of `expert_gating_func`: not said, and softmax."""
+_SOFTMAX_OF_CHOSEN = (0, 3)
+"""Not said, and the softmax of the products of the chosen experts alone."""
 
 
 class _Keys:
@@ -81,12 +83,24 @@ def ernie_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
     }
 
 
-def _experts_and_chosen(keys: _Keys) -> tuple[int, int]:
+def gpt_oss_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
+    """Return the keys of `GptOssForCausalLM`, raising `CheckpointError` as above."""
+    keys = _Keys(gguf, "gpt-oss")
+    num_experts, num_chosen = _experts_and_chosen(keys, _SOFTMAX_OF_CHOSEN)
+    return {
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": num_chosen,
+        "intermediate_size": keys.count("expert_feed_forward_length", intermediate_size),
+    }
+
+
+def _experts_and_chosen(keys: _Keys, functions: tuple[int, ...] = _SOFTMAX) -> tuple[int, int]:
     num_experts, num_chosen = keys.count("expert_count"), keys.count("expert_used_count")
     if num_chosen > num_experts:
         raise keys.refuse("expert_used_count", num_chosen, f"at most {num_experts}, expert_count")
-    if (function := keys.count("expert_gating_func", 0, least=0)) not in _SOFTMAX:
-        raise keys.refuse("expert_gating_func", function, "1, softmax")
+    if (function := keys.count("expert_gating_func", 0, least=0)) not in functions:
+        wanted = "softmax" if functions is _SOFTMAX else "softmax of the chosen experts"
+        raise keys.refuse("expert_gating_func", function, f"{functions[-1]}, {wanted}")
     if (scale := keys.number("expert_weights_scale", 1.0)) not in (0.0, 1.0):
         raise keys.refuse("expert_weights_scale", scale, "1: weights without a scale")
     if (groups := keys.count("expert_group_count", 0, least=0)) > 1:

@@ -21,7 +21,7 @@ from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_shape import GgufShape
 from pdserve.checkpoints.gguf_tokenizer import (
     build_tokenizer,
-    end_of_turn_id,
+    ends_of_turns,
     special_token_ids,
     tokenizer_config,
 )
@@ -96,12 +96,12 @@ def _link(gguf_path: Path, folder: Path) -> None:
 
 
 def _stops(gguf: GgufFile, special_ids: dict[str, int]) -> dict[str, list[int]]:
-    """Return the ids that end an answer; empty unless the file names an end of turn of its own."""
-    end_of_turn = end_of_turn_id(gguf)
+    """Return the ids that end an answer; empty unless turns have ends of their own."""
     end_of_text = special_ids.get("eos_token_id")
-    if end_of_turn is None or end_of_turn == end_of_text:
+    of_turns = [one for one in ends_of_turns(gguf) if one != end_of_text]
+    if not of_turns:
         return {}
-    return {"eos_token_id": [i for i in (end_of_text, end_of_turn) if i is not None]}
+    return {"eos_token_id": [*([] if end_of_text is None else [end_of_text]), *of_turns]}
 
 
 def _cache_key(gguf_path: Path) -> str:

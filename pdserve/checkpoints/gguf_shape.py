@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
-from pdserve.checkpoints.gguf_experts import ernie_experts, qwen3moe_experts
+from pdserve.checkpoints.gguf_experts import ernie_experts, gpt_oss_experts, qwen3moe_experts
 from pdserve.checkpoints.rope_factors import rope_scaling
 
 _MAX_LAYERS = 1024
@@ -24,7 +24,9 @@ class _Family:
 
     `optional_biases` names the key that says whether all layers have them. `experts` returns the
     keys of a mixture of experts, for the file and its `intermediate_size`; None: there is none.
-    `has_windows`: layers have sliding windows.
+    `window_period`: all but every so many-th layer have a sliding window, where a file does not say
+    so; 0: none has. `window_theta` is their base of RoPE, where a file does not say it; 0: they
+    have that of the others.
     """
 
     architecture: str
@@ -32,7 +34,8 @@ class _Family:
     biases: dict[str, bool]
     optional_biases: str = ""
     experts: Callable[[GgufFile, int], dict[str, Any]] | None = None
-    has_windows: bool = False
+    window_period: int = 0
+    window_theta: float = 0.0
 
 
 _FAMILIES = {
@@ -48,11 +51,14 @@ _FAMILIES = {
         "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {}, "use_bias", ernie_experts
     ),
     "gemma3": _Family(
-        "Gemma3ForCausalLM", "gemma3_text", {"attention_bias": False}, has_windows=True
+        "Gemma3ForCausalLM", "gemma3_text", {"attention_bias": False}, window_period=6,
+        window_theta=10000.0,
     ),
-}
-_GEMMA_PATTERN = 6
-"""Every sixth layer is without a window, where a file does not say so."""
+    "gpt-oss": _Family(
+        "GptOssForCausalLM", "gpt_oss", {"attention_bias": True}, experts=gpt_oss_experts,
+        window_period=2,
+    ),
+}  # fmt: skip
 _GEMMA_LARGEST_LAYERS = 62
 """The layers of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
@@ -84,7 +90,7 @@ class GgufShape:
     experts: dict[str, Any] = field(default_factory=dict)
     window: int = 0
     window_rope_theta: float = 10000.0
-    window_pattern: int = _GEMMA_PATTERN
+    window_pattern: int = 1
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -97,11 +103,14 @@ class GgufShape:
         num_heads = gguf.integer(f"{family}.attention.head_count")
         hidden_size = gguf.integer(f"{family}.embedding_length")
         epsilon = gguf.number(f"{family}.attention.layer_norm_rms_epsilon")
+        rope_theta = gguf.number(f"{family}.rope.freq_base", 10000.0)
+        period = _FAMILIES[family].window_period
+        window_theta = _FAMILIES[family].window_theta or rope_theta
         shape = cls(
             family=family,
             num_layers=gguf.integer(f"{family}.block_count"),
             hidden_size=hidden_size,
-            intermediate_size=gguf.integer(f"{family}.feed_forward_length"),
+            intermediate_size=_inner_size(gguf, family),
             num_heads=num_heads,
             num_kv_heads=gguf.integer(f"{family}.attention.head_count_kv", num_heads),
             head_dim=gguf.integer(
@@ -111,13 +120,13 @@ class GgufShape:
             max_positions=gguf.integer(f"{family}.context_length"),
             # Stored as float32: seven digits give back the number that was meant.
             rms_norm_eps=float(f"{epsilon:.7g}"),
-            rope_theta=gguf.number(f"{family}.rope.freq_base", 10000.0),
+            rope_theta=rope_theta,
             window=gguf.integer(f"{family}.attention.sliding_window", 0),
-            window_rope_theta=gguf.number(f"{family}.rope.freq_base_swa", 10000.0),
+            window_rope_theta=(
+                gguf.number(f"{family}.rope.freq_base_swa", window_theta) if period else rope_theta
+            ),
             window_pattern=(
-                gguf.integer(f"{family}.attention.sliding_window_pattern", _GEMMA_PATTERN)
-                if _FAMILIES[family].has_windows
-                else _GEMMA_PATTERN
+                gguf.integer(f"{family}.attention.sliding_window_pattern", period) if period else 1
             ),
             has_biases="blk.0.attn_q.bias" in gguf.tensors,
             has_tied_embeddings="output.weight" not in gguf.tensors,
@@ -165,15 +174,20 @@ class GgufShape:
                 "a dense model without experts",
             ),
             (
-                self.window >= 1 if row.has_windows else self.window == 0,
+                self.window >= 1 if row.window_period else self.window == 0,
                 "attention.sliding_window",
                 "a sliding window of at least one position"
-                if row.has_windows
+                if row.window_period
                 else "attention to all positions, without a sliding window",
             ),
             (self.window_pattern >= 1, "attention.sliding_window_pattern", "at least 1"),
             (self.rope_theta > 0, "rope.freq_base", "a RoPE base above 0"),
             (self.window_rope_theta > 0, "rope.freq_base_swa", "a RoPE base above 0"),
+            (
+                bool(row.window_theta) or self.window_rope_theta == self.rope_theta,
+                "rope.freq_base_swa",
+                f"the base of all layers, {self.rope_theta:g}",
+            ),
             (
                 gguf.number(f"{family}.final_logit_softcapping", 0.0) == 0.0,
                 "final_logit_softcapping",
@@ -201,10 +215,11 @@ class GgufShape:
             "head_dim": self.head_dim,
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.max_positions,
-            **(self._gemma_keys() if family.has_windows else {"hidden_act": "silu"}),
+            **(self._gemma_keys() if self.family == "gemma3" else {"hidden_act": "silu"}),
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             **({"rope_scaling": self.rope_scaling} if self.rope_scaling else {}),
+            **(self._gpt_oss_keys() if self.family == "gpt-oss" else {}),
             **family.biases,
             **optional,
             **self.experts,
@@ -224,3 +239,25 @@ class GgufShape:
             "sliding_window": self.window,
             "sliding_window_pattern": self.window_pattern,
         }
+
+    def _gpt_oss_keys(self) -> dict[str, Any]:
+        """Return what config.json of gpt-oss has besides.
+
+        The bounds of its YaRN are not rounded to whole pairs, which no key of a file says.
+        llama.cpp rounds them in every model, and so differs a little from what was trained.
+        """
+        kinds = ("sliding_attention", "full_attention")
+        is_full = ((layer + 1) % self.window_pattern == 0 for layer in range(self.num_layers))
+        return {
+            "sliding_window": self.window,
+            "layer_types": [kinds[one] for one in is_full],
+            "rope_scaling": {**(self.rope_scaling or {"rope_type": "default"}), "truncate": False},
+        }
+
+
+def _inner_size(gguf: GgufFile, family: str) -> int:
+    """Return the outputs of an MLP; files whose layers all have experts may not say it."""
+    inner_size = None
+    if family == "gpt-oss":
+        inner_size = gguf.integer(f"{family}.expert_feed_forward_length")
+    return gguf.integer(f"{family}.feed_forward_length", inner_size)

@@ -40,6 +40,7 @@ _SPECIAL_TOKEN_KEYS = {
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
+_GPT_OSS_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 
 
 def _gpt2() -> pre_tokenizers.PreTokenizer:
@@ -58,6 +59,21 @@ _LLAMA_3_WORDS = (
 )
 # The same with digits that stand alone.
 _QWEN_2_WORDS = _LLAMA_3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+# Words of GPT-4o: a run of capitals may begin one, what is elided ends one, and a sign takes the
+# slashes behind it.
+_CAPITALS, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_ELIDED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_CAPITALS}]*[{_LOWER}]+{_ELIDED}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_CAPITALS}]+[{_LOWER}]*{_ELIDED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _gpt_4o() -> pre_tokenizers.PreTokenizer:
+    return _words(_GPT_4O_WORDS)
 
 
 def _llama_3() -> pre_tokenizers.PreTokenizer:
@@ -84,6 +100,7 @@ _QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
+    "gpt-4o": _gpt_4o,
     **dict.fromkeys(_QWEN_2_NAMES, _qwen_2),
     **dict.fromkeys((*_LLAMA_3_NAMES, *_GPT_4_NAMES), _llama_3),
 }
@@ -155,9 +172,17 @@ def special_token_ids(gguf: GgufFile) -> dict[str, int]:
     return ids
 
 
-def end_of_turn_id(gguf: GgufFile) -> int | None:
-    """Return the token with which a chat model ends its turn, where the file names one."""
-    return _token_id(gguf, "tokenizer.ggml.eot_token_id")
+def ends_of_turns(gguf: GgufFile) -> list[int]:
+    """Return the tokens with which a chat model ends its turn.
+
+    A file may name one. gpt-oss ends a turn with an answer or with a call, as its
+    generation_config.json says, and what a file names ends a part of a turn.
+    """
+    if gguf.text("general.architecture") == "gpt-oss":
+        tokens = {text: index for index, text in enumerate(gguf.texts("tokenizer.ggml.tokens"))}
+        return [tokens[text] for text in _GPT_OSS_ENDS if text in tokens]
+    named = _token_id(gguf, "tokenizer.ggml.eot_token_id")
+    return [] if named is None else [named]
 
 
 def _token_id(gguf: GgufFile, key: str) -> int | None:

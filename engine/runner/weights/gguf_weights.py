@@ -21,6 +21,7 @@ import numpy as np
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
+from engine.runner.weights.spec.decoder_tensors import SINKS
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.stored_tensor import GroupedTensor, row_bytes
 from engine.runner.weights.tensor_source import TensorSource, stamps_of
@@ -53,7 +54,7 @@ _EXPERT_NAMES = {
     "up_proj": "ffn_up_exps",
     "down_proj": "ffn_down_exps",
 }
-"""Tensors of three dimensions, with a matrix for each expert."""
+"""Tensors of three dimensions, with a matrix for each expert; biases have two, with a row."""
 _EXPERTS = "mlp.experts"
 _CHOICE_BIAS = ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias")
 """`[1, experts]` with Hugging Face, and also `[experts]` in a GGUF file."""
@@ -63,6 +64,9 @@ _NAMES_OF_FOUR_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """The norms of layers that have one after attention and one after the MLP too."""
+_NAMES_WITH_SINKS = {"post_attention_norm": "post_attention_layernorm"}
+"""The norm before the MLP where layers have sinks (gpt-oss)."""
+_SINKS = "attn_sinks.weight"
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -73,13 +77,13 @@ _SAMPLE_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class GgufPlace:
-    """The name of a GGUF file's tensor; with `expert` its matrix of that number is meant."""
+    """The name of a GGUF file's tensor; with `expert` its part of that number is meant."""
 
     name: str
     expert: int | None = None
 
 
-def gguf_place(name: str, *, has_output_norms: bool = False) -> GgufPlace:
+def gguf_place(name: str, *, has_output_norms: bool = False, has_sinks: bool = False) -> GgufPlace:
     """Return where a GGUF file has the tensor of this Hugging Face name; it may have none."""
     for in_gguf, model_name in _MODEL_NAMES.items():
         if name == model_name:
@@ -87,9 +91,12 @@ def gguf_place(name: str, *, has_output_norms: bool = False) -> GgufPlace:
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     if rest == _CHOICE_BIAS[0]:
         return GgufPlace(f"blk.{layer}.{_CHOICE_BIAS[1]}")
+    if rest == SINKS:
+        return GgufPlace(f"blk.{layer}.{_SINKS}")
     part, _, kind = rest.rpartition(".")
     norms = _NAMES_OF_FOUR_NORMS if has_output_norms else {}
-    for in_gguf, layer_name in (*(_LAYER_NAMES | norms).items(), *_FUSED_NAMES.items()):
+    norms = _NAMES_WITH_SINKS if has_sinks else norms
+    for in_gguf, layer_name in (*norms.items(), *_LAYER_NAMES.items(), *_FUSED_NAMES.items()):
         if part == layer_name:
             return GgufPlace(f"blk.{layer}.{in_gguf}.{kind}")
     experts, _, projection = part.rpartition(".")
@@ -118,7 +125,10 @@ class GgufWeights(TensorSource):
         gguf = GgufFile(path)
         self._path = path
         four = any(name.endswith("post_feedforward_layernorm.weight") for name in shapes)
-        self._places = {name: gguf_place(name, has_output_norms=four) for name in shapes}
+        has_sinks = any(name.endswith(SINKS) for name in shapes)
+        self._places = {
+            name: gguf_place(name, has_output_norms=four, has_sinks=has_sinks) for name in shapes
+        }
         self._num_matrices = Counter(place.name for place in self._places.values())
         known = {*self._num_matrices, ROPE_FACTORS_TENSOR}
         if unknown := sorted(gguf.tensors.keys() - known):
@@ -192,7 +202,7 @@ class GgufWeights(TensorSource):
         whole = tensor.grouped()
         if place.expert is None:
             return whole
-        num_rows, width = tensor.shape[-2:]
+        *_, num_rows, width = (1, *tensor.shape[1:])
         first = place.expert * num_rows
         return GroupedTensor(whole.format, (num_rows, width), whole.rows[first : first + num_rows])
 

@@ -28,9 +28,14 @@ from tests.support.models.tiny_checkpoints import (
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "ernie", "ernie_biased", "gemma3")
 """Names of `CONFIGS` whose architectures GGUF files have, without experts."""
-MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied")
+MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied", "gpt_oss")
 """The same, with a mixture of experts."""
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {
+    "qwen3_moe": "qwen3moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+}
 """By `model_type`, where GGUF files call it otherwise."""
 K_MIXTURE = CONFIGS["qwen3_moe"] | {
     "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "moe_intermediate_size": 256,
@@ -55,6 +60,8 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{family}.rope.scaling.type": "linear",
             f"{family}.rope.scaling.factor": config["rope_scaling"]["factor"],
         }
+    if family == "gpt-oss":
+        windows = {f"{family}.attention.sliding_window": config["sliding_window"]}
     return windows | {
         f"{family}.block_count": config["num_hidden_layers"],
         f"{family}.context_length": config["max_position_embeddings"],
@@ -99,6 +106,13 @@ def _expert_metadata(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "leading_dense_block_count": config["moe_layer_start_index"],
             "expert_shared_count": config["moe_num_shared_experts"],
         }
+    elif family == "gpt-oss":
+        found = {
+            "expert_count": config["num_local_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["intermediate_size"],
+        }
+        return {f"{family}.{key}": value for key, value in found.items()}
     else:
         return {}
     found["expert_feed_forward_length"] = config["moe_intermediate_size"]
@@ -148,11 +162,10 @@ def write_gguf(
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
         if family == "llama" and heads is not None:
             raw = interleaved(raw, config[heads])
-        tensors.setdefault(
-            gguf_place(name, has_output_norms=has_output_norms).name, ([], kind_type)
-        )[0].append(raw)
+        place = gguf_place(name, has_output_norms=has_output_norms, has_sinks=family == "gpt-oss")
+        tensors.setdefault(place.name, ([], kind_type))[0].append(raw)
     for in_gguf, (parts, kind_type) in tensors.items():
-        stacked = np.stack(parts) if in_gguf.endswith("_exps.weight") else parts[0]
+        stacked = np.stack(parts) if "_exps." in in_gguf else parts[0]
         writer.add_tensor(in_gguf, stacked, raw_dtype=kind_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

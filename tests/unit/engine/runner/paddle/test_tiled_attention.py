@@ -18,6 +18,7 @@ from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle.attention_tiles import TileLimits, plan_tiles
 from engine.runner.paddle_import import paddle
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
+from tests.support.models.reference_decoder import causal_attention
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
@@ -67,7 +68,10 @@ def every(batch: FlatBatch) -> np.ndarray:
 
 
 def attended(
-    spec: DecoderSpec, sequences: Sequence[tuple[int, int]], limits: TileLimits | None = None
+    spec: DecoderSpec,
+    sequences: Sequence[tuple[int, int]],
+    limits: TileLimits | None = None,
+    sinks: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """The rows of each sequence; equal (cached, new) have equal keys, values and queries."""
     cache, batch = new_cache(spec), batch_of(sequences)
@@ -88,7 +92,8 @@ def attended(
             tiles._limits = limits
     attention.begin(batch)
     counts = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-    out = attention.attend(0, *paddle.split(paddle.to_tensor(np.concatenate(rows)), counts, axis=1))
+    parts = paddle.split(paddle.to_tensor(np.concatenate(rows)), counts, axis=1)
+    out = attention.attend(0, *parts, None if sinks is None else paddle.to_tensor(sinks))
     return np.split(out.numpy(), batch.row_starts[1:-1])
 
 
@@ -99,6 +104,37 @@ def test_neighbours_change_no_bit(spec: DecoderSpec, one: tuple[int, int], place
     assert np.isfinite(alone).all()
     among = attended(spec, [*NEIGHBOURS[:place], one, *NEIGHBOURS[place:]])
     np.testing.assert_array_equal(among[place], alone)
+
+
+def softmax_with_sinks(
+    spec: DecoderSpec, cached: int, new: int, sinks: np.ndarray, window: int
+) -> np.ndarray:
+    """What `attended` attends to of this sequence, in float64."""
+    random = np.random.default_rng(cached)
+    shape = (spec.num_kv_heads, cached, spec.head_dim)
+    past = [random.standard_normal(shape) for _ in range(2)]
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    rows = random.standard_normal((new, heads, spec.head_dim)).swapaxes(0, 1)
+    query, *added = np.split(rows, [spec.num_heads, spec.num_heads + spec.num_kv_heads])
+    key, value = (np.concatenate(one, axis=1) for one in zip(past, added, strict=True))
+    found = causal_attention(query, key, value, window, sinks=sinks.astype(np.float64))
+    return found.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("window", [0, 130])
+def test_sinks_take_their_share_in_every_batch(spec: DecoderSpec, window: int) -> None:
+    """Also such as weigh far more than all keys, or nothing beside them."""
+    spec = replace(spec, windows=(window,) * spec.num_layers)
+    sinks = np.array([-60.0, -1.5, 0.0, 2.5, 9.0, 60.0], np.float32)
+    sequences = [(0, 1), VERIFIED, CHUNK, (128, 1)]
+    among = attended(spec, sequences, sinks=sinks)
+    for (cached, new), found in zip(sequences, among, strict=True):
+        wanted = softmax_with_sinks(spec, cached, new, sinks, window)
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+        [alone] = attended(spec, [(cached, new)], sinks=sinks)
+        np.testing.assert_array_equal(found, alone)
+    [fewer] = attended(spec, [(VERIFIED[0], 2)], sinks=sinks)
+    np.testing.assert_array_equal(fewer, among[1][:2])
 
 
 def test_drafts_behind_a_row_change_no_bit_of_it(spec: DecoderSpec) -> None:

@@ -16,7 +16,7 @@ from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of
 from tests.support.models.tiny_gguf import (
     FORMATS,
     K_MIXTURE,
@@ -31,6 +31,9 @@ Q4_K_M = {
     "lm_head": "Q6_K",
 }  # fmt: skip
 """The formats of a file that llama.cpp calls Q4_K_M; the gate of the experts stays F32."""
+FAMILIES = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+MXFP4 = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "MXFP4")
+"""The formats of gpt-oss's experts."""
 EXPERTS = "blk.1.ffn_down_exps.weight"
 
 
@@ -38,6 +41,8 @@ EXPERTS = "blk.1.ffn_down_exps.weight"
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     if request.param == "Q4_K_M":
         return write_pair(tmp_path, K_MIXTURE, Q4_K_M)
+    if request.param == "gpt_oss":
+        return write_pair(tmp_path, CONFIGS[request.param], FORMATS | MXFP4)
     return write_pair(tmp_path, CONFIGS[request.param], FORMATS | {"down_proj": "F16"})
 
 
@@ -47,7 +52,7 @@ def _opened(folder: Path) -> Checkpoint:
 
 def _made(tmp_path: Path, name: str = "qwen3_moe", **metadata: Any) -> Path:
     """The folder of a file in F32; `metadata` replaces keys of its architecture."""
-    family = {"qwen3_moe": "qwen3moe"}.get(name, "ernie4_5-moe")
+    family = FAMILIES.get(name, "ernie4_5-moe")
     changed = {f"{family}.{key}": value for key, value in metadata.items()}
     write_gguf(tmp_path / "model.gguf", CONFIGS[name], {}, changed)
     folder = tmp_path / "made"
@@ -239,6 +244,11 @@ def test_an_inner_size_that_is_left_out_is_that_of_llama_cpp(tmp_path: Path) -> 
         ("qwen3_moe", "expert_weights_scale", 2.5, "is 2.5: wanted 1"),
         ("qwen3_moe", "expert_gating_func", 2, "is 2: wanted 1, softmax"),
         ("qwen3_moe", "expert_group_count", 4, "is 4: wanted experts without groups"),
+        ("gpt_oss", "expert_gating_func", 2, "is 2: wanted 3, softmax of the chosen"),
+        ("gpt_oss", "expert_count", 0, "is 0: wanted a whole number"),
+        ("gpt_oss", "attention.sliding_window", 0, "is 0: wanted a sliding window of at least"),
+        ("gpt_oss", "attention.sliding_window_pattern", 0, "is 0: wanted at least 1"),
+        ("gpt_oss", "rope.freq_base_swa", 10000.0, "is 10000.0: wanted the base of all layers"),
         ("ernie_moe", "expert_weights_norm", False, "is False: wanted true"),
         ("ernie_moe", "leading_dense_block_count", -1, "is -1: wanted a whole number from 0"),
         ("ernie_moe", "interleave_moe_layer_step", 0, "is 0: wanted a whole number from 1"),
@@ -253,7 +263,7 @@ def test_an_inner_size_that_is_left_out_is_that_of_llama_cpp(tmp_path: Path) -> 
 def test_values_that_cannot_be_are_refused_with_their_key(
     tmp_path: Path, name: str, key: str, value: Any, said: str
 ) -> None:
-    family = {"qwen3_moe": "qwen3moe"}.get(name, "ernie4_5-moe")
+    family = FAMILIES.get(name, "ernie4_5-moe")
     with pytest.raises(CheckpointError, match=rf"metadata key {family}\.{key} {said}"):
         _made(tmp_path, name, **{key: value})
 
@@ -276,3 +286,54 @@ def test_a_file_that_is_cut_off_after_it_was_opened_has_no_identity(tmp_path: Pa
     assert wanted
     with pytest.raises(CheckpointError, match=rf"{path}: truncated within tensor "):
         checkpoint.identity()
+
+
+def test_biases_of_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
+    checkpoint = _opened(_made(tmp_path, "gpt_oss"))
+    wanted = weights_of(CONFIGS["gpt_oss"])
+    for part, size in (("gate", 96), ("up", 96), ("down", 64)):
+        for index in (0, 5, 7):
+            name = f"model.layers.1.mlp.experts.{index}.{part}_proj.bias"
+            assert checkpoint.shape(name) == (size,)
+            assert checkpoint.format_and_shape(name) == ("F32", (1, size))
+            np.testing.assert_array_equal(checkpoint.read(name), wanted[name])
+
+
+@pytest.mark.parametrize(
+    ("metadata", "windows"),
+    [({}, (24, 0, 24)), ({"attention.sliding_window_pattern": 3}, (24, 24, 0))],
+)
+def test_gpt_oss_has_windows_by_the_period_of_llama_cpp(
+    tmp_path: Path, metadata: dict[str, Any], windows: tuple[int, ...]
+) -> None:
+    path, folder = tmp_path / "model.gguf", tmp_path / "made"
+    folder.mkdir()
+    config = CONFIGS["gpt_oss"] | {"num_hidden_layers": 3}
+    write_gguf(path, config, {}, {f"gpt-oss.{key}": value for key, value in metadata.items()})
+    make_gguf_folder(path, folder)
+    assert read_decoder_spec(folder).windows == windows
+
+
+def test_gpt_oss_without_scaled_positions_has_plain_ones(tmp_path: Path) -> None:
+    """Where config.json of Hugging Face says nothing it has YaRN."""
+    spec = read_decoder_spec(_made(tmp_path, "gpt_oss", **{"rope.scaling.type": "none"}))
+    assert spec.rope.kind == "default"
+
+
+def test_an_mlp_of_gpt_oss_is_as_wide_as_its_experts(tmp_path: Path) -> None:
+    folder = _made(tmp_path, "gpt_oss", feed_forward_length=None)
+    assert read_decoder_spec(folder) == read_decoder_spec(_made_again(tmp_path / "again"))
+
+
+def _made_again(folder: Path) -> Path:
+    folder.mkdir()
+    return _made(folder, "gpt_oss")
+
+
+@pytest.mark.parametrize("part", ["gate_exps", "down_exps", "gate_inp"])
+def test_a_bias_of_gpt_oss_that_is_missing_is_an_error(tmp_path: Path, part: str) -> None:
+    path, name = tmp_path / "model.gguf", f"blk.1.ffn_{part}.bias"
+    _rewritten(path, CONFIGS["gpt_oss"], lambda tensors: tensors.pop(name))
+    (tmp_path / "made").mkdir()
+    with pytest.raises(CheckpointError, match=rf"tensor {name} is missing: wanted shape \[8"):
+        make_gguf_folder(path, tmp_path / "made")
