@@ -352,8 +352,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Layers of the last eight have experts; in all ERNIE's and GLM's and `qwen3_moe_mixed` the first
 has none."""
-WITHOUT_CPU_KERNELS = ("gpt_oss", "gpt_oss_newer")
-"""Names of `CONFIGS` that the CPU kernels do not compute."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:

@@ -79,6 +79,11 @@ class PanelLayout:
         return self.bits <= 8
 
     @property
+    def largest(self) -> int:
+        """The largest stored number of a grouped format."""
+        return max(self.numbers, default=2**self.bits - 1)
+
+    @property
     def inputs(self) -> int:
         """Inputs of a group."""
         return GROUP if self.is_grouped else 16 if self.bits == 16 else 4
