@@ -79,6 +79,8 @@ _FAMILIES = {
 _GEMMA_LARGEST_LAYERS = 62
 """The layers of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
+_WANTED_ROTATION = ("RoPE over the whole head", "RoPE over an even part of the head, or all of it")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufShape:
@@ -180,13 +182,7 @@ class GgufShape:
                 "attention.value_length",
                 "values of the head size",
             ),
-            (
-                self._has_rotation(row),
-                "rope.dimension_count",
-                "RoPE over an even part of the head, or all"
-                if row.rotates_a_part
-                else "RoPE over the whole head",
-            ),
+            (self._has_rotation(row), "rope.dimension_count", _WANTED_ROTATION[row.rotates_a_part]),
             (
                 f"{family}.rope.dimension_sections" not in gguf.metadata,
                 "rope.dimension_sections",
@@ -200,7 +196,7 @@ class GgufShape:
             (
                 self.window >= 1
                 if row.window_period
-                else not 0 < self.window < self.max_positions and self.window >= 0,
+                else self.window == 0 or self.window >= self.max_positions,
                 "attention.sliding_window",
                 "a sliding window of at least one position"
                 if row.window_period

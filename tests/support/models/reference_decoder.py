@@ -179,8 +179,7 @@ def _layer(
     for values in (q, k):
         turned = rotate(values[..., :rotated], frequencies, is_interleaved)
         values[..., :rotated] = _length(config) * turned
-    divisor = config.get("query_pre_attn_scalar", 0)
-    sinks = w.get(f"{prefix}self_attn.sinks")
+    divisor, sinks = config.get("query_pre_attn_scalar", 0), w.get(f"{prefix}self_attn.sinks")
     attended = causal_attention(q, k, v, window, divisor, sinks)
     attended = attended.swapaxes(0, 1).reshape(len(x), -1)
     if is_gemma:
@@ -188,9 +187,8 @@ def _layer(
         normed = norm(x, "pre_feedforward_layernorm")
         gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
         gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-        summed: np.ndarray = x + norm(
-            linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm"
-        )
+        added = norm(linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm")
+        summed: np.ndarray = x + added
         return summed
     added = linear(attended, "self_attn.o_proj")
     x = x + (norm(added, "post_self_attn_layernorm") if kind == "glm4" else added)
@@ -199,7 +197,7 @@ def _layer(
     def mlp(values: np.ndarray, part: str) -> np.ndarray:
         gate, up = linear(values, f"{part}.gate_proj"), linear(values, f"{part}.up_proj")
         steepness = 1.0
-        if config["model_type"] == "gpt_oss":
+        if kind == "gpt_oss":
             steepness, limit = config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0)
             gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
         return linear(gate / (1 + np.exp(-steepness * gate)) * up, f"{part}.down_proj")

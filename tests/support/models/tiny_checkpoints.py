@@ -68,6 +68,7 @@ _ERNIE_MOE = _ERNIE | {
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }
+_YARN_OVER_64 = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4}
 _GLM4_MOE = _COMMON | {
     "architectures": ["Glm4MoeForCausalLM"],
     "model_type": "glm4_moe",
@@ -224,12 +225,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Glm4ForCausalLM"],
         "model_type": "glm4",
         "max_position_embeddings": 64,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 4.0,
-            "beta_fast": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        "rope_scaling": _YARN_OVER_64 | {"type": "yarn"},
     },
     "qwen3_yarn": _COMMON
     | {
@@ -239,12 +235,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
         "max_position_embeddings": 80,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "beta_fast": 4,
-        },
+        "rope_scaling": {"rope_type": "yarn"} | _YARN_OVER_64,
     },
     "qwen3_mixed": _COMMON
     | {

@@ -88,7 +88,7 @@ def test_layers_that_draft_are_not_read_and_not_used(tmp_path: Path) -> None:
     }
     layer |= {
         f"model.layers.2.{name}.weight": np.ones(shape, np.float32)
-        for name, shape in {"eh_proj": (64, 128), "enorm": 64, "hnorm": 64}.items()
+        for name, shape in {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)}.items()
     }
     folder = write_checkpoint(tmp_path, config, extra=layer)
     checkpoint, spec = _open(folder), read_decoder_spec(folder)
