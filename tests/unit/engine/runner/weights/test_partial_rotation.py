@@ -15,8 +15,8 @@ from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.rope import inverse_frequencies, rotary_tables
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.spec.rope_spec import LongRopeSpec
-from tests.support.models.running import load
-from tests.support.models.tiny_checkpoints import CONFIGS, weights_of, write_checkpoint
+from tests.support.models.running import load, logits_in_chunks
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 
 GLM = CONFIGS["glm"]
 PHI = CONFIGS["phi4_mini"]
@@ -111,6 +111,16 @@ def test_rotated_dimensions_are_read_as_the_first_pairs(
         elif "v_proj" in tensor:
             np.testing.assert_array_equal(checkpoint.read(tensor), values, tensor)
     assert found == (8 if name == "glm" else 12)
+
+
+@pytest.mark.parametrize("stored", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["glm", "glm4_yarn", "glm4_moe", "phi4_mini"])
+def test_chunks_give_the_same_bits(tmp_path: Path, name: str, stored: str) -> None:
+    runner = load(write_checkpoint(tmp_path, CONFIGS[name]), kv_cache_dtype=stored)
+    prompt = prompt_of(60)
+    whole = logits_in_chunks(runner, prompt, range(4), len(prompt))
+    for chunk in (1, 7):
+        np.testing.assert_array_equal(logits_in_chunks(runner, prompt, range(4), chunk), whole)
 
 
 def test_nodes_that_rotate_other_parts_exchange_no_kv(tmp_path: Path) -> None:
