@@ -137,6 +137,15 @@ def test_an_end_of_turn_stops_an_answer_too(
     assert read_json(folder / "config.json")["eos_token_id"] == 0
 
 
+def test_an_end_of_messages_with_calls_stops_an_answer_too(
+    write_gguf: WriteGguf, tmp_path: Path
+) -> None:
+    """GLM ends a message that calls tools with a token of its own."""
+    path = write_gguf({"tokenizer.ggml.eot_token_id": 3, "tokenizer.ggml.eom_token_id": 4})
+    stops = read_json(converted(path, tmp_path / "hf") / "generation_config.json")
+    assert stops["eos_token_id"] == [0, 3, 4]
+
+
 def test_an_output_matrix_unties_the_embedding(write_gguf: WriteGguf, tmp_path: Path) -> None:
     output = np.ones((9, 32), np.float32)
     folder = converted(write_gguf(tensors={"output.weight": output}), tmp_path / "hf")
