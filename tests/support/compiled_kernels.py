@@ -37,6 +37,7 @@ PACKAGES = ("numba", "llvmlite", "numpy")
 def compile_layers() -> None:
     """Compile both kinds of layers, and what multiplies float32 rows with every format."""
     from engine.runner.cpu import common_kernels
+    from engine.runner.kernels.products.activations import clamped_swish_kernel, gelu_kernel
     from engine.runner.kernels.products.group_layout import CODES
     from engine.runner.kernels.products.group_product import few_rows_kernel, widening_kernel
     from engine.runner.kernels.products.panel_product import float_kernel
@@ -44,6 +45,8 @@ def compile_layers() -> None:
     common_kernels.compile_layers()
     common_kernels.compile_attention()
     common_kernels.compile_expert_layers()
+    gelu_kernel()
+    clamped_swish_kernel(1.702, 7.0)
     float_kernel()
     for code in CODES.values():
         few_rows_kernel(code)

@@ -7,7 +7,7 @@ matrix's last panel are zeros. A matrix begins at a multiple of 64 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -234,7 +234,7 @@ def _q6_k(stored: Bytes) -> _Parts:
     return numbers, scales, stored[..., 208:]
 
 
-_PARTS = {
+_PARTS: dict[str, Callable[[Bytes], _Parts]] = {
     "Q4_0": lambda stored: _simple(2, 4, stored),
     "Q4_1": lambda stored: _simple(4, 4, stored),
     "Q5_0": lambda stored: _simple(2, 5, stored),

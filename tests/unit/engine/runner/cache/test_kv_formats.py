@@ -16,7 +16,7 @@ from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 from engine.runner.model_runner import ModelRunner
 from engine.runner.paddle_import import paddle
-from tests.support.models.packing import NONE
+from tests.support.models.packing import normal
 from tests.support.models.running import (
     kv_cache_of,
     load,
@@ -175,12 +175,12 @@ def attended(
     plan = plan_attention(rows.starts, rows.positions, case.num_kv_heads, group, num_threads)
     parts = np.full((PART_ROWS, case.head_dim + STATE_LANES), np.nan, np.float32)
     out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
-    progress = new_progress(2)
+    progress, sinks = new_progress(2), normal(case.num_heads)
     attention_phase(
-        progress[0], ready, *cache, rows.tables, rows.positions, NO_WINDOW, plan.items, NONE,
+        progress[0], ready, *cache, rows.tables, rows.positions, NO_WINDOW, plan.items, sinks,
         parts, out,
     )  # fmt: skip
-    merge_phase(progress[1], rows.positions, NO_WINDOW, plan.merges, NONE, parts, out)
+    merge_phase(progress[1], rows.positions, NO_WINDOW, plan.merges, sinks, parts, out)
     return out
 
 

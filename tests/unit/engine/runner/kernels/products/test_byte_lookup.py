@@ -20,7 +20,7 @@ TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 255, 200, 128, 127, 17, 29, 31, 77)
 
 def looked_up(numbers: np.ndarray, instruction: str) -> np.ndarray:
     @intrinsic
-    def look_up(typing: Any, source: Any, target: Any) -> Any:
+    def look_up(typing, source, target):  # type: ignore[no-untyped-def]
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             source, target = (vector_at(builder, at, INT_VECTOR) for at in args)
             found = emit_lookup(builder, TABLE, builder.load(source, align=1), instruction)
@@ -30,7 +30,7 @@ def looked_up(numbers: np.ndarray, instruction: str) -> np.ndarray:
         return types.void(types.int64, types.int64), codegen
 
     @njit
-    def run(source: int, target: int) -> None:
+    def run(source, target):  # type: ignore[no-untyped-def]
         look_up(source, target)
 
     out = np.zeros(64, np.uint8)
