@@ -122,9 +122,7 @@ class GgufShape:
             rms_norm_eps=float(f"{epsilon:.7g}"),
             rope_theta=rope_theta,
             window=gguf.integer(f"{family}.attention.sliding_window", 0),
-            window_rope_theta=(
-                gguf.number(f"{family}.rope.freq_base_swa", window_theta) if period else rope_theta
-            ),
+            window_rope_theta=gguf.number(f"{family}.rope.freq_base_swa", window_theta),
             window_pattern=(
                 gguf.integer(f"{family}.attention.sliding_window_pattern", period) if period else 1
             ),
@@ -184,7 +182,9 @@ class GgufShape:
             (self.rope_theta > 0, "rope.freq_base", "a RoPE base above 0"),
             (self.window_rope_theta > 0, "rope.freq_base_swa", "a RoPE base above 0"),
             (
-                bool(row.window_theta) or self.window_rope_theta == self.rope_theta,
+                not row.window_period
+                or bool(row.window_theta)
+                or self.window_rope_theta == self.rope_theta,
                 "rope.freq_base_swa",
                 f"the base of all layers, {self.rope_theta:g}",
             ),

@@ -3,6 +3,7 @@
 byte_kernels       the products with int8 rows that tests compile
 demo_digests       digests of the demo model's logits
 draws              single draws, and what they must be
+fused_experts      experts of a layer in one tensor, in every form of files
 hub_formats        models in GPTQ, AWQ, fp8 and compressed-tensors
 mtp_running        sequences that decode on a runner with an MTP layer
 odd_models         folders of models that are odd in one way

@@ -43,6 +43,7 @@ _WHOLE = {part: whole for whole, parts in _PARTS.items() for part in parts}
 _NUMBERS, _SCALES = "_blocks", "_scales"
 _BYTES = ("U8",)
 _GROUP, _GROUP_BYTES = 32, 16
+_LOW, _HALF_BYTE = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(4)
 _NAN_SCALE = 255
 _TYPES = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
 
@@ -249,11 +250,15 @@ class FusedExperts(DerivedWeights):
                 f"expert {place.expert}: wanted none"
             )
         stored = self._rows(place, self._entry(place, _NUMBERS))
+        # Eight bytes at a time: of a group, those of the numbers 0 to 15, and of 16 to 31.
+        halves = np.ascontiguousarray(stored).view(np.uint64)
+        first, second = halves[..., :1], halves[..., 1:]
         groups = np.empty((*scales.shape, 1 + _GROUP_BYTES), np.uint8)
         groups[..., 0] = scales
-        first, second = stored[..., : _GROUP_BYTES // 2], stored[..., _GROUP_BYTES // 2 :]
-        groups[..., 1::2] = (first & 15) | (second & 15) << 4
-        groups[..., 2::2] = (first >> 4) | (second & 240)
+        even = (first & _LOW) | ((second & _LOW) << _HALF_BYTE)
+        odd = ((first >> _HALF_BYTE) & _LOW) | (second & ~_LOW)
+        groups[..., 1::2] = even.view(np.uint8)
+        groups[..., 2::2] = odd.view(np.uint8)
         return groups.reshape(len(groups), -1)
 
 

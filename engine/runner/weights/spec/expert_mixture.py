@@ -5,8 +5,7 @@ the sigmoids, of their products with its normed state, in float32; it is sent to
 the highest scores, plus their bias where a model has one, and of equal ones to the first. Their
 outputs are added, each times its score, with the output of a shared MLP where a model has one.
 
-The arithmetic is that of `modeling_qwen3_moe.py`, `modeling_ernie4_5_moe.py`,
-`modeling_glm4_moe.py` and `modeling_gpt_oss.py` of transformers.
+The arithmetic is that of the models qwen3_moe, ernie4_5_moe, glm4_moe and gpt_oss of transformers.
 """
 
 from __future__ import annotations

@@ -92,8 +92,9 @@ def attended(
             tiles._limits = limits
     attention.begin(batch)
     counts = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-    parts = paddle.split(paddle.to_tensor(np.concatenate(rows)), counts, axis=1)
-    out = attention.attend(0, *parts, None if sinks is None else paddle.to_tensor(sinks))
+    query, key, value = paddle.split(paddle.to_tensor(np.concatenate(rows)), counts, axis=1)
+    scores = None if sinks is None else paddle.to_tensor(sinks)
+    out = attention.attend(0, query, key, value, scores)
     return np.split(out.numpy(), batch.row_starts[1:-1])
 
 

@@ -255,7 +255,9 @@ def test_other_yarn_is_another_model_to_the_nodes(tmp_path: Path) -> None:
     assert len(digests) == len(changes)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if "yarn" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in CONFIGS if "yarn" not in name and "gpt_oss" not in name]
+)
 def test_other_models_are_described_as_before(tmp_path: Path, name: str) -> None:
     """The description is hashed for the fingerprint: nodes of the release before still pair."""
     write_checkpoint(tmp_path, CONFIGS[name])

@@ -88,6 +88,7 @@ def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     assert checkpoint.quantization == "mxfp4"
 
 
+@pytest.mark.covers("K27")
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe"])
 def test_experts_in_the_newer_form_of_transformers(tmp_path: Path, name: str) -> None:
     values = weights_of(CONFIGS[name])
@@ -147,6 +148,15 @@ def test_a_layer_that_was_left_alone_is_in_floats(tmp_path: Path) -> None:
     assert checkpoint.format_and_shape(f"{EXPERTS}.0.up_proj.weight")[0] == "F32"
     first = "model.layers.0.mlp.experts.0.up_proj.weight"
     assert checkpoint.format_and_shape(first)[0] == "MXFP4"
+
+
+def test_a_layer_is_left_alone_by_a_whole_name(tmp_path: Path) -> None:
+    """A beginning that ends within a word, or of another layer, is none."""
+    tensors, values = in_mxfp4_form(weights_of(GPT_OSS))
+    said = MXFP4 | {"modules_to_not_convert": ["model.layers.1.mlp.exp", "layers.11.mlp.experts"]}
+    config = GPT_OSS | {"quantization_config": said}
+    checkpoint = _check_values(_write(tmp_path / "made", config, tensors), values)
+    assert checkpoint.format_and_shape(f"{EXPERTS}.0.up_proj.weight")[0] == "MXFP4"
 
 
 def _narrower(tensors: Tensors) -> None:
@@ -274,6 +284,7 @@ def test_inputs_that_are_no_whole_groups(tmp_path: Path) -> None:
         _opened(folder)
 
 
+@pytest.mark.covers("K27")
 def test_experts_that_are_quantised_otherwise_have_a_tensor_each(tmp_path: Path) -> None:
     config = CONFIGS["qwen3_moe"] | {"quantization_config": {"quant_method": "fp8"}}
     folder = _write(tmp_path / "made", config, in_newer_form(weights_of(CONFIGS["qwen3_moe"])))

@@ -34,7 +34,6 @@ from tests.support.models.tiny_checkpoints import (
     prompt_of,
     weights_of,
     write_checkpoint,
-    write_safetensors,
 )
 from tests.support.models.tiny_gguf import write_wide
 
@@ -181,20 +180,6 @@ def test_a_quantised_mixture_computes_what_its_values_compute(
         logits_of(load(one, attention_backend="paddle"), prompt) for one in (packed, wide)
     )
     np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.covers("K27")
-@pytest.mark.parametrize("part", ["gate_up_proj", "down_proj", "gate_up_proj.weight"])
-def test_experts_in_one_tensor_are_refused_with_the_way_to_write_them(
-    tmp_path: Path, part: str
-) -> None:
-    weights = {n: w for n, w in weights_of(CONFIG).items() if ".experts." not in n}
-    weights[f"model.layers.0.mlp.experts.{part}"] = np.ones((4, 64, 64), np.float32)
-    write_checkpoint(tmp_path, CONFIG)
-    write_safetensors(tmp_path / "model.safetensors", weights)
-    said = rf"tensor model\.layers\.0\.mlp\.experts\.{part} holds all experts.*save_original_format"
-    with pytest.raises(CheckpointError, match=said):
-        _opened(tmp_path)
 
 
 def test_biases_of_experts_are_refused_unless_they_are_zeros(tmp_path: Path) -> None:
