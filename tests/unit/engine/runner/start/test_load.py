@@ -392,3 +392,16 @@ def test_mtp_on_a_card_is_refused_with_what_to_set_instead(
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
         assert runner_on("auto").attention_backend == "numba"
     assert told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"), [("gpt_oss", {}), ("qwen3_moe", {"up_proj": "MXFP4"})]
+)
+def test_the_cpu_kernels_compute_sinks_and_mxfp4(
+    tmp_path: Path, name: str, formats: dict[str, str]
+) -> None:
+    write_gguf(tmp_path / "model.gguf", CONFIGS[name], formats)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    make_gguf_folder(tmp_path / "model.gguf", folder)
+    assert load(folder, attention_backend="auto").attention_backend == "numba"
