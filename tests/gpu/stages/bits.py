@@ -65,13 +65,14 @@ def bits(card: Any, found: Findings) -> None:
     print("products:", found["bits_products"], flush=True)
     x.close()
     y.close()
-    _steps_agree(card, found, model)
+    _steps_agree(card, found, model, "bits_steps")
     # Every second layer: it begins in another piece than the last row's, and within a block.
     windows = (300, 0) * (QWEN3_8B.num_layers // 2)
-    _steps_agree(card, found, model, windows)
+    _steps_agree(card, found, model, "bits_windows", windows=windows)
     sinks = card.device.allocate(4 * QWEN3_8B.num_heads)
     card.device.upload(sinks.address, np.linspace(-4, 9, QWEN3_8B.num_heads, dtype="f4").tobytes())
-    _steps_agree(card, found, model, windows, sinks.address or 1)
+    address = sinks.address or 1
+    _steps_agree(card, found, model, "bits_sinks", windows=windows, sinks=address)
     sinks.close()
     if card.is_real:
         _require_all(found)
@@ -167,10 +168,11 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
     return scaled.reshape(count, inputs)
 
 
-def _steps_agree(
-    card: Any, found: Findings, model: Model, windows: tuple[int, ...] = (), sinks: int = 0
-) -> None:
-    """Logits of one prompt: whole, cut, and its last tokens decoded alone and among others."""
+def _steps_agree(card: Any, found: Findings, model: Model, name: str, **layers: Any) -> None:
+    """Logits of one prompt: whole, cut, and its last tokens decoded alone and among others.
+
+    `layers` are options of `Model.launches`.
+    """
     rng = np.random.default_rng(0)
     prompt = [int(token) for token in rng.integers(0, QWEN3_8B.vocab_size, 700)]
     logits: dict[str, np.ndarray] = {}
@@ -179,14 +181,8 @@ def _steps_agree(
         ("whole", AttentionShape()),
         ("whole, tiles of 64", AttentionShape(chunk_rows=64, chunk_warps=4)),
     ):
-        chunks = ChunkStep(
-            card.device,
-            model.launches(card, shape, windows=windows, sinks=sinks),
-            card.stream,
-            1024,
-            2,
-            1024,
-        )
+        make = model.launches(card, shape, **layers)
+        chunks = ChunkStep(card.device, make, card.stream, 1024, 2, 1024)
         chunks.run([ChunkRow(prompt, 0, table)])
         logits[label] = chunks.logits(1)[0].copy()
         if label == "whole":
@@ -209,13 +205,8 @@ def _steps_agree(
             (f"decoded, {count}", AttentionShape()),
             (f"decoded, {count}, attention of 64 rows", AttentionShape(tile_rows=64, programs=100)),
         ):
-            step = Decoding(
-                card.device,
-                model.launches(card, shape, windows=windows, sinks=sinks),
-                card.stream,
-                count,
-                1024,
-            )
+            make = model.launches(card, shape, **layers)
+            step = Decoding(card.device, make, card.stream, count, 1024)
             tables: np.ndarray = np.tile(np.arange(80, 80 + step.table_width), (count, 1))
             tables += np.arange(count)[:, None] * 12
             mine = count - 1
@@ -243,6 +234,5 @@ def _steps_agree(
         for label, values in logits.items()
         if not np.array_equal(values, whole)
     ]
-    name = "bits_sinks" if sinks else "bits_windows" if windows else "bits_steps"
     found[name] = "; ".join(differing) or "equal"
     print(f"{name}:", found[name], found["logits_std"], flush=True)
