@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from router.tools.harmony.message_cut import MessageCut, Piece, PieceKind
+from router.tools.harmony.tags import CHANNEL, START
 from router.tools.json_extent import JsonArguments
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import LeadingSpace
@@ -110,5 +111,9 @@ class AnalysisTokens:
         elif after is PieceKind.THOUGHT:
             self.num += self._num_undecided + 1
             self._num_undecided = 0
+        elif after is not None:
+            self._num_undecided = 0
+        elif before is None:
+            self._num_undecided += 1
         else:
-            self._num_undecided = self._num_undecided + 1 if after is None else 0
+            self._num_undecided = int(text in (START, CHANNEL))  # another one ends its message

@@ -325,3 +325,8 @@ def test_a_source_comes_through_with_what_it_has_to_do() -> None:
         assert source_from_proto(source_to_proto(source)) == source
     earlier = pb.PrefixSource(node_id="decode-0", epoch=9, num_tokens=640)
     assert source_from_proto(earlier) == PrefixSource(NODE, 640, num_queued_tokens=0)
+
+
+def test_a_single_first_token_of_thinking_is_on_the_wire_as_in_earlier_releases() -> None:
+    """Their field 3 is one number, and not a list."""
+    assert pb.ThinkingBudget(begin_token_ids=[5]).SerializeToString() == b"\x18\x05"

@@ -199,6 +199,8 @@ async def test_stop_strings_are_searched_in_each_text_alone() -> None:
         choice = await answer(text, CHAT | {"stop": stop})
         assert choice["message"]["content"] == wanted, stop
         assert choice["stop_reason"] == (stop if wanted != "one two\n\nthree" else None)
+    header = {"min_tokens": len(ids_of("<|channel|>commentary<|message|>"))}
+    assert (await answer(text, CHAT | header | {"stop": " two"}))["message"]["content"] == "one"
     late = CHAT | {"stop": " two", "min_tokens": 30}
     assert (await answer(text, late))["message"]["content"] == "one two\n\nthree"
 

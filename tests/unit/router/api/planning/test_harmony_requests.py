@@ -92,6 +92,15 @@ async def test_it_is_told_of_calls_what_it_wrote_and_in_what_order() -> None:
     assert "<|start|>developer<|message|>Be brief.\n\nBe kind.\n// The weather of a city" in prompt
 
 
+async def test_results_without_ids_are_those_of_the_calls_in_their_order() -> None:
+    calls = [{"type": "function", "function": {"name": "now", "arguments": "{}"}} for _ in "ab"]
+    results = [{"role": "tool", "content": content} for content in ("14:05", "14:06")]
+    prompt = await prompt_of(ASKED, {"role": "assistant", "tool_calls": calls}, *results)
+    told = "<|start|>functions.now to=assistant<|channel|>commentary<|message|>"
+    called = f"{START} to=functions.now<|channel|>commentary json<|message|>{{}}<|call|>"
+    assert prompt.endswith(f'{called}{told}"14:05"<|end|>{called}{told}"14:06"<|end|>{START}')
+
+
 async def test_a_text_before_a_call_stays_where_nothing_was_thought() -> None:
     called = {"role": "assistant", "content": "I look.", "tool_calls": [call(1, "now", "{}")]}
     prompt = await prompt_of(ASKED, called, result(1, "14:05"))

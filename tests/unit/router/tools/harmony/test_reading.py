@@ -108,6 +108,14 @@ SAMPLES: dict[str, tuple[str, Read]] = {
         "<|channel|>analysis<|message|>x<|channel|>final<|message|>y",
         ("x", "y", [], False),
     ),
+    "a text that does not end": (
+        "<|channel|>final<|message|>y<|channel|>analysis<|message|>x",
+        ("x", "y", [], False),
+    ),
+    "a header without a message, at the end": (
+        f"{THOUGHT}<|channel|>final Hello there, you.",
+        ("Hm.", "Hello there, you.", [], False),
+    ),
     "white space between messages": (
         "<|channel|>analysis<|message|>x<|end|>\n<|start|>assistant<|channel|>final<|message|>y",
         ("x", "y", [], False),
@@ -220,6 +228,7 @@ def counted(one: AnswerSyntax, pieces: list[str]) -> int:
 @pytest.mark.covers("T46")
 @given(TEXTS, st.lists(st.integers(0, 400)), st.sampled_from(list(Place)[1:]), st.booleans())
 @example("word " * 80, [250, 257, 258], Place.HEADER, True)
+@example(f"<|channel|>final {'a ' * 130}to=b c", [250, 257, 258], Place.HEADER, True)
 def test_an_answer_is_the_same_in_any_pieces(
     text: str, cuts: list[int], place: Place, thinks: bool
 ) -> None:
@@ -265,6 +274,8 @@ def test_no_word_of_a_message_is_lost(text: str) -> None:
         (f"{THOUGHT}<|channel|>final<|message|>x", 5),
         (f"{THOUGHT}{THOUGHT}", 12),
         ("<|channel|>analysis<|message|>Hm.", 4),
+        (f"<|channel|>final<|message|>x<|end|><|start|>assistant{THOUGHT}", 7),
+        (f"<|channel|>final<|message|>x{THOUGHT}", 5),
         (COMMENTARY, 0),
         ("<|channel|>analysis to=functions.now<|message|>{}", 0),
     ],
