@@ -59,12 +59,6 @@ class ExpertMixture:
     clamped_swish: ClampedSwish | None = None
 
     @property
-    def is_unlike_a_plain_mlp(self) -> bool:
-        """Whether scores are no softmax alone, or experts have biases or another function."""
-        is_scored_otherwise = self.is_sigmoid or self.weight_scale != 1.0 or self.has_gate_bias
-        return is_scored_otherwise or self.has_biases or self.clamped_swish is not None
-
-    @property
     def outputs_of_a_token(self) -> int:
         """Outputs of gate, and as many of up, that are computed for a token in a layer."""
         return self.num_chosen * self.inner_size + self.shared_size

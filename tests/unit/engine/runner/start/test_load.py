@@ -21,8 +21,10 @@ from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.spec.model_spec import read_decoder_spec
+from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
+from tests.support.models.tiny_gguf import write_gguf
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, KV heads, block, head, float32
 
