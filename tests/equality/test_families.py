@@ -32,8 +32,8 @@ from tests.support.models.pressure import (
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
-WINDOWS = ("mistral_window", "qwen3_mixed", "gemma3")
-EXPERTS = ("qwen3_moe_mixed", "ernie_moe")
+WINDOWS = ("mistral_window", "qwen3_mixed", "gemma3", "gpt_oss")
+EXPERTS = ("qwen3_moe_mixed", "ernie_moe", "glm4_moe")
 MODELS = [*((family, "none") for family in (*WINDOWS, *EXPERTS)), ("ernie_moe", "q8_0")]
 LENGTHS = (94, PIECE_KEYS + 30, 78, PIECE_KEYS - 2)
 """Their last block is nearly full, so that each of them soon asks for another one."""
