@@ -23,7 +23,7 @@ from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
-FAMILIES = ("qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied")
+FAMILIES = ("qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "ernie_moe_untied", "glm4_moe")
 OTHERS = [[6, 7, 8], [10, 11, 12], [13, 14, 15]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
 

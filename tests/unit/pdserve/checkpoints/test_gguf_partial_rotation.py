@@ -1,6 +1,6 @@
 """GGUF files of heads that are rotated in part, and of GLM: what their keys and tensors have to be.
 
-That their values are those of safetensors is in `test_gguf_models` and `test_gguf_mixtures`.
+That values are those of safetensors is tested beside `gguf_weights`.
 """
 
 from __future__ import annotations
