@@ -67,12 +67,20 @@ def store_sum(y, residual, total, rows, is_row, outputs, N: tl.constexpr, BN: tl
 
 
 @triton.jit
-def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
-    """Store silu(gate) * up of sums [BN, BM]; gate, up and silu are rounded to y's type."""
+def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr,
+                IS_GELU: tl.constexpr):  # fmt: skip
+    """Store silu(gate) * up of sums [BN, BM], or gelu(gate) * up.
+
+    Gate, up and the function of the gate are rounded to y's type. GELU is its approximation by
+    tanh: (1 + tanh(z / 2)) / 2 is the logistic function of z, z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+    """
     kind = y.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    result = (silu * up.to(kind).to(tl.float32)).to(kind)
+    steep = gate
+    if IS_GELU:
+        steep = gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate)
+    activated = (gate / (1.0 + tl.exp(-steep))).to(kind).to(tl.float32)
+    result = (activated * up.to(kind).to(tl.float32)).to(kind)
     is_result = _results(is_row[:, None], outputs, N, BN)
     place = rows[:, None].to(tl.int64) * N + outputs[None, :]
     tl.store(y + place, tl.trans(result), mask=is_result)
@@ -109,8 +117,12 @@ def product(x, weights, y, residual, bias, num_rows, N: tl.constexpr, K: tl.cons
 @triton.jit
 def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
                     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                    PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute y[M, N] = silu(gate) * up, for weights [2 N, K] with the gate's rows first."""
+                    IS_GELU: tl.constexpr, PREFETCH: tl.constexpr,
+                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute y[M, N] = silu(gate) * up, for weights [2 N, K] with the gate's rows first.
+
+    With IS_GELU it is gelu(gate) * up, as in `store_gated`.
+    """
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
@@ -130,7 +142,7 @@ def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
         inputs = tl.trans(tl.load(x_rows + start + k, mask=is_row, other=0.0))
         gate = tl.dot(tl.load(gates + start + k), inputs, gate)
         up = tl.dot(tl.load(ups + start + k), inputs, up)
-    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN)
+    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN, IS_GELU)
 
 
 @triton.jit
@@ -159,7 +171,8 @@ def described_product(x, weights, y, residual, bias, num_rows, stored, N: tl.con
 @triton.jit
 def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                      PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                      IS_GELU: tl.constexpr, PREFETCH: tl.constexpr,
+                      IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute `gate_up_product` with tiles that the copy engine reads."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     if PREFETCH > 0:
@@ -175,4 +188,4 @@ def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.co
         up = tl.dot(weights.load([N + tile_n * BN, start]), inputs, up)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN)
+    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN, IS_GELU)
