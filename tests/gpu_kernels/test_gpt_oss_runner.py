@@ -25,6 +25,7 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
+
 def in_mxfp4(folder: Path, config: dict[str, Any]) -> tuple[Path, dict[str, np.ndarray]]:
     """Return a folder as hubs have it, and the values of its weights."""
     tensors, values = in_mxfp4_form(weights_of(config))

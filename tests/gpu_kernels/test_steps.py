@@ -169,6 +169,27 @@ def test_quantised_weights_have_the_same_bits_in_every_tile(form: Form) -> None:
     step.close()
 
 
+GEMMA = replace(
+    SPEC, embedding_scale=11.3, is_gelu=True, has_output_norms=True, has_norm_offsets=True,
+    score_divisor=20.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [Form.BF16, Form.Q8_0])
+def test_norms_of_what_is_added_and_gelu_have_the_same_bits_in_every_tile(form: Form) -> None:
+    tiny = TinyDecoder(form, GEMMA)
+    is_plain = form is Form.BF16
+    whole = in_chunks(tiny, tiny.launches(replace(WIDE, is_described=is_plain)), 33)
+    if is_plain:
+        exact = tiny.logits(PROMPT)
+        assert np.linalg.norm(whole - exact) / np.linalg.norm(exact) < 0.01
+    make = tiny.launches(replace(NARROW, is_together=not is_plain))
+    in_chunks(tiny, make)
+    logits, step = decoded(tiny, make, 2, 0, 73)
+    assert np.array_equal(logits, whole)
+    step.close()
+
+
 def test_memory_of_the_interpreter_starts_as_nan() -> None:
     device = InterpretedDevice()
     memory = device.allocate(64)

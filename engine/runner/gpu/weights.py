@@ -319,8 +319,7 @@ def random_weights(
     """Make weights of the decoder's shape on the card; a stream's later work finds them.
 
     Entries have variance 1 / inputs, and outputs that are added to the residual stream are smaller
-    by sqrt(2 layers), so activations and logits have the size of a trained model's. Where these have
-    norms, the norms make them so.
+    by sqrt(2 layers), so activations and logits have the size of a trained model's.
     """
     maker = _RandomMaker(
         device, make_kernel, seed << 32, stream, has_float_norms=spec.has_norm_offsets

@@ -65,14 +65,20 @@ def bits(card: Any, found: Findings) -> None:
     print("products:", found["bits_products"], flush=True)
     x.close()
     y.close()
-    _steps_agree(card, found, model)
+    _steps_agree(card, found, "bits_steps", model)
     # Every second layer: it begins in another piece than the last row's, and within a block.
     windows = (300, 0) * (QWEN3_8B.num_layers // 2)
-    _steps_agree(card, found, model, windows)
+    _steps_agree(card, found, "bits_windows", model, windows=windows)
     sinks = card.device.allocate(4 * QWEN3_8B.num_heads)
     card.device.upload(sinks.address, np.linspace(-4, 9, QWEN3_8B.num_heads, dtype="f4").tobytes())
-    _steps_agree(card, found, model, windows, sinks.address or 1)
+    _steps_agree(card, found, "bits_sinks", model, windows=windows, sinks=sinks.address or 1)
     sinks.close()
+    norms = card.device.allocate(4 * QWEN3_8B.hidden_size)
+    card.device.upload(
+        norms.address, np.linspace(0.1, 1, QWEN3_8B.hidden_size, dtype="f4").tobytes()
+    )
+    _steps_agree(card, found, "bits_gemma", model, windows=windows, norms=norms.address or 16)
+    norms.close()
     if card.is_real:
         _require_all(found)
 
@@ -167,10 +173,11 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
     return scaled.reshape(count, inputs)
 
 
-def _steps_agree(
-    card: Any, found: Findings, model: Model, windows: tuple[int, ...] = (), sinks: int = 0
-) -> None:
-    """Logits of one prompt: whole, cut, and its last tokens decoded alone and among others."""
+def _steps_agree(card: Any, found: Findings, name: str, model: Model, **parts: Any) -> None:
+    """Logits of one prompt: whole, cut, and its last tokens decoded alone and among others.
+
+    `parts` are those of the model, as `Model.launches` takes them.
+    """
     rng = np.random.default_rng(0)
     prompt = [int(token) for token in rng.integers(0, QWEN3_8B.vocab_size, 700)]
     logits: dict[str, np.ndarray] = {}
@@ -181,7 +188,7 @@ def _steps_agree(
     ):
         chunks = ChunkStep(
             card.device,
-            model.launches(card, shape, windows=windows, sinks=sinks),
+            model.launches(card, shape, **parts),
             card.stream,
             1024,
             2,
@@ -211,7 +218,7 @@ def _steps_agree(
         ):
             step = Decoding(
                 card.device,
-                model.launches(card, shape, windows=windows, sinks=sinks),
+                model.launches(card, shape, **parts),
                 card.stream,
                 count,
                 1024,
@@ -243,6 +250,5 @@ def _steps_agree(
         for label, values in logits.items()
         if not np.array_equal(values, whole)
     ]
-    name = "bits_sinks" if sinks else "bits_windows" if windows else "bits_steps"
     found[name] = "; ".join(differing) or "equal"
     print(f"{name}:", found[name], found["logits_std"], flush=True)

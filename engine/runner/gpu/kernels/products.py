@@ -16,6 +16,11 @@ import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
 
+GELU_LINEAR: tl.constexpr = tl.constexpr(-2.302208198144325)
+"""-2 sqrt(2 / pi) log2(e)"""
+GELU_CUBIC: tl.constexpr = tl.constexpr(-0.1029432395800235)
+"""The same times 0.044715"""
+
 
 @triton.jit
 def tile_of(
@@ -67,19 +72,25 @@ def store_sum(y, residual, total, rows, is_row, outputs, N: tl.constexpr, BN: tl
 
 
 @triton.jit
+def _gelu_power(x):
+    """Return e^-2u, where GELU by tanh is x (1 + tanh(u)) / 2 = x / (1 + e^-2u).
+
+    u is sqrt(2 / pi) (x + 0.044715 x^3).
+    """
+    return tl.exp2(x * (GELU_LINEAR + GELU_CUBIC * x * x))
+
+
+@triton.jit
 def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr,
                 IS_GELU: tl.constexpr):  # fmt: skip
     """Store silu(gate) * up of sums [BN, BM], or gelu(gate) * up.
 
-    Gate, up and the function of the gate are rounded to y's type. GELU is its approximation by
-    tanh: (1 + tanh(z / 2)) / 2 is the logistic function of z, z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+    Gate, up and the function of the gate are rounded to y's type. GELU is that by tanh.
     """
     kind = y.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
-    steep = gate
-    if IS_GELU:
-        steep = gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate)
-    activated = (gate / (1.0 + tl.exp(-steep))).to(kind).to(tl.float32)
+    power = _gelu_power(gate) if IS_GELU else tl.exp(-gate)
+    activated = (gate / (1.0 + power)).to(kind).to(tl.float32)
     result = (activated * up.to(kind).to(tl.float32)).to(kind)
     is_result = _results(is_row[:, None], outputs, N, BN)
     place = rows[:, None].to(tl.int64) * N + outputs[None, :]

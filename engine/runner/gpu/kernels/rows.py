@@ -15,8 +15,9 @@ def normalised(row, weight, is_column, N: tl.constexpr, epsilon, kind: tl.conste
 
     It is rounded before the weight is applied too, unless weights are in float32.
     """
-    result = row * tl.rsqrt(tl.sum(row * row, 0) / N + epsilon)
+    scale = tl.rsqrt(tl.sum(row * row, 0) / N + epsilon)
     factor = tl.load(weight + is_column[1], mask=is_column[0], other=0.0).to(tl.float32)
+    result = row * scale
     if weight.dtype.element_ty != tl.float32:
         result = result.to(kind).to(tl.float32)
     return (result * factor).to(kind)
@@ -39,8 +40,9 @@ def embed(tokens, sources, drawn, table, scale, weight, hidden, normed, epsilon,
           IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Set hidden[row] = table[tokens[row]] * scale, and normed[row] to its norm. Program: row.
 
-    The product is in float32, and rounded once; `scale` None: there is none. With HAS_DRAWN the token is drawn[sources[row]] where that source is not -1; a token of -1, of
-    a row that was not finite, is taken for 0.
+    The product is in float32, and rounded once; `scale` None: there is none. With HAS_DRAWN the
+    token is drawn[sources[row]] where that source is not -1; a token of -1, of a row that was not
+    finite, is taken for 0.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
