@@ -205,7 +205,7 @@ def _launch_of_gemma(recorder: SpecRecorder) -> None:
     make.embed(0, 0, 0, 1, (0, 0))
     make.norm(0, 0, 0, 1, 16)
     make.rotate(0, 0, 0, 0, 0, 1)
-    for form, rows in product((Form.BF16, Form.Q4_0), (1, 4096)):
+    for form, rows in ((Form.BF16, 4096), (Form.Q4_0, 1)):
         make.gate_up(0, Matrix(0, 2 * 10240, 2560, form), 0, rows)
 
 
