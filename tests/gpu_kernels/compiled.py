@@ -115,6 +115,7 @@ def shipped(capability: int) -> list[KernelSpec]:
     _launch_of_heads(recorder)
     _launch_of_experts(recorder)
     _launch_of_gpt_oss(recorder)
+    _launch_of_gemma(recorder)
     return recorder.specs
 
 
@@ -195,6 +196,17 @@ def _launch_of_gpt_oss(recorder: SpecRecorder) -> None:
     own = ExpertWeights(Matrix(0, mixture.num_experts, 2880), NO_MATRIX, NO_MATRIX, 16, 16)
     found: Any = defaultdict(int)
     ExpertLaunches(make, recorder.device.properties, spec, mixture).choose(own, found, 1, 0)
+
+
+def _launch_of_gemma(recorder: SpecRecorder) -> None:
+    """Launch what Gemma 3 has of its own, in the widest rows and the largest heads that it has."""
+    make = Model.of(recorder).launches(recorder, norms=16)
+    make.spec = replace(make.spec, hidden_size=5376, head_dim=256)  # of the models of 27B and 4B
+    make.embed(0, 0, 0, 1, (0, 0))
+    make.norm(0, 0, 0, 1, 16)
+    make.rotate(0, 0, 0, 0, 0, 1)
+    for form, rows in ((Form.BF16, 4096), (Form.Q4_0, 1)):
+        make.gate_up(0, Matrix(0, 2 * 10240, 2560, form), 0, rows)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

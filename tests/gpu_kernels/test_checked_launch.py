@@ -143,7 +143,7 @@ def test_nothing_is_found_without_a_fault(
 
 
 LOADED = """    values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)
-    result = normalised(values, weight"""
+    if added_weight"""
 FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = [
     # A mask that is dropped.
     (computes_a_chunk, products,
@@ -202,8 +202,8 @@ FAULTS: list[tuple[Callable[[TinyDecoder], None], ModuleType, str, str, str]] = 
     (computes_a_chunk, rows, "    begin(IS_PROGRAMMATIC)\n    row = tl.program_id(0).to(tl.int64)\n"
      "    columns = tl.arange(0, COLUMNS)\n    inside = columns < N\n" + LOADED,
      "    row = tl.program_id(0).to(tl.int64)\n    columns = tl.arange(0, COLUMNS)\n"
-     "    inside = columns < N\n" + LOADED.replace("    result", "    begin(IS_PROGRAMMATIC)\n"
-     "    result"), "norm, program 0: loads hidden before it waits for the kernel before"),
+     "    inside = columns < N\n" + LOADED.replace("    if", "    begin(IS_PROGRAMMATIC)\n"
+     "    if"), "norm, program 0: loads hidden before it waits for the kernel before"),
     (decodes, attention, "    begin(IS_PROGRAMMATIC)\n    GROUP: tl.constexpr = HEADS // KV_HEADS\n"
      "    PARTS", "    GROUP: tl.constexpr = HEADS // KV_HEADS\n    PARTS",
      "attend_pieces, program 0: loads first_pieces before it waits"),

@@ -159,7 +159,7 @@ def test_results_that_differ_fail_the_stage_that_compares_them(
     with pytest.raises(AssertionError, match="qkv 16x32x128 w4 s4 rows 7"):
         STAGES["bits"](BlankCard(), found)
     # The rest is compared all the same.
-    assert found["bits_steps"] == found["bits_windows"] == "equal"
+    assert found["bits_steps"] == found["bits_windows"] == found["bits_gemma"] == "equal"
 
 
 @pytest.mark.parametrize(

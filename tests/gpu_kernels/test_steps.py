@@ -169,6 +169,29 @@ def test_quantised_weights_have_the_same_bits_in_every_tile(form: Form) -> None:
     step.close()
 
 
+GEMMA = replace(
+    SPEC, embedding_scale=11.3, is_gelu=True, has_output_norms=True, has_norm_offsets=True,
+    score_divisor=20.0,
+)  # fmt: skip
+
+
+def test_norms_of_what_is_added_and_gelu_are_those_of_float64() -> None:
+    tiny = TinyDecoder(spec=GEMMA)
+    found = in_chunks(tiny, tiny.launches(replace(WIDE, is_described=True)))
+    exact = tiny.logits(PROMPT)
+    assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.01
+
+
+def test_norms_of_what_is_added_and_gelu_have_the_same_bits_in_every_tile() -> None:
+    tiny = TinyDecoder(Form.Q8_0, GEMMA)
+    whole = in_chunks(tiny, tiny.launches(WIDE))
+    make = tiny.launches(replace(NARROW, is_together=True))
+    in_chunks(tiny, make)
+    logits, step = decoded(tiny, make, 2, 0, 73)
+    assert np.array_equal(logits, whole)
+    step.close()
+
+
 def test_memory_of_the_interpreter_starts_as_nan() -> None:
     device = InterpretedDevice()
     memory = device.allocate(64)

@@ -72,13 +72,23 @@ class TinyDecoder:
         """Return the logits after the last token, computed in float64 without any cache."""
         spec, weights = self.spec, self.weights
         table = self.floats(weights.embedding, spec.vocab_size, spec.hidden_size)
-        hidden = table[tokens]
+        hidden = spec.embedding_scale * table[tokens]
+        calm = 1 / np.sqrt(2 * spec.num_layers)
+
+        def added(rows: np.ndarray) -> np.ndarray:
+            return calm * _normed(rows) if spec.has_output_norms else rows
+
         for layer in weights.layers:
             qkv = _normed(hidden) @ self.matrix(layer.qkv).T
-            hidden = hidden + self._attended(qkv) @ self.matrix(layer.output).T
+            hidden = hidden + added(self._attended(qkv) @ self.matrix(layer.output).T)
             both = _normed(hidden) @ self.matrix(layer.gate_up).T
             gate, up = both[:, : spec.intermediate_size], both[:, spec.intermediate_size :]
-            hidden = hidden + gate / (1 + np.exp(-gate)) * up @ self.matrix(layer.down).T
+            if spec.is_gelu:
+                cubic = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+                gate = gate / 2 * (1 + np.tanh(cubic))
+            else:
+                gate = gate / (1 + np.exp(-gate))
+            hidden = hidden + added(gate * up @ self.matrix(layer.down).T)
         found: np.ndarray = self.matrix(weights.head) @ _normed(hidden[-1:])[0]
         return found
 
@@ -95,7 +105,7 @@ class TinyDecoder:
         result = np.zeros((count, spec.num_heads, spec.head_dim))
         for head in range(spec.num_heads):
             keys = turned[:, spec.num_heads + head // group]
-            scores = turned[:, head] @ keys.T / np.sqrt(spec.head_dim)
+            scores = turned[:, head] @ keys.T * spec.score_scale
             scores = np.where(np.tril(np.ones((count, count))) > 0, scores, -np.inf)
             shares = np.exp(scores - scores.max(1, keepdims=True))
             shares /= shares.sum(1, keepdims=True)
@@ -105,6 +115,6 @@ class TinyDecoder:
 
 
 def _normed(values: np.ndarray) -> np.ndarray:
-    """Return RMS-normalised rows; the random weights have norms of 1."""
+    """Return RMS-normalised rows; other norms of the random weights are 1."""
     found: np.ndarray = values / np.sqrt((values * values).mean(-1, keepdims=True) + 1e-6)
     return found

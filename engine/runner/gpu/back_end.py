@@ -121,8 +121,8 @@ class GpuBackEnd:
                 "speculative_method is mtp, which has no kernels on a GPU; wanted ngram, suffix, "
                 "grammar or none there"
             )
-        if spec.has_output_norms:
-            return "the model has norms after attention and MLP, for which there are no GPU kernels"
+        if spec.experts is not None and (spec.has_output_norms or spec.is_gelu):
+            return "the model has experts with norms after them or GELU"
         if spec.has_mlp_bias:
             return "the model has biases in its MLP"
         if spec.head_dim not in _HEAD_SIZES:

@@ -20,7 +20,14 @@ from engine.runner.gpu.launcher import BindableKernel, KernelSpec, optional
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
-from engine.runner.gpu.weights import SCALES, STRIP_INPUTS, DecoderWeights, Form, Matrix
+from engine.runner.gpu.weights import (
+    SCALES,
+    STRIP_INPUTS,
+    DecoderWeights,
+    Form,
+    Matrix,
+    norm_type,
+)
 from engine.runner.weights.spec.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -36,14 +43,13 @@ _PRODUCT = {
 }  # fmt: skip
 _QUANTISED = _PRODUCT | {"weights": "*u16"}
 _ROWS = {
-    "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "weight": "*bf16",
+    "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "scale": "fp32",
     "hidden": "*bf16", "normed": "*bf16", "epsilon": "fp32",
 }  # fmt: skip
 _ROTATE = {
-    "qkv": "*bf16", "bias": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16",
-    "angles": "*fp32", "positions": "*i32", "slots": "*i32", "queries": "*bf16",
-    "keys": "*bf16", "values": "*bf16", "key_scales": "*fp32", "value_scales": "*fp32",
-    "divisors": "*fp32", "epsilon": "fp32", "num_rows": "i32",
+    "qkv": "*bf16", "bias": "*bf16", "angles": "*fp32", "positions": "*i32", "slots": "*i32",
+    "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "key_scales": "*fp32",
+    "value_scales": "*fp32", "divisors": "*fp32", "epsilon": "fp32", "num_rows": "i32",
 }  # fmt: skip
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
@@ -167,14 +173,14 @@ class Launches:
     def gate_up(
         self, x: int, weights: Matrix, y: int, num_rows: int, tile: Tile | None = None
     ) -> Bound:
-        """Return y = silu(gate) * up."""
+        """Return y = silu(gate) * up, or gelu(gate) * up."""
         num_outputs = weights.num_outputs // 2
         tile = tile or self._choose_gate_up(num_rows, num_outputs, weights)
         if weights.form is not Form.BF16:
             return self._ranged(tile, x, weights, (y, 0), num_rows, {}, is_gated=True)
         return self._product(
-            products.gate_up_product, products.described_gate_up, _PRODUCT, {}, tile, x, weights,
-            (y,), num_rows, num_outputs,
+            products.gate_up_product, products.described_gate_up, _PRODUCT,
+            {"IS_GELU": self.spec.is_gelu}, tile, x, weights, (y,), num_rows, num_outputs,
         )  # fmt: skip
 
     def _product(
@@ -219,7 +225,8 @@ class Launches:
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
             "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
             "UNROLLED": tile.depth // STRIP_INPUTS, "FORM": int(weights.form),
-            "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
+            "IS_GATED": is_gated, "IS_GELU": is_gated and self.spec.is_gelu,
+            "HAS_RESIDUAL": results[1] != 0,
             "PREFETCH": tile.words_ahead(weights.form), "HAS_PTX": True, **no_bias,
         }  # fmt: skip
         types = {**_QUANTISED, "scales": SCALES[weights.form], **result}
@@ -252,7 +259,7 @@ class Launches:
         `normed` holds the norm of the layer's input, and then that of the next layer's, or of the
         head's.
         """
-        hidden, normed, layers = memory["hidden"], memory["normed"], self.weights.layers
+        normed, layers = memory["normed"], self.weights.layers
         layer = layers[index]
         following = self.weights.final_norm
         if index + 1 < len(layers):
@@ -261,23 +268,36 @@ class Launches:
             self.product(normed, layer.qkv, memory["qkv"], num_rows),
             self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
             *attend(index),
-            self.product(
-                memory["attended"],
-                layer.output,
-                hidden,
-                num_rows,
-                residual=hidden,
-                bias=layer.output_bias,
+            *self._add(
+                memory["attended"], layer.output, memory, num_rows,
+                (layer.attended_norm, layer.middle_norm), layer.output_bias,
             ),
-            self.norm(hidden, layer.middle_norm, normed, num_rows),
-        ]
+        ]  # fmt: skip
         if self.experts is not None and layer.experts is not None:
             return found + self.experts.layer(layer, memory, num_rows, positions, following)
         return [
             *found,
             self.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
-            self.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
-            self.norm(hidden, following, normed, num_rows),
+            *self._add(
+                memory["activated"], layer.down, memory, num_rows,
+                (layer.mlp_output_norm, following),
+            ),
+        ]  # fmt: skip
+
+    def _add(
+        self, x: int, weights: Matrix, memory: StepMemory, num_rows: int, norms: tuple[int, int],
+        bias: int = 0,
+    ) -> list[Bound]:  # fmt: skip
+        """Return hidden += x @ weights.T, and the norm of hidden.
+
+        `norms`: the norm of what is added (0: it has none), and that of the sum. What has a norm
+        of its own lies in `normed` until it is added, rounded as any product's results.
+        """
+        hidden, normed, (own, following) = memory["hidden"], memory["normed"], norms
+        target, residual = (normed, 0) if own else (hidden, hidden)
+        return [
+            self.product(x, weights, target, num_rows, residual=residual, bias=bias),
+            self.norm(hidden, following, normed, num_rows, own),
         ]
 
     def embed(
@@ -288,20 +308,38 @@ class Launches:
 
         `drawn`: sources and tokens of the step before, which come first.
         """
-        constants = {**self._columns(self.spec.hidden_size), "HAS_DRAWN": drawn is not None}
-        kernel = self.kernel(rows.embed, _ROWS, constants, 8, 1)
+        spec, scales = self.spec, list[float]()
+        constants = {**self._columns(spec.hidden_size), "HAS_DRAWN": drawn is not None}
+        if spec.embedding_scale == 1.0:
+            constants["scale"] = None
+        else:
+            scales = [spec.embedding_scale]
+        kernel = self.kernel(rows.embed, _ROWS | self._norms("weight"), constants, 8, 1)
         weight = self.weights.layers[0].input_norm
         return kernel.bind(
-            (num_rows,), tokens, *(drawn or (0, 0)), self.weights.embedding, weight, hidden, normed,
-            self.spec.rms_epsilon,
+            (num_rows,), tokens, *(drawn or (0, 0)), self.weights.embedding, *scales, weight,
+            hidden, normed, spec.rms_epsilon,
         )  # fmt: skip
 
-    def norm(self, hidden: int, weight: int, normed: int, num_rows: int) -> Bound:
-        kernel = self.kernel(rows.norm, _ROWS, self._columns(self.spec.hidden_size), 8, 1)
-        return kernel.bind((num_rows,), hidden, weight, normed, self.spec.rms_epsilon)
+    def norm(
+        self, hidden: int, weight: int, normed: int, num_rows: int, added_weight: int = 0
+    ) -> Bound:
+        """Return the norm of rows, after those in `normed` are added to them.
+
+        `added_weight`: the norm of the added rows; 0: none are added.
+        """
+        none_added, added = optional("added_weight", added_weight)
+        types = _ROWS | self._norms("weight", "added_weight")
+        constants = self._columns(self.spec.hidden_size) | none_added
+        kernel = self.kernel(rows.norm, types, constants, 8, 1)
+        return kernel.bind((num_rows,), hidden, weight, normed, *added, self.spec.rms_epsilon)
+
+    def _norms(self, *names: str) -> dict[str, str]:
+        """Return the types of these weights of norms."""
+        return dict.fromkeys(names, norm_type(self.spec))
 
     @staticmethod
-    def _columns(size: int) -> dict[str, int]:
+    def _columns(size: int) -> dict[str, Any]:
         return {"N": size, "COLUMNS": 1 << (size - 1).bit_length()}
 
     def heads(self) -> dict[str, int]:
@@ -319,7 +357,8 @@ class Launches:
             "HAS_NORMS": spec.has_head_norms, "HAS_SCALES": self.pool.has_scales,
             "HAS_DIVISORS": weights.key_divisors != 0, "TILE": _ROTATED_ROWS,
         }  # fmt: skip
-        types = _ROTATE | ({"keys": "*i16", "values": "*i16"} if self.pool.has_scales else {})
+        types = _ROTATE | self._norms("query_weight", "key_weight")
+        types |= {"keys": "*i16", "values": "*i16"} if self.pool.has_scales else {}
         kernel = self.kernel(rows.rotate_and_store, types, constants, 4, 1)
         return kernel.bind(
             (-(-num_rows // _ROTATED_ROWS), spec.num_heads + 2 * spec.num_kv_heads), qkv,

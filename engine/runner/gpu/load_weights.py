@@ -90,8 +90,10 @@ class _Loader:
             scale_address += part.scale_bytes
         return replace(plan, address=words.address, scales=scales.address)
 
-    def vector(self, name: str) -> int:
-        return self.joined([name])[0]
+    def norm(self, name: str) -> int:
+        """Return the address of a norm's weights, as `norm_type` says."""
+        name = f"{name}.weight"
+        return self._floats(name) if self._spec.has_norm_offsets else self.joined([name])[0]
 
     def layer(self, prefix: str, mixture: ExpertMixture | None) -> LayerWeights:
         spec = self._spec
@@ -101,15 +103,19 @@ class _Loader:
             biases = [f"{prefix}self_attn.{name}_proj.bias" for name in "qkv"]
             bias = self.joined(biases)[0]
         if spec.has_head_norms:
-            query_norm = self.vector(f"{prefix}self_attn.q_norm.weight")
-            key_norm = self.vector(f"{prefix}self_attn.k_norm.weight")
+            query_norm = self.norm(f"{prefix}self_attn.q_norm")
+            key_norm = self.norm(f"{prefix}self_attn.k_norm")
+        attended_norm = mlp_output_norm = 0
+        if spec.has_output_norms:
+            attended_norm = self.norm(f"{prefix}post_attention_layernorm")
+            mlp_output_norm = self.norm(f"{prefix}post_feedforward_layernorm")
         return LayerWeights(
-            input_norm=self.vector(f"{prefix}input_layernorm.weight"),
+            input_norm=self.norm(f"{prefix}input_layernorm"),
             qkv=self.matrix(names["qkv"]),
             query_norm=query_norm,
             key_norm=key_norm,
             output=self.matrix(names["output"]),
-            middle_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
+            middle_norm=self.norm(f"{prefix}{spec.mlp_norm}"),
             gate_up=self.matrix(names["gate_up"]) if "gate_up" in names else NO_MATRIX,
             down=self.matrix(names["down"]) if "down" in names else NO_MATRIX,
             qkv_bias=bias,
@@ -118,6 +124,8 @@ class _Loader:
             output_bias=(
                 self._floats(f"{prefix}self_attn.o_proj.bias") if spec.has_output_bias else 0
             ),
+            attended_norm=attended_norm,
+            mlp_output_norm=mlp_output_norm,
             experts=None if mixture is None else self._experts(prefix, mixture, names),
         )
 
@@ -254,7 +262,7 @@ def load_weights(
         loader.layer(f"model.layers.{index}.", spec.mixture_of(index))
         for index in range(spec.num_layers)
     )
-    final_norm = loader.vector("model.norm.weight")
+    final_norm = loader.norm("model.norm")
     head = embedding if spec.has_tied_embeddings else loader.matrix([HEAD])
     loader.upload()
     angles = send_angles(device, spec, max_len)

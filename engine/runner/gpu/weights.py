@@ -20,7 +20,6 @@ from engine.runner.weights.spec.rope_spec import RopeSpec
 _ELEMENT = 2
 _COUNTERS = 1024
 _VALUES_PER_COUNTER = 4
-_BFLOAT16_ONE = 0x3F80
 _SMALL = 0.1
 _E2M1_DEVIATION = 2.9
 """The standard deviation of the numbers of MXFP4's 16 codes."""
@@ -117,12 +116,22 @@ class ExpertWeights:
 NO_MATRIX = Matrix(0, 0, 0)
 
 
+def norm_type(spec: DecoderSpec) -> str:
+    """Return what kernels take for the weights of norms.
+
+    bfloat16, in which files have them; float32 where files have them less one: w has the same bits
+    in bfloat16, but 1 + w would be rounded to 8 of them.
+    """
+    return "*fp32" if spec.has_norm_offsets else "*bf16"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """A layer's weights; norms are addresses. Gate rows precede up rows.
 
     With `experts`, `gate_up` and `down` are of the MLP that all rows share, `NO_MATRIX` where there
-    is none.
+    is none. `attended_norm` and `mlp_output_norm` are those of what attention and MLP add, 0 where
+    there are none.
     """
 
     input_norm: int
@@ -141,6 +150,8 @@ class LayerWeights:
     """The address of the query heads' sinks, float32 `[heads]`; 0: there are none."""
     output_bias: int = 0
     """The address of the bias of `output`, float32 `[hidden]`; 0: there is none."""
+    attended_norm: int = 0
+    mlp_output_norm: int = 0
     experts: ExpertWeights | None = None
 
     @property
@@ -187,9 +198,10 @@ class _RandomMaker:
 
     def __init__(
         self, device: Device, make_kernel: Callable[[KernelSpec], BindableKernel], seed: int,
-        stream: int,
+        stream: int, *, has_float_norms: bool,
     ) -> None:  # fmt: skip
         self._device, self._seed, self._stream = device, seed, stream
+        self._has_float_norms = has_float_norms
         self.memories: list[Memory] = []
         types = {"out": "*bf16", "seed": "i64", "scale": "fp32", "count": "i64"}
         self._fill = make_kernel(KernelSpec(fill_normal, types, {"SIZE": _COUNTERS}))
@@ -254,9 +266,13 @@ class _RandomMaker:
         """Return the address of small float32 numbers: of biases, or of sinks."""
         return self._normal(self._fill_floats, count, 4, _SMALL)
 
-    def ones(self, size: int) -> int:
-        memory = self._take(size * _ELEMENT)
-        self._device.upload(memory.address, np.full(size, _BFLOAT16_ONE, np.uint16).tobytes())
+    def norm(self, size: int, weight: float = 1.0) -> int:
+        """Return the address of equal weights of a norm; in bfloat16 they are cut off."""
+        values: np.ndarray = np.full(size, weight, np.float32)
+        if not self._has_float_norms:
+            values = (values.view(np.uint32) >> 16).astype(np.uint16)
+        memory = self._take(values.nbytes)
+        self._device.upload(memory.address, values.tobytes())
         return memory.address
 
     def _normal(self, fill: BindableKernel, count: int, size: int, deviation: float) -> int:
@@ -305,7 +321,9 @@ def random_weights(
     Entries have variance 1 / inputs, and outputs that are added to the residual stream are smaller
     by sqrt(2 layers), so activations and logits have the size of a trained model's.
     """
-    maker = _RandomMaker(device, make_kernel, seed << 32, stream)
+    maker = _RandomMaker(
+        device, make_kernel, seed << 32, stream, has_float_norms=spec.has_norm_offsets
+    )
     hidden, dim = spec.hidden_size, spec.head_dim
     calm = 1.0 / math.sqrt(2 * spec.num_layers)
     layers = []
@@ -314,21 +332,23 @@ def random_weights(
         inner = spec.intermediate_size if mixture is None else mixture.shared_size
         layers.append(
             LayerWeights(
-                input_norm=maker.ones(hidden),
+                input_norm=maker.norm(hidden),
                 qkv=maker.matrix(spec.qkv_size, hidden, 1.0, form),
-                query_norm=maker.ones(dim),
-                key_norm=maker.ones(dim),
+                query_norm=maker.norm(dim),
+                key_norm=maker.norm(dim),
                 output=maker.matrix(hidden, spec.num_heads * dim, calm, form),
-                middle_norm=maker.ones(hidden),
+                middle_norm=maker.norm(hidden),
                 gate_up=maker.matrix(2 * inner, hidden, 1.0, form) if inner else NO_MATRIX,
                 down=maker.matrix(hidden, inner, calm, form) if inner else NO_MATRIX,
                 sinks=maker.floats(spec.num_heads) if spec.has_sinks else 0,
                 output_bias=maker.floats(hidden) if spec.has_output_bias else 0,
+                attended_norm=maker.norm(hidden, calm) if spec.has_output_norms else 0,
+                mlp_output_norm=maker.norm(hidden, calm) if spec.has_output_norms else 0,
                 experts=None if mixture is None else maker.experts(mixture, hidden, calm, form),
             )
         )
-    embedding = maker.matrix(spec.vocab_size, hidden, math.sqrt(hidden))
-    final_norm = maker.ones(hidden)
+    embedding = maker.matrix(spec.vocab_size, hidden, math.sqrt(hidden) / spec.embedding_scale)
+    final_norm = maker.norm(hidden)
     # The head stays in 16 bits, as in most quantised models.
     head = embedding if spec.has_tied_embeddings else maker.matrix(spec.vocab_size, hidden, 4.0)
     angles = send_angles(device, spec, max_len)

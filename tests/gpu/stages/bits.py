@@ -74,6 +74,12 @@ def bits(card: Any, found: Findings) -> None:
     address = sinks.address or 1
     _steps_agree(card, found, model, "bits_sinks", windows=windows, sinks=address)
     sinks.close()
+    norms = card.device.allocate(4 * QWEN3_8B.hidden_size)
+    card.device.upload(
+        norms.address, np.linspace(0.1, 1, QWEN3_8B.hidden_size, dtype="f4").tobytes()
+    )
+    _steps_agree(card, found, model, "bits_gemma", windows=windows, norms=norms.address or 16)
+    norms.close()
     if card.is_real:
         _require_all(found)
 

@@ -30,6 +30,9 @@ CONTEXT = 1000
 PIECE = AttentionShape().piece
 
 
+_NORMS = (
+    "input_norm", "query_norm", "key_norm", "attended_norm", "middle_norm", "mlp_output_norm",
+)  # fmt: skip
 _TABLES = ("all_", "products", "attention")
 
 
@@ -104,15 +107,28 @@ class Model:
 
     def launches(
         self, card: Any, shape: AttentionShape | None = None, form: Form = Form.BF16,
-        windows: tuple[int, ...] = (), sinks: int = 0, **options: Any,
+        windows: tuple[int, ...] = (), sinks: int = 0, norms: int = 0, **options: Any,
     ) -> Launches:  # fmt: skip
-        """Return launches; `sinks` is the address of those of all layers, 0: there are none."""
+        """Return launches; `sinks` is the address of those of all layers, 0: there are none.
+
+        `norms` is the address of float32 [hidden], the weights of all norms of a model with what
+        Gemma 3 has of its own; 0: of one without.
+        """
         weights = self.stored(card, form)
+        spec = replace(QWEN3_8B, windows=windows, has_sinks=sinks != 0)
+        if norms:
+            spec = replace(
+                spec, embedding_scale=8.0, is_gelu=True, has_output_norms=True,
+                has_norm_offsets=True,
+            )  # fmt: skip
+            own: dict[str, Any] = dict.fromkeys(_NORMS, norms)
+            layers = tuple(replace(layer, **own) for layer in weights.layers)
+            weights = replace(weights, layers=layers, final_norm=norms)
         layers = tuple(replace(layer, sinks=sinks) for layer in weights.layers)
         return Launches(
             card.kernel,
             card.device.properties,
-            replace(QWEN3_8B, windows=windows, has_sinks=sinks != 0),
+            spec,
             replace(weights, layers=layers),
             self.pool,
             shape or AttentionShape(),

@@ -41,6 +41,7 @@ from engine.runner.gpu.weights import (
     Form,
     LayerWeights,
     Matrix,
+    norm_type,
 )
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
@@ -64,7 +65,7 @@ _GROUPED = {
 }  # fmt: skip
 _SUM = {
     "hidden": "*bf16", "results": "*bf16", "experts": "*i32", "weights": "*fp32", "shared": "*bf16",
-    "norm_weight": "*bf16", "normed": "*bf16", "epsilon": "fp32",
+    "normed": "*bf16", "epsilon": "fp32",
 }  # fmt: skip
 
 ChooseTiles = Callable[[int, ExpertMixture, Matrix, Matrix], ExpertTiles]
@@ -254,7 +255,8 @@ class ExpertLaunches:
             "N": size, "COLUMNS": 1 << (size - 1).bit_length(), "EXPERTS": mixture.num_experts,
             "CHOSEN": mixture.num_chosen, "HAS_SHARED": mixture.shared_size > 0,
         }  # fmt: skip
-        kernel = self._dense.kernel(choice.add_experts, _SUM, constants, 8, 1)
+        types = _SUM | {"norm_weight": norm_type(self._spec)}
+        kernel = self._dense.kernel(choice.add_experts, types, constants, 8, 1)
         return kernel.bind(
             (num_rows,), memory["hidden"], memory["pair_results"], memory["experts"],
             memory["expert_weights"], memory["shared"], following_norm, memory["normed"],

@@ -16,6 +16,11 @@ import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
 
+GELU_LINEAR: tl.constexpr = tl.constexpr(-2.302208198144325)
+"""-2 sqrt(2 / pi) log2(e)"""
+GELU_CUBIC: tl.constexpr = tl.constexpr(-0.1029432395800235)
+"""The same times 0.044715"""
+
 
 @triton.jit
 def tile_of(
@@ -67,12 +72,26 @@ def store_sum(y, residual, total, rows, is_row, outputs, N: tl.constexpr, BN: tl
 
 
 @triton.jit
-def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
-    """Store silu(gate) * up of sums [BN, BM]; gate, up and silu are rounded to y's type."""
+def _gelu_power(x):
+    """Return e^-2u, where GELU by tanh is x (1 + tanh(u)) / 2 = x / (1 + e^-2u).
+
+    u is sqrt(2 / pi) (x + 0.044715 x^3).
+    """
+    return tl.exp2(x * (GELU_LINEAR + GELU_CUBIC * x * x))
+
+
+@triton.jit
+def store_gated(y, gate, up, rows, is_row, outputs, N: tl.constexpr, BN: tl.constexpr,
+                IS_GELU: tl.constexpr):  # fmt: skip
+    """Store silu(gate) * up of sums [BN, BM], or gelu(gate) * up.
+
+    Gate, up and the function of the gate are rounded to y's type. GELU is that by tanh.
+    """
     kind = y.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    result = (silu * up.to(kind).to(tl.float32)).to(kind)
+    power = _gelu_power(gate) if IS_GELU else tl.exp(-gate)
+    activated = (gate / (1.0 + power)).to(kind).to(tl.float32)
+    result = (activated * up.to(kind).to(tl.float32)).to(kind)
     is_result = _results(is_row[:, None], outputs, N, BN)
     place = rows[:, None].to(tl.int64) * N + outputs[None, :]
     tl.store(y + place, tl.trans(result), mask=is_result)
@@ -109,8 +128,12 @@ def product(x, weights, y, residual, bias, num_rows, N: tl.constexpr, K: tl.cons
 @triton.jit
 def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
                     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                    PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute y[M, N] = silu(gate) * up, for weights [2 N, K] with the gate's rows first."""
+                    IS_GELU: tl.constexpr, PREFETCH: tl.constexpr,
+                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute y[M, N] = silu(gate) * up, for weights [2 N, K] with the gate's rows first.
+
+    With IS_GELU it is gelu(gate) * up, as in `store_gated`.
+    """
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
@@ -130,7 +153,7 @@ def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
         inputs = tl.trans(tl.load(x_rows + start + k, mask=is_row, other=0.0))
         gate = tl.dot(tl.load(gates + start + k), inputs, gate)
         up = tl.dot(tl.load(ups + start + k), inputs, up)
-    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN)
+    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN, IS_GELU)
 
 
 @triton.jit
@@ -159,7 +182,8 @@ def described_product(x, weights, y, residual, bias, num_rows, stored, N: tl.con
 @triton.jit
 def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                      PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                      IS_GELU: tl.constexpr, PREFETCH: tl.constexpr,
+                      IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute `gate_up_product` with tiles that the copy engine reads."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     if PREFETCH > 0:
@@ -175,4 +199,4 @@ def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.co
         up = tl.dot(weights.load([N + tile_n * BN, start]), inputs, up)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN)
+    store_gated(y, gate, up, rows, rows < num_rows, outputs, N, BN, IS_GELU)

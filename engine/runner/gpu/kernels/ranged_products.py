@@ -117,8 +117,9 @@ def together(x_rows, weights, scales, is_row, sources, N: tl.constexpr, K: tl.co
 def ranges_together(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr,
                     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
                     RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
-                    IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
-                    HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                    IS_GATED: tl.constexpr, IS_GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+                    PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
+                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
     WIDTH: tl.constexpr = row_words(STRIP_INPUTS, FORM)
     STRIPS: tl.constexpr = (num_strips(K) + RANGES - 1) // RANGES
@@ -140,7 +141,7 @@ def ranges_together(x, weights, scales, y, residual, bias, num_rows, N: tl.const
         UNROLLED, FORM, IS_GATED, HAS_PTX,
     )  # fmt: skip
     if IS_GATED:
-        store_gated(y, result, second, rows, rows < num_rows, outputs, N, BN)
+        store_gated(y, result, second, rows, rows < num_rows, outputs, N, BN, IS_GELU)
     else:
         result = with_bias(result, bias, sources)
         store_sum(y, residual, result, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)
@@ -185,8 +186,9 @@ def in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.co
 def ranges_in_turn(x, weights, scales, y, residual, bias, num_rows, N: tl.constexpr,
                    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
                    RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
-                   IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
-                   HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                   IS_GATED: tl.constexpr, IS_GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+                   PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
+                   IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile range after range, of the gate and then of up when IS_GATED."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
@@ -204,7 +206,7 @@ def ranges_in_turn(x, weights, scales, y, residual, bias, num_rows, N: tl.conste
         above = in_turn(
             x_rows, weights, scales, is_row, sources + N, K, BM, BN, RANGES, UNROLLED, FORM, HAS_PTX
         )
-        store_gated(y, total, above, rows, rows < num_rows, outputs, N, BN)
+        store_gated(y, total, above, rows, rows < num_rows, outputs, N, BN, IS_GELU)
     else:
         total = with_bias(total, bias, sources)
         store_sum(y, residual, total, rows, rows < num_rows, outputs, N, BN, HAS_RESIDUAL)

@@ -11,27 +11,38 @@ from engine.runner.gpu.kernels.slots import store_slots
 
 @triton.jit
 def normalised(row, weight, is_column, N: tl.constexpr, epsilon, kind: tl.constexpr):
-    """Return the RMS-normalised float32 row in `kind`, rounded before the weight is applied."""
+    """Return the RMS-normalised float32 row in `kind`.
+
+    It is rounded before the weight is applied too, unless weights are in float32.
+    """
     scale = tl.rsqrt(tl.sum(row * row, 0) / N + epsilon)
     factor = tl.load(weight + is_column[1], mask=is_column[0], other=0.0).to(tl.float32)
-    return ((row * scale).to(kind).to(tl.float32) * factor).to(kind)
+    result = row * scale
+    if weight.dtype.element_ty != tl.float32:
+        result = result.to(kind).to(tl.float32)
+    return (result * factor).to(kind)
 
 
 @triton.jit
 def _weighted(values, weights, kind: tl.constexpr):
-    """Return the values times their weights in float32, both rounded to `kind`."""
-    product = values.to(kind).to(tl.float32) * tl.load(weights).to(tl.float32)
-    return product.to(kind).to(tl.float32)
+    """Return the values times their weights in float32, rounded to `kind`.
+
+    Values are rounded too, unless weights are in float32.
+    """
+    if weights.dtype.element_ty != tl.float32:
+        values = values.to(kind).to(tl.float32)
+    return (values * tl.load(weights).to(tl.float32)).to(kind).to(tl.float32)
 
 
 @triton.jit
-def embed(tokens, sources, drawn, table, weight, hidden, normed, epsilon, N: tl.constexpr,
+def embed(tokens, sources, drawn, table, scale, weight, hidden, normed, epsilon, N: tl.constexpr,
           COLUMNS: tl.constexpr, HAS_DRAWN: tl.constexpr,
           IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Set hidden[row] = table[tokens[row]], and normed[row] to its norm. Program: row.
+    """Set hidden[row] = table[tokens[row]] * scale, and normed[row] to its norm. Program: row.
 
-    With HAS_DRAWN the token is drawn[sources[row]] where that source is not -1; a token of -1, of
-    a row that was not finite, is taken for 0.
+    The product is in float32, and rounded once; `scale` None: there is none. With HAS_DRAWN the
+    token is drawn[sources[row]] where that source is not -1; a token of -1, of a row that was not
+    finite, is taken for 0.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
@@ -43,6 +54,8 @@ def embed(tokens, sources, drawn, table, weight, hidden, normed, epsilon, N: tl.
         found = tl.load(drawn + source, mask=source >= 0, other=0).to(tl.int64)
         token = tl.where(source >= 0, tl.maximum(found, 0), token)
     values = tl.load(table + token * N + columns, mask=inside, other=0.0)
+    if scale is not None:
+        values = (values.to(tl.float32) * scale).to(hidden.dtype.element_ty)
     tl.store(hidden + row * N + columns, values, mask=inside)
     result = normalised(
         values.to(tl.float32), weight, (inside, columns), N, epsilon, normed.dtype.element_ty
@@ -51,14 +64,24 @@ def embed(tokens, sources, drawn, table, weight, hidden, normed, epsilon, N: tl.
 
 
 @triton.jit
-def norm(hidden, weight, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr,
+def norm(hidden, weight, normed, added_weight, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr,
          IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Set normed[row] to the RMS norm of hidden[row]. Program: row."""
+    """Set normed[row] to the RMS norm of hidden[row]. Program: row.
+
+    With `added_weight` (None: nothing is added) the RMS norm of normed[row] with these weights is
+    added to hidden[row] before, in float32, and the sum is rounded once.
+    """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     inside = columns < N
     values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)
+    if added_weight is not None:
+        added = tl.load(normed + row * N + columns, mask=inside, other=0.0).to(tl.float32)
+        values += normalised(added, added_weight, (inside, columns), N, epsilon, tl.float32)
+        total = values.to(hidden.dtype.element_ty)
+        tl.store(hidden + row * N + columns, total, mask=inside)
+        values = total.to(tl.float32)
     result = normalised(values, weight, (inside, columns), N, epsilon, normed.dtype.element_ty)
     tl.store(normed + row * N + columns, result, mask=inside)
 

@@ -52,7 +52,7 @@ def store_activated(y, gate, up, biases, sources, rows, is_row, outputs, N: tl.c
     gate = with_bias(gate, biases, sources)
     up = with_bias(up, biases, sources + N)
     if STEEPNESS is None:
-        store_gated(y, gate, up, rows, is_row, outputs, N, BN)
+        store_gated(y, gate, up, rows, is_row, outputs, N, BN, False)
     else:
         kind = y.dtype.element_ty
         gate = gate.to(kind).to(tl.float32)

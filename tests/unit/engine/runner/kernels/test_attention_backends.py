@@ -46,7 +46,7 @@ class Case:
 
     @property
     def sinks(self) -> np.ndarray:
-        """Return sinks: of every third head far above all scores, then far below, and among them."""
+        """Return sinks: in turns far above all scores, far below, and among them."""
         if not self.has_sinks:
             return np.zeros(0, np.float32)
         sinks = np.random.RandomState(6).standard_normal(self.num_heads).astype(np.float32)
