@@ -44,7 +44,8 @@ def longest_context(config: Mapping[str, Any]) -> int:
 
     With YaRN it is at least `factor` times the original context: where users add YaRN to a
     checkpoint, `max_position_embeddings` often stays that of the model before. It is never less
-    than `max_position_embeddings`, and values that nodes refuse change nothing.
+    than `max_position_embeddings`, and values that nodes refuse change nothing. With LongRoPE it is
+    the original context: longer sequences have other frequencies.
     """
     positions: int = config["max_position_embeddings"]
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
@@ -54,10 +55,13 @@ def longest_context(config: Mapping[str, Any]) -> int:
         scaling = beside = scaling["full_attention"]
     if not isinstance(scaling, Mapping):
         return positions
-    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if kind not in ("yarn", "longrope"):
         return positions
     key = "original_max_position_embeddings"
     original = _possible(beside.get(key) or scaling.get(key))
+    if kind == "longrope":
+        return min(positions, int(original) or positions)
     factor = _possible(scaling.get("factor"))
     return max(positions, int(original * factor))
 

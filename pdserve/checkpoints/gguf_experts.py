@@ -13,10 +13,9 @@ from engine.runner.weights.gguf_file import GgufFile
 
 _MOST = 1 << 16
 """Far beyond any model, of experts as of the outputs of one."""
-_SOFTMAX = (0, 1)
-"""Values of `expert_gating_func`: not said, and softmax."""
-_SOFTMAX_OF_CHOSEN = (0, 3)
-"""Not said, and the softmax of the products of the chosen experts alone."""
+_SOFTMAX, _SIGMOID = (1, "softmax"), (2, "sigmoid")
+_SOFTMAX_OF_CHOSEN = (3, "softmax of the chosen experts")
+"""Values of `expert_gating_func`; 0: that of the architecture."""
 
 
 class _Keys:
@@ -53,6 +52,7 @@ def qwen3moe_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
     """
     keys = _Keys(gguf, "qwen3moe")
     num_experts, num_chosen = _experts_and_chosen(keys)
+    _refuse_a_scale(keys)
     return {
         "num_experts": num_experts,
         "num_experts_per_tok": num_chosen,
@@ -70,6 +70,7 @@ def ernie_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
     del intermediate_size
     keys = _Keys(gguf, "ernie4_5-moe")
     num_experts, num_chosen = _experts_and_chosen(keys)
+    _refuse_a_scale(keys)
     if not keys.flag("expert_weights_norm", True):
         raise keys.refuse("expert_weights_norm", False, "true, as this architecture has it")
     return {
@@ -87,6 +88,7 @@ def gpt_oss_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
     """Return the keys of `GptOssForCausalLM`, raising `CheckpointError` as above."""
     keys = _Keys(gguf, "gpt-oss")
     num_experts, num_chosen = _experts_and_chosen(keys, _SOFTMAX_OF_CHOSEN)
+    _refuse_a_scale(keys)
     return {
         "num_local_experts": num_experts,
         "num_experts_per_tok": num_chosen,
@@ -94,15 +96,41 @@ def gpt_oss_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
     }
 
 
-def _experts_and_chosen(keys: _Keys, functions: tuple[int, ...] = _SOFTMAX) -> tuple[int, int]:
+def glm4moe_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
+    """Return the keys of `Glm4MoeForCausalLM`, raising `CheckpointError` as above.
+
+    As in llama.cpp the weights of the chosen experts are divided by their sum only if the file says
+    so, and a scale of 0 is none.
+    """
+    del intermediate_size
+    keys = _Keys(gguf, "glm4moe")
+    num_experts, num_chosen = _experts_and_chosen(keys, _SIGMOID)
+    # Stored as float32: seven digits give back the number that was meant.
+    scale = float(f"{keys.number('expert_weights_scale', 0.0):.7g}")
+    return {
+        "n_routed_experts": num_experts,
+        "num_experts_per_tok": num_chosen,
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_shared_experts": keys.count("expert_shared_count", least=0),
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, least=0),
+        "routed_scaling_factor": scale or 1.0,
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in gguf.tensors,
+    }
+
+
+def _experts_and_chosen(keys: _Keys, function: tuple[int, str] = _SOFTMAX) -> tuple[int, int]:
     num_experts, num_chosen = keys.count("expert_count"), keys.count("expert_used_count")
     if num_chosen > num_experts:
         raise keys.refuse("expert_used_count", num_chosen, f"at most {num_experts}, expert_count")
-    if (function := keys.count("expert_gating_func", 0, least=0)) not in functions:
-        wanted = "softmax" if functions is _SOFTMAX else "softmax of the chosen experts"
-        raise keys.refuse("expert_gating_func", function, f"{functions[-1]}, {wanted}")
-    if (scale := keys.number("expert_weights_scale", 1.0)) not in (0.0, 1.0):
-        raise keys.refuse("expert_weights_scale", scale, "1: weights without a scale")
+    number, name = function
+    if (found := keys.count("expert_gating_func", 0, least=0)) not in (0, number):
+        raise keys.refuse("expert_gating_func", found, f"{number}, {name}")
     if (groups := keys.count("expert_group_count", 0, least=0)) > 1:
         raise keys.refuse("expert_group_count", groups, "experts without groups")
     return num_experts, num_chosen
+
+
+def _refuse_a_scale(keys: _Keys) -> None:
+    if (scale := keys.number("expert_weights_scale", 1.0)) not in (0.0, 1.0):
+        raise keys.refuse("expert_weights_scale", scale, "1: weights without a scale")

@@ -27,7 +27,7 @@ from pdserve.checkpoints.gguf_tokenizer import (
 )
 
 # Part of every cache key: raise it when other files are written.
-FOLDER_VERSION = 4
+FOLDER_VERSION = 5
 
 _HEAD_BYTES = 1 << 20
 

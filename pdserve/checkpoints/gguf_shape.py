@@ -11,7 +11,13 @@ from typing import Any, Self
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
-from pdserve.checkpoints.gguf_experts import ernie_experts, gpt_oss_experts, qwen3moe_experts
+from engine.runner.weights.gguf_weights import num_drafting_layers
+from pdserve.checkpoints.gguf_experts import (
+    ernie_experts,
+    glm4moe_experts,
+    gpt_oss_experts,
+    qwen3moe_experts,
+)
 from pdserve.checkpoints.rope_factors import rope_scaling
 
 _MAX_LAYERS = 1024
@@ -26,7 +32,8 @@ class _Family:
     keys of a mixture of experts, for the file and its `intermediate_size`; None: there is none.
     `window_period`: all but every so many-th layer have a sliding window, where a file does not say
     so; 0: none has. `window_theta` is their base of RoPE, where a file does not say it; 0: they
-    have that of the others.
+    have that of the others. `rotates_a_part`:
+    `rope.dimension_count` may be less than a head.
     """
 
     architecture: str
@@ -36,11 +43,21 @@ class _Family:
     experts: Callable[[GgufFile, int], dict[str, Any]] | None = None
     window_period: int = 0
     window_theta: float = 0.0
+    rotates_a_part: bool = False
 
 
 _FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", _UNBIASED_LLAMA),
-    "phi3": _Family("Phi3ForCausalLM", "phi3", {}),
+    "phi3": _Family("Phi3ForCausalLM", "phi3", {}, rotates_a_part=True),
+    "glm4": _Family("Glm4ForCausalLM", "glm4", {}, "attention_bias", rotates_a_part=True),
+    "glm4moe": _Family(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {},
+        "attention_bias",
+        glm4moe_experts,
+        rotates_a_part=True,
+    ),
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
     "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),
@@ -62,12 +79,15 @@ _FAMILIES = {
 _GEMMA_LARGEST_LAYERS = 62
 """The layers of Gemma 3 27B, which alone divides scores by the root of hidden_size / heads."""
 
+_WANTED_ROTATION = ("RoPE over the whole head", "RoPE over an even part of the head, or all of it")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufShape:
     """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
-    `family` is the architecture in GGUF's words. `rope_scaling` is that of config.json, empty
+    `family` is the architecture in GGUF's words. Of each head the first `rotated_dim` dimensions
+    are rotated. `rope_scaling` is that of config.json, empty
     without scaling, and `experts` has its keys for a mixture of experts. `window` is the
     sliding window of the layers that have one, 0: none has, and `window_rope_theta` their base of
     RoPE. Every `window_pattern`-th layer has no window.
@@ -80,6 +100,7 @@ class GgufShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotated_dim: int
     vocab_size: int
     max_positions: int
     rms_norm_eps: float
@@ -102,20 +123,20 @@ class GgufShape:
             )
         num_heads = gguf.integer(f"{family}.attention.head_count")
         hidden_size = gguf.integer(f"{family}.embedding_length")
+        head_dim = gguf.integer(f"{family}.attention.key_length", hidden_size // max(num_heads, 1))
         epsilon = gguf.number(f"{family}.attention.layer_norm_rms_epsilon")
         rope_theta = gguf.number(f"{family}.rope.freq_base", 10000.0)
         period = _FAMILIES[family].window_period
         window_theta = _FAMILIES[family].window_theta or rope_theta
         shape = cls(
             family=family,
-            num_layers=gguf.integer(f"{family}.block_count"),
+            num_layers=gguf.integer(f"{family}.block_count") - num_drafting_layers(gguf),
             hidden_size=hidden_size,
             intermediate_size=_inner_size(gguf, family),
             num_heads=num_heads,
             num_kv_heads=gguf.integer(f"{family}.attention.head_count_kv", num_heads),
-            head_dim=gguf.integer(
-                f"{family}.attention.key_length", hidden_size // max(num_heads, 1)
-            ),
+            head_dim=head_dim,
+            rotated_dim=gguf.integer(f"{family}.rope.dimension_count", head_dim),
             vocab_size=len(gguf.texts("tokenizer.ggml.tokens")),
             max_positions=gguf.integer(f"{family}.context_length"),
             # Stored as float32: seven digits give back the number that was meant.
@@ -130,7 +151,7 @@ class GgufShape:
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
         shape._check(gguf)
-        scaling = rope_scaling(gguf, family, shape.head_dim, shape.rope_theta)
+        scaling = rope_scaling(gguf, family, shape.rotated_dim, shape.rope_theta)
         read_experts = _FAMILIES[family].experts
         experts = {} if read_experts is None else read_experts(gguf, shape.intermediate_size)
         return replace(shape, rope_scaling=scaling, experts=experts)
@@ -161,10 +182,11 @@ class GgufShape:
                 "attention.value_length",
                 "values of the head size",
             ),
+            (self._has_rotation(row), "rope.dimension_count", _WANTED_ROTATION[row.rotates_a_part]),
             (
-                gguf.integer(f"{family}.rope.dimension_count", self.head_dim) == self.head_dim,
-                "rope.dimension_count",
-                "RoPE over the whole head",
+                f"{family}.rope.dimension_sections" not in gguf.metadata,
+                "rope.dimension_sections",
+                "positions of texts alone",
             ),
             (
                 row.experts is not None or gguf.integer(f"{family}.expert_count", 0) == 0,
@@ -172,7 +194,9 @@ class GgufShape:
                 "a dense model without experts",
             ),
             (
-                self.window >= 1 if row.window_period else self.window == 0,
+                self.window >= 1
+                if row.window_period
+                else self.window == 0 or self.window >= self.max_positions,
                 "attention.sliding_window",
                 "a sliding window of at least one position"
                 if row.window_period
@@ -200,6 +224,14 @@ class GgufShape:
                     f"{gguf.path}: metadata key {family}.{key} is {found}: wanted {wanted}"
                 )
 
+    def _has_rotation(self, family: _Family) -> bool:
+        """Return whether config.json can say which part of a head is rotated."""
+        if not family.rotates_a_part:
+            return self.rotated_dim == self.head_dim
+        dim = self.rotated_dim
+        is_part = 2 <= dim <= self.head_dim and dim % 2 == 0
+        return is_part and int(self.head_dim * (dim / self.head_dim)) == dim
+
     def config(self) -> dict[str, Any]:
         """Return config.json without the special token ids."""
         family = _FAMILIES[self.family]
@@ -218,6 +250,11 @@ class GgufShape:
             **(self._gemma_keys() if self.family == "gemma3" else {"hidden_act": "silu"}),
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
+            **(
+                {"partial_rotary_factor": self.rotated_dim / self.head_dim}
+                if family.rotates_a_part
+                else {}
+            ),
             **({"rope_scaling": self.rope_scaling} if self.rope_scaling else {}),
             **(self._gpt_oss_keys() if self.family == "gpt-oss" else {}),
             **family.biases,

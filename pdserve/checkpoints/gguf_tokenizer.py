@@ -94,8 +94,9 @@ def _words(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 _LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_GPT_4_NAMES = ("dbrx", "smaug-bpe")
-"""The words of Llama 3, which took them from GPT-4; merges alone make tokens of them. Phi-4's."""
+_GPT_4_NAMES = ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")
+"""The words of Llama 3, which took them from GPT-4; merges alone make tokens of them. Phi-4's, and
+GLM's."""
 _QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
@@ -175,14 +176,15 @@ def special_token_ids(gguf: GgufFile) -> dict[str, int]:
 def ends_of_turns(gguf: GgufFile) -> list[int]:
     """Return the tokens with which a chat model ends its turn.
 
-    A file may name one. gpt-oss ends a turn with an answer or with a call, as its
-    generation_config.json says, and what a file names ends a part of a turn.
+    A file may name one, and one that ends a message that calls tools, as GLM's do. gpt-oss ends a
+    turn with an answer or with a call, as its generation_config.json says, and what a file names
+    ends a part of a turn.
     """
     if gguf.text("general.architecture") == "gpt-oss":
         tokens = {text: index for index, text in enumerate(gguf.texts("tokenizer.ggml.tokens"))}
         return [tokens[text] for text in _GPT_OSS_ENDS if text in tokens]
-    named = _token_id(gguf, "tokenizer.ggml.eot_token_id")
-    return [] if named is None else [named]
+    named = (_token_id(gguf, f"tokenizer.ggml.{kind}_token_id") for kind in ("eot", "eom"))
+    return [token_id for token_id in named if token_id is not None]
 
 
 def _token_id(gguf: GgufFile, key: str) -> int | None:

@@ -1,8 +1,8 @@
-"""Scaled RoPE of a GGUF file: keys of its metadata, or the tensor `rope_freqs.weight`.
+"""Scaled RoPE of a GGUF file: keys of its metadata, or tensors.
 
-The tensor, of the `llama` architecture, holds what each rotation frequency is divided by, which
-Hugging Face computes from a few numbers in config.json. The factors are recognised when those
-numbers give them back.
+LongRoPE has two tensors of factors. `rope_freqs.weight`, of the `llama` architecture, holds what
+each rotation frequency is divided by, which Hugging Face computes from a few numbers in
+config.json. The factors are recognised when those numbers give them back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_file import GgufFile
-from engine.runner.weights.gguf_weights import ROPE_FACTORS_TENSOR
+from engine.runner.weights.gguf_weights import LONG_ROPE_TENSORS, ROPE_FACTORS_TENSOR
 
 # Llama 3.1 and later.
 _LOW_FREQ_FACTOR = 1.0
@@ -26,8 +26,12 @@ _RELATIVE_TOLERANCE = 1e-4
 def rope_scaling(gguf: GgufFile, family: str, head_dim: int, rope_theta: float) -> dict[str, Any]:
     """Return `rope_scaling` of config.json, empty where the file of `family` scales nothing.
 
+    `head_dim` dimensions of a head are rotated.
+
     Raises CheckpointError for a scaling that is not computed.
     """
+    if any(name in gguf.tensors for name in LONG_ROPE_TENSORS):
+        return _long_rope(gguf, family, head_dim // 2)
     scaling = _scaling_of_keys(gguf, f"{family}.rope")
     factor = _llama3_scaling_factor(gguf, head_dim, rope_theta)
     if factor is None:
@@ -43,6 +47,41 @@ def rope_scaling(gguf: GgufFile, family: str, head_dim: int, rope_theta: float) 
         "low_freq_factor": _LOW_FREQ_FACTOR,
         "high_freq_factor": _HIGH_FREQ_FACTOR,
         "original_max_position_embeddings": _ORIGINAL_MAX_POSITIONS,
+    }
+
+
+def _long_rope(gguf: GgufFile, family: str, num_pairs: int) -> dict[str, Any]:
+    """Return LongRoPE, whose factors of pairs are tensors; those of short contexts are used.
+
+    The attention factor is left out where it is what config.json's other numbers give.
+    """
+    prefix = f"{family}.rope.scaling"
+    found: dict[str, list[float]] = {}
+    for name in LONG_ROPE_TENSORS:
+        tensor = gguf.tensors.get(name)
+        if tensor is None or tensor.shape != (num_pairs,):
+            shape = "missing" if tensor is None else f"of shape {tensor.shape}"
+            raise CheckpointError(f"{gguf.path}: tensor {name} is {shape}: wanted {(num_pairs,)}")
+        found[name] = [_as_meant(float(value)) for value in tensor.dequantised()]
+    kind = gguf.text(f"{prefix}.type", "longrope")
+    if kind != "longrope":
+        raise CheckpointError(f"{gguf.path}: {prefix}.type is {kind!r}: wanted longrope")
+    short, long = (found[name] for name in LONG_ROPE_TENSORS)
+    original = gguf.integer(f"{prefix}.original_context_length")
+    if original < 2:
+        raise CheckpointError(
+            f"{gguf.path}: {prefix}.original_context_length is {original}: wanted at least 2"
+        )
+    growth = max(gguf.integer(f"{family}.context_length") / original, 1.0)
+    usual = math.sqrt(1.0 + math.log(growth) / math.log(original))
+    attention_factor = _as_meant(gguf.number(f"{prefix}.attn_factor", 1.0))
+    is_usual = math.isclose(attention_factor, usual, rel_tol=1e-6)
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+        **({} if is_usual else {"attention_factor": attention_factor}),
     }
 
 

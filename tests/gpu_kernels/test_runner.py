@@ -48,8 +48,10 @@ def test_logits_are_those_of_the_cpu(folder: Path) -> None:
     assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06
 
 
-def test_layers_without_rotation_are_those_of_the_cpu(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, CONFIGS["smollm3"])
+@pytest.mark.parametrize("name", ["smollm3", "glm", "phi4_mini"])
+def test_layers_and_heads_without_rotation_are_those_of_the_cpu(tmp_path: Path, name: str) -> None:
+    """Whole layers, and a part of each head; factors that multiply rotated dimensions alone."""
+    folder = write_checkpoint(tmp_path, CONFIGS[name])
     ours = computed(on_card(folder), PROMPT, [])
     assert np.array_equal(computed(on_card(folder), PROMPT, [16, 39]), ours)
     exact = computed(load(folder, 64, activation_dtype="float32"), PROMPT, [])

@@ -40,12 +40,6 @@ class CpuBackEnd:
 
     def why_not(self, files: ModelFiles) -> str:
         spec, experts = files.spec, files.spec.experts
-        if spec.has_sinks:
-            return "attention has sinks, which the CPU kernels do not have"
-        if experts is not None and experts.is_unlike_a_plain_mlp:
-            return "experts are chosen or computed in a way that the CPU kernels do not have"
-        if "MXFP4" in stored_formats(spec, files.weights):
-            return "weights are in MXFP4, which the CPU kernels do not have"
         sizes = {
             "hidden_size": spec.hidden_size,
             "intermediate_size": spec.intermediate_size,

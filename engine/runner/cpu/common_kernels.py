@@ -109,6 +109,7 @@ def compile_attention() -> None:
         np.zeros(1, np.int64),
         NO_WINDOW,
         items,
+        np.zeros(0, np.float32),
         np.zeros((PART_ROWS, head_dim + STATE_LANES), np.float32),
         np.zeros((1, heads, head_dim), np.float32),
     )

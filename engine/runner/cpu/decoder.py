@@ -10,7 +10,7 @@ from numba import get_num_threads, set_num_threads
 
 from engine.runner.back_end import StepShape
 from engine.runner.cache.kv_cache import KVCache
-from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, load_layer
+from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, activation_of, load_layer
 from engine.runner.cpu.packed_weights import SharedWeights, decoder_plans, pack_privately
 from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.cpu.weight_memory import WeightMemory
@@ -163,7 +163,6 @@ class NumbaDecoder:
         self._windows = sorted({spec.window_of(index) for index in range(spec.num_layers)})
         self.num_threads = get_num_threads()
         self.epsilon = np.float32(spec.rms_epsilon)
-        self._constants = {rope: self._constants_of(rope, max_len) for rope in spec.ropes}
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
         self.with_bytes = with_bytes
@@ -176,6 +175,10 @@ class NumbaDecoder:
             else:
                 shared = SharedWeights(checkpoint, plans, packed_folder)
                 packed = shared.map(with_bytes=with_bytes)
+            activation = activation_of(spec)
+        self._constants = {
+            rope: self._constants_of(rope, max_len, activation) for rope in spec.ropes
+        }
         self.shared_bytes = 0
         if packed_folder is not None:
             self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())
@@ -208,9 +211,9 @@ class NumbaDecoder:
         cache = LayerCache(slots[0], slots[1])
         return tuple(tables), tuple(self._constants[rope]), tuple(cache)
 
-    def _constants_of(self, rope: RopeSpec, max_len: int) -> LayerConstants:
+    def _constants_of(self, rope: RopeSpec, max_len: int, activation: int) -> LayerConstants:
         cosines, sines = rotary_tables(replace(self.spec, rope=rope), max_len)
-        return LayerConstants(self.epsilon, self.spec.is_gelu, cosines, sines, self.num_threads)
+        return LayerConstants(self.epsilon, activation, cosines, sines, self.num_threads)
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size

@@ -10,12 +10,21 @@ import numpy as np
 from engine.runner.cpu.packed_weights import layer_plans
 from engine.runner.kernels.experts import ExpertTables
 from engine.runner.kernels.layer import LayerTables
+from engine.runner.kernels.products.activations import (
+    clamped_swish_kernel,
+    gelu_kernel,
+    silu_kernel,
+)
 from engine.runner.kernels.products.linear import FIELDS
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.weights.key_scales import key_scales
-from engine.runner.weights.rope import halves_first
-from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, SHARED_EXPERTS
+from engine.runner.weights.spec.decoder_tensors import (
+    CHOICE_BIAS,
+    EXPERT_GATE,
+    SHARED_EXPERTS,
+    SINKS,
+)
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
@@ -55,11 +64,9 @@ def load_layer(
     """
     divisors = key_scales(files, prefix, spec, stored)
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
-    rotated = spec.head_dim if spec.is_rope_interleaved else 0
     head_norms = NONE_2D
     if spec.has_head_norms:
-        norms = [files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"]
-        head_norms = np.stack([halves_first(n, rotated) if rotated else n for n in norms])
+        head_norms = np.stack([files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"])
     products = {
         plan.key.removeprefix(prefix): packed[plan.key]
         for plan in layer_plans(spec, prefix, mixture)
@@ -74,9 +81,10 @@ def load_layer(
     tables = LayerTables(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
         qkv=products["qkv"].table,
-        qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
+        qkv_bias=_biases(files, qkv) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
         scales=np.stack([np.float32(spec.score_scale) * divisors, 1 / divisors]),
+        sinks=files.read(f"{prefix}{SINKS}") if spec.has_sinks else NONE_1D,
         output=products["output"].table,
         output_bias=(
             _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D
@@ -89,27 +97,53 @@ def load_layer(
         down_bias=_biases(files, [f"{mlp}.down_proj"]) if has_mlp_bias else NONE_1D,
         mlp_output_norm=output_norm("post_feedforward_layernorm"),
     )
-    experts = None if mixture is None else _experts(files, prefix, mixture, products)
+    experts = None if mixture is None else _experts(files, prefix, spec, mixture, products)
     return NumbaLayer(products, tables, experts)
 
 
 def _experts(
     files: TensorSource,
     prefix: str,
+    spec: DecoderSpec,
     mixture: ExpertMixture,
     products: Mapping[str, PackedWeight],
 ) -> ExpertTables:
-    bias = NONE_1D
+    gate_bias = choice_bias = NONE_1D
+    if mixture.has_gate_bias:
+        gate_bias = files.read(f"{prefix}{EXPERT_GATE}.bias")
     if mixture.has_choice_bias:
-        bias = files.read(prefix + CHOICE_BIAS).reshape(-1)
+        choice_bias = files.read(prefix + CHOICE_BIAS).reshape(-1)
+    gate_up_bias = down_bias = NONE_2D
+    if mixture.has_biases:
+        experts = [f"{prefix}mlp.experts.{number}" for number in range(mixture.num_experts)]
+        gate_up_bias = np.stack([_gate_up_bias(files, expert) for expert in experts])
+        down_bias = np.stack([files.read(f"{expert}.down_proj.bias") for expert in experts])
     return ExpertTables(
         expert_gate=products["expert_gate"].table,
-        choice_bias=bias,
+        gate_bias=gate_bias,
+        choice_bias=choice_bias,
         gate_up=products["experts_gate_up"].table,
+        gate_up_bias=gate_up_bias,
         down=products["experts_down"].table,
+        down_bias=down_bias,
+        activation=_activation_of_experts(spec, mixture),
+        is_sigmoid=mixture.is_sigmoid,
         is_normalised=mixture.is_normalised,
         least_sum=np.float32(mixture.least_sum),
+        weight_scale=np.float32(mixture.weight_scale),
     )
+
+
+def activation_of(spec: DecoderSpec) -> int:
+    """Return the address of what is computed of gate and up, compiled now or loaded."""
+    return gelu_kernel() if spec.is_gelu else silu_kernel()
+
+
+def _activation_of_experts(spec: DecoderSpec, mixture: ExpertMixture) -> int:
+    clamped = mixture.clamped_swish
+    if clamped is None:
+        return activation_of(spec)
+    return clamped_swish_kernel(clamped.steepness, clamped.limit)
 
 
 def _gate_up_bias(files: TensorSource, mlp: str) -> np.ndarray:
@@ -119,8 +153,5 @@ def _gate_up_bias(files: TensorSource, mlp: str) -> np.ndarray:
     return np.stack(biases, axis=1).reshape(-1)
 
 
-def _biases(files: TensorSource, names: list[str], rotated: int = 0) -> np.ndarray:
-    biases = [files.read(f"{name}.bias") for name in names]
-    if rotated:
-        biases[:2] = [halves_first(bias, rotated) for bias in biases[:2]]
-    return np.concatenate(biases)
+def _biases(files: TensorSource, names: list[str]) -> np.ndarray:
+    return np.concatenate([files.read(f"{name}.bias") for name in names])

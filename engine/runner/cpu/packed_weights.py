@@ -34,8 +34,7 @@ from engine.runner.kernels.products.packed import (
     packed_view,
 )
 from engine.runner.weights import rope, stored_formats
-from engine.runner.weights.derived import quantised_source
-from engine.runner.weights.rope import halves_first
+from engine.runner.weights.derived import quantised_source, rotary_order
 from engine.runner.weights.schemes import float8_scheme, integer_formats, integer_schemes
 from engine.runner.weights.spec.decoder_tensors import EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
@@ -45,7 +44,7 @@ from engine.runner.weights.tensor_source import TensorSource
 
 HEADER_BYTES = mmap.PAGESIZE
 _CODE = (
-    *(stored_formats, group_layout, packed, quantised_source, rope),
+    *(stored_formats, group_layout, packed, quantised_source, rotary_order, rope),
     *(float8_scheme, integer_formats, integer_schemes),
 )
 """What decides the bytes of a packed weight. Its sources are a part of every file's name."""
@@ -59,24 +58,21 @@ _logger = logging.getLogger("pdserve.engine")
 class PackedPlan:
     """One packed weight: tensors with equal inputs, whose outputs are in this order.
 
-    The first `num_rotated` (query and key) have heads of neighbouring rotary pairs of size
-    `head_dim`, which are reordered, halves first. With `is_fine`, activations in int8 have a step
-    for 16 values: where their error changes logits most for the time that this costs. Products
-    `in_floats` never take activations in int8.
+    `rotation` is what the order of query and key heads follows from: the sizes of a head and of its
+    rotated part, and whether pairs in the files are neighbours. With `is_fine`, activations in int8
+    have a step for 16 values: where their error changes logits most for the time that this costs.
+    Products `in_floats` never take activations in int8.
     """
 
     key: str
     names: tuple[str, ...]
-    num_rotated: int = 0
-    head_dim: int = 0
+    rotation: tuple[int, int, bool] | None = None
     is_fine: bool = False
     in_floats: bool = False
 
     def tensors(self, source: TensorSource) -> list[GroupedTensor]:
         """Return the stored rows in the order in which they are packed."""
-        tensors = [source.grouped(name) for name in self.names]
-        rotated = [self._reordered(tensor) for tensor in tensors[: self.num_rotated]]
-        return rotated + tensors[self.num_rotated :]
+        return [source.grouped(name) for name in self.names]
 
     def formats_and_shapes(self, source: TensorSource) -> list[tuple[str, tuple[int, int]]]:
         """Return the format and (outputs, inputs) of each tensor, reading none."""
@@ -89,10 +85,6 @@ class PackedPlan:
         with_bytes = with_bytes and not self.in_floats
         return packed_view(formats_and_shapes, data, with_bytes=with_bytes, is_fine=self.is_fine)
 
-    def _reordered(self, tensor: GroupedTensor) -> GroupedTensor:
-        rows = halves_first(tensor.rows, self.head_dim)
-        return GroupedTensor(tensor.format, tensor.shape, rows)
-
 
 def layer_plans(
     spec: DecoderSpec, prefix: str, mixture: ExpertMixture | None = None
@@ -101,10 +93,10 @@ def layer_plans(
 
     `mixture` is that of the layer, None for one with a single MLP.
     """
-    num_rotated = 2 if spec.is_rope_interleaved else 0
+    rotation = spec.head_dim, spec.rotated_dim, spec.is_rope_interleaved
     qkv = tuple(f"{prefix}self_attn.{name}_proj.weight" for name in "qkv")
     plans = [
-        PackedPlan(f"{prefix}qkv", qkv, num_rotated, spec.head_dim, is_fine=True),
+        PackedPlan(f"{prefix}qkv", qkv, rotation, is_fine=True),
         PackedPlan(f"{prefix}output", (f"{prefix}self_attn.o_proj.weight",)),
     ]
     if mixture is None:

@@ -11,7 +11,7 @@ import numpy as np
 from common.control_group import num_cores
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.repacking import float8_words, repacked
-from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
+from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned
 from engine.runner.gpu.weights import (
     GATE_PARTS,
     NO_MATRIX,
@@ -23,7 +23,6 @@ from engine.runner.gpu.weights import (
     send_angles,
 )
 from engine.runner.weights.key_scales import has_key_scales, key_scales
-from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE, SINKS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
@@ -37,12 +36,11 @@ _PART_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Upload:
-    """A tensor on its way to `address`; heads of `rotated` numbers are reordered, halves first."""
+    """A tensor on its way to `address`."""
 
     name: str
     address: int
     num_bytes: int
-    rotated: int = 0
     form: Form = Form.BF16
     scales: int = 0
 
@@ -62,36 +60,32 @@ class _Loader:
         self.memories: list[Memory] = []
         self.uploads: list[_Upload] = []
 
-    def joined(self, names: Sequence[str], rotated: Sequence[int] = ()) -> tuple[int, int]:
+    def joined(self, names: Sequence[str]) -> tuple[int, int]:
         """Return the address of these tensors, one after the other, and the sum of their rows."""
         shapes = [self._source.shape(name) for name in names]
         sizes = [_ELEMENT * int(np.prod(shape)) for shape in shapes]
         memory = self._device.allocate(sum(sizes))
         self.memories.append(memory)
         address = memory.address
-        for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
-            turned = rotated[place] if place < len(rotated) else 0
-            self.uploads.append(_Upload(name, address, size, turned))
+        for name, size in zip(names, sizes, strict=True):
+            self.uploads.append(_Upload(name, address, size))
             address += size
         return memory.address, sum(shape[0] for shape in shapes)
 
-    def matrix(self, names: Sequence[str], rotated: Sequence[int] = ()) -> Matrix:
+    def matrix(self, names: Sequence[str]) -> Matrix:
         """Return the matrix of these tensors, in the form that `planned` says."""
-        plan = planned(self._source, names, rotated).matrix
+        plan = planned(self._source, names).matrix
         if plan.form is Form.BF16:
-            return replace(plan, address=self.joined(names, rotated)[0])
+            return replace(plan, address=self.joined(names)[0])
         words, scales = (
             self._device.allocate(size) for size in (plan.weight_bytes, plan.scale_bytes)
         )
         self.memories += [words, scales]
         address, scale_address = words.address, scales.address
-        for place, name in enumerate(names):
+        for name in names:
             outputs = self._source.shape(name)[0]
             part = replace(plan, num_outputs=outputs)
-            turned = rotated[place] if place < len(rotated) else 0
-            self.uploads.append(
-                _Upload(name, address, part.weight_bytes, turned, plan.form, scale_address)
-            )
+            self.uploads.append(_Upload(name, address, part.weight_bytes, plan.form, scale_address))
             address += part.weight_bytes
             scale_address += part.scale_bytes
         return replace(plan, address=words.address, scales=scales.address)
@@ -101,18 +95,17 @@ class _Loader:
 
     def layer(self, prefix: str, mixture: ExpertMixture | None) -> LayerWeights:
         spec = self._spec
-        rotated = rotated_heads(spec)
         names = layer_matrices(prefix, mixture)
         bias = query_norm = key_norm = 0
         if spec.has_qkv_bias:
             biases = [f"{prefix}self_attn.{name}_proj.bias" for name in "qkv"]
-            bias = self.joined(biases, rotated)[0]
+            bias = self.joined(biases)[0]
         if spec.has_head_norms:
             query_norm = self.vector(f"{prefix}self_attn.q_norm.weight")
             key_norm = self.vector(f"{prefix}self_attn.k_norm.weight")
         return LayerWeights(
             input_norm=self.vector(f"{prefix}input_layernorm.weight"),
-            qkv=self.matrix(names["qkv"], rotated),
+            qkv=self.matrix(names["qkv"]),
             query_norm=query_norm,
             key_norm=key_norm,
             output=self.matrix(names["output"]),
@@ -187,8 +180,6 @@ class _Loader:
     def _send_groups(self, one: _Upload) -> None:
         """Send a tensor's words and scales, some rows at a time."""
         rows = self._source.grouped(one.name).rows
-        if one.rotated:
-            rows = halves_first(rows, one.rotated)
         step = max(1, _PART_BYTES // rows.shape[1])
         address, scale_address = one.address, one.scales
         for first in range(0, len(rows), step):
@@ -199,9 +190,9 @@ class _Loader:
             scale_address += scales.nbytes
 
     def _send_float8(self, one: _Upload) -> None:
-        """Send a tensor's words and scales; heads lie within the outputs that share a scale."""
+        """Send a tensor's words and scales."""
         stored = self._source.float8(one.name)
-        numbers = halves_first(stored.numbers, one.rotated) if one.rotated else stored.numbers
+        numbers = stored.numbers
         self._device.upload_array(one.scales, np.ascontiguousarray(stored.scales))
         address = one.address
         step = max(1, _PART_BYTES // numbers.shape[1])
@@ -218,8 +209,6 @@ class _Loader:
             bits = np.ascontiguousarray(stored.rows).view(np.uint16).reshape(shape)
         else:
             bits = rounded_to_bfloat16(self._source.read(one.name))
-        if one.rotated:
-            bits = halves_first(bits, one.rotated)
         return np.ascontiguousarray(bits)
 
 

@@ -66,10 +66,8 @@ def _mlp_matrices(parts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def planned(
-    source: TensorSource, names: Sequence[str], rotated: Sequence[int] = ()
-) -> PlannedMatrix:
-    """Return the matrix that these tensors become; the first have heads of `rotated` outputs."""
+def planned(source: TensorSource, names: Sequence[str]) -> PlannedMatrix:
+    """Return the matrix that these tensors become."""
     found = [source.format_and_shape(name) for name in names]
     outputs, inputs = sum(shape[0] for _, shape in found), found[0][1][1]
     formats = sorted({name for name, _ in found})
@@ -77,10 +75,8 @@ def planned(
     refusal = ""
     if all(source.has_float8(name) for name in names):
         form = Form.FP8
-        if any(shape[0] % STRIP_INPUTS for _, shape in found[:-1]) or any(
-            STRIP_INPUTS % size for size in rotated
-        ):
-            form, refusal = Form.BF16, "tiles of fp8 that two tensors or heads share"
+        if any(shape[0] % STRIP_INPUTS for _, shape in found[:-1]):
+            form, refusal = Form.BF16, "tiles of fp8 that two tensors share"
     if form is not Form.BF16 and inputs % form.group_inputs:
         form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {form.group_inputs}"
     elif form is Form.BF16 and not set(formats) <= set(WIDE_FORMATS):
@@ -88,22 +84,12 @@ def planned(
     return PlannedMatrix(tuple(names), Matrix(0, outputs, inputs, form), refusal)
 
 
-def rotated_heads(spec: DecoderSpec) -> tuple[int, ...]:
-    """Return the size of a query's and of a key's head whose outputs are reordered, if any is.
-
-    Rotary pairs of neighbours become pairs of halves, which the kernel rotates.
-    """
-    return (spec.head_dim,) * 2 if spec.is_rope_interleaved else ()
-
-
 def planned_products(spec: DecoderSpec, source: TensorSource) -> list[PlannedMatrix]:
     """Return the products of all layers, and the head unless it is the embedding."""
     plans = [
-        planned(source, names, rotated_heads(spec) if product == "qkv" else ())
+        planned(source, names)
         for index in range(spec.num_layers)
-        for product, names in layer_matrices(
-            f"model.layers.{index}.", spec.mixture_of(index)
-        ).items()
+        for names in layer_matrices(f"model.layers.{index}.", spec.mixture_of(index)).values()
     ]
     if not spec.has_tied_embeddings:
         plans.append(planned(source, [HEAD]))

@@ -8,6 +8,9 @@ and its keys alone. Within a tile scores and the weighted sum of values are `til
 masked key adds an exact zero. Keys and values in fewer bits are widened when they are read
 (`kv_slots`), and then meet the same operations as floats.
 
+A *sink* is a score of a query head that takes its share of the softmax and has no value. It enters
+when a row's pieces are merged, as one more weight in the sum by which the row is divided.
+
 With a sliding window a row begins at the piece, and in it at the tile, of the first key that it
 sees. Those before it are read only for other rows of its item, and change no bit of its state.
 
@@ -250,12 +253,15 @@ def _first_piece(position, window) -> int:  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _put(state, out) -> None:  # type: ignore[no-untyped-def]
-    """Write a row's attention over all of its keys."""
+def _put(state, sinks, head, out) -> None:  # type: ignore[no-untyped-def]
+    """Write a row's attention over all of its keys; `sinks` may be empty."""
     head_dim = out.shape[0]
     total = state[head_dim]
     for lane in range(1, LANES):
         total += state[head_dim + lane]
+    if sinks.size:
+        # Far above all scores the power is at its cap, e^88, and what is divided by it is near 0.
+        total += exponential(sinks[head] - state[head_dim + LANES])
     for i in range(head_dim):
         out[i] = state[i] / total
 
@@ -269,8 +275,9 @@ def _put(state, out) -> None:  # type: ignore[no-untyped-def]
 # state is empty, and it is left out of the merge: the state of its first piece is its beginning.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_item(  # type: ignore[no-untyped-def]
-    qkv, keys, values, blocks, first, end, head, position, window, piece, tiles, states, parts, out
-) -> None:
+    qkv, keys, values, blocks, first, end, head, position, window, piece, tiles, states, parts,
+    sinks, out,
+) -> None:  # fmt: skip
     """Attend from rows `first` to `end`, the first at `position`.
 
     A `piece` of -1 means all positions up to a row's own, and writes `out`; otherwise only one
@@ -306,7 +313,8 @@ def _attend_item(  # type: ignore[no-untyped-def]
                 elif own == first_key:
                     whole[r] = further[r]
     for r in range(rows):
-        _put(whole[r], out[first + r // group, head * group + r % group])
+        of_query = head * group + r % group
+        _put(whole[r], sinks, of_query, out[first + r // group, of_query])
 
 
 # The phase as a team runs it. `attention_plan` lists the items, the longest first, so that the last
@@ -321,15 +329,15 @@ def _attend_item(  # type: ignore[no-untyped-def]
 # The phase ends when all items are finished, not when all are claimed: the next one reads `out`.
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_phase(  # type: ignore[no-untyped-def]
-    counters, qkv, keys, values, block_tables, positions, window, items, parts, out
+    counters, qkv, keys, values, block_tables, positions, window, items, sinks, parts, out
 ) -> None:
     """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
     `keys` and `values` are one layer's bytes `[num_blocks, kv_heads, block_size, slot_bytes]`,
     `block_tables` `[sequences, blocks]`, `items` and the number of `parts` `[…, head_dim +
     STATE_LANES]` from an `attention_plan` for `window`. Every position up to a query's own, of the
-    last `window`, must be in the cache. What was divided into pieces is in `parts` then, for
-    `merge_phase`.
+    last `window`, must be in the cache. `sinks` `[heads]` may be empty. What was divided into
+    pieces is in `parts` then, for `merge_phase`.
     """
     head_dim, num_kv_heads = qkv.shape[2], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
@@ -347,7 +355,7 @@ def attention_phase(  # type: ignore[no-untyped-def]
         sequence, first, end, head, piece, part = items[item]
         _attend_item(
             qkv, keys, values, block_tables[sequence], first, end, head, positions[first], window,
-            piece, tiles, (states[0], states[1]), parts[part:], out,
+            piece, tiles, (states[0], states[1]), parts[part:], sinks, out,
         )  # fmt: skip
         finish(counters)
         item = claim(counters)
@@ -360,7 +368,7 @@ def attention_phase(  # type: ignore[no-untyped-def]
 # where its window begins up to that of its own position. `_put` divides by the sum of weights,
 # once, at the end.
 @njit(nogil=True, cache=True, error_model="numpy")
-def merge_phase(counters, positions, window, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
+def merge_phase(counters, positions, window, merges, sinks, parts, out) -> None:  # type: ignore[no-untyped-def]
     """Merge a team's pieces in `parts` into `out`; `merges` are from an `attention_plan`."""
     head_dim = out.shape[2]
     num_merges = merges.shape[0]
@@ -375,7 +383,8 @@ def merge_phase(counters, positions, window, merges, parts, out) -> None:  # typ
             own = position // PIECE_KEYS - first_piece
             for piece in range(begin + 1, min(num_pieces, own + 1)):
                 _merge(whole, parts[part + piece * rows + r], head_dim)
-            _put(whole, out[first + r // group, head * group + r % group])
+            of_query = head * group + r % group
+            _put(whole, sinks, of_query, out[first + r // group, of_query])
         finish(counters)
         merge = claim(counters)
     wait_for_all(counters, num_merges)

@@ -45,17 +45,28 @@ _VALUES_PER_FLOAT = 4 // BYTES_PER_VALUE
 class ExpertTables(NamedTuple):
     """A layer's experts and their gate.
 
-    `gate_up` has gate and up of each expert, in turn, and `down` one matrix of each. Scores of the
-    chosen experts are divided by their sum, at least `least_sum`, where it `is_normalised`.
-    `choice_bias`, empty or a number for each expert, is added to the scores to choose by.
+    `gate_up` has gate and up of each expert, in turn, and `down` one matrix of each. Their biases
+    are `[experts, 2 · inner size]`, those of gate and up alternating, sixteen at a time, and
+    `[experts, hidden size]`; empty: there are none. `activation` is as in
+    `products.linear.gated_linear`. Scores are softmax values or, if it `is_sigmoid`, sigmoids, of
+    products with `expert_gate` plus `gate_bias` (empty: none). Those of the chosen experts are
+    divided by their sum, at least `least_sum`, where it `is_normalised`, and multiplied by
+    `weight_scale`. `choice_bias`, empty or a number for each expert, is added to the scores to
+    choose by.
     """
 
     expert_gate: np.ndarray
+    gate_bias: np.ndarray
     choice_bias: np.ndarray
     gate_up: np.ndarray
+    gate_up_bias: np.ndarray
     down: np.ndarray
+    down_bias: np.ndarray
+    activation: int
+    is_sigmoid: bool
     is_normalised: bool
     least_sum: np.float32
+    weight_scale: np.float32
 
 
 class ExpertBuffers(NamedTuple):
@@ -96,6 +107,14 @@ def _softmax(values) -> None:  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _sigmoids(values) -> None:  # type: ignore[no-untyped-def]
+    """Replace a few values by their sigmoids, computed in float32."""
+    one = np.float32(1)
+    for i in range(values.shape[0]):
+        values[i] = one / (one + exponential(-values[i]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _wanted(scores, bias, expert):  # type: ignore[no-untyped-def]
     return scores[expert] + bias[expert] if bias.size else scores[expert]
 
@@ -122,15 +141,17 @@ def _choose(scores, bias, chosen) -> None:  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _weigh(scores, chosen, is_normalised, least_sum, weights) -> None:  # type: ignore[no-untyped-def]
+def _weigh(scores, chosen, tables, weights) -> None:  # type: ignore[no-untyped-def]
     total = np.float32(0)
     for n in range(chosen.shape[0]):
         weights[n] = scores[chosen[n]]
         total += weights[n]
-    if is_normalised:
-        divisor = least_sum if total < least_sum else total
+    if tables.is_normalised:
+        divisor = tables.least_sum if total < tables.least_sum else total
         for n in range(chosen.shape[0]):
             weights[n] /= divisor
+    for n in range(chosen.shape[0]):
+        weights[n] *= tables.weight_scale
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -142,9 +163,12 @@ def choice_phase(counters, tables, buffers) -> None:  # type: ignore[no-untyped-
     share = claim(counters)
     while share < num_shares:
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
-            _softmax(scores[row])
+            if tables.is_sigmoid:
+                _sigmoids(scores[row])
+            else:
+                _softmax(scores[row])
             _choose(scores[row], tables.choice_bias, chosen[row])
-            _weigh(scores[row], chosen[row], tables.is_normalised, tables.least_sum, weights[row])
+            _weigh(scores[row], chosen[row], tables, weights[row])
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)
@@ -184,6 +208,12 @@ def _parts(ends, expert, num_panels, num_wanted):  # type: ignore[no-untyped-def
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _bias_of(biases, expert):  # type: ignore[no-untyped-def]
+    """Return an expert's biases, none of an empty array."""
+    return biases[expert] if biases.size else biases.reshape(-1)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _gather(source, slots, num_chosen, target) -> None:  # type: ignore[no-untyped-def]
     for n in range(slots.shape[0]):
         target[n] = source[slots[n] // num_chosen]
@@ -200,17 +230,19 @@ def _in_int8(quantised, num_rows, depth):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _gated_of_expert(  # type: ignore[no-untyped-def]
-    normed, rows_in_int8, gate, up, slots, num_chosen, gated, scratch, first, last, tiles, widened
-) -> None:
+    normed, rows_in_int8, gate, up, bias, activation, slots, num_chosen, gated, scratch, first,
+    last, tiles, widened,
+) -> None:  # fmt: skip
     """Compute the columns of panels `first` to `last` for an expert's slots."""
     has_bytes = gate[BYTES] != 0 and up[BYTES] != 0
     source = rows_in_int8 if has_bytes else normed
-    width, no_bias = source.shape[1], scratch[:0]
+    width = source.shape[1]
     for begin in range(0, slots.shape[0], BAND_ROWS):
         end = min(slots.shape[0], begin + BAND_ROWS)
         x = scratch[: (end - begin) * width].reshape((end - begin, width))
         _gather(source, slots[begin:end], num_chosen, x)
-        gated_share(x, x, gate, up, no_bias, False, gated[begin:end], first, last, tiles, widened)
+        out = gated[begin:end]
+        gated_share(x, x, gate, up, bias, activation, out, first, last, tiles, widened)
 
 
 # A share is a range of an expert's panels, so that its rows are gathered few times. Experts with
@@ -219,7 +251,7 @@ def _gated_of_expert(  # type: ignore[no-untyped-def]
 def expert_gated_phase(  # type: ignore[no-untyped-def]
     counters, normed, quantised, tables, buffers, member, num_threads
 ) -> None:
-    """Compute a team's `silu(gate) * up` of all slots."""
+    """Compute a team's `activation` of gate and up of all slots."""
     gate_up, order, ends, scratch = tables.gate_up, buffers.order, buffers.ends, buffers.scratch
     num_rows, depth = normed.shape
     num_chosen = buffers.chosen.shape[1]
@@ -235,7 +267,8 @@ def expert_gated_phase(  # type: ignore[no-untyped-def]
             part = share - first_share
             _gated_of_expert(
                 normed, rows_in_int8, gate_up[2 * expert], gate_up[2 * expert + 1],
-                order[begin:end], num_chosen, buffers.gated[begin:end], scratch[member],
+                _bias_of(tables.gate_up_bias, expert), tables.activation, order[begin:end],
+                num_chosen, buffers.gated[begin:end], scratch[member],
                 num_panels * part // parts, num_panels * (part + 1) // parts, tiles, widened,
             )  # fmt: skip
             finish(counters)
@@ -270,7 +303,7 @@ def expert_down_phase(  # type: ignore[no-untyped-def]
     tiles = np.empty((2, TILE_ROWS, LANES), np.float32)
     widened = widening_scratch(down, hidden.shape[0])
     scratch = buffers.scratch[member]
-    no_bias, none = scratch[:0], hidden[:0]
+    none = hidden[:0]
     share = claim(counters)
     while share < num_shares:
         first, last = num_pairs * share // num_shares, num_pairs * (share + 1) // num_shares
@@ -280,7 +313,7 @@ def expert_down_phase(  # type: ignore[no-untyped-def]
                 out = scratch[: (end - begin) * width].reshape((end - begin, width))
                 linear_share(
                     gated[begin:end], slots_in_int8[begin:end], down[expert : expert + 1],
-                    no_bias, none, out, first, last, tiles, widened,
+                    _bias_of(tables.down_bias, expert), none, out, first, last, tiles, widened,
                 )  # fmt: skip
                 _add_weighted(
                     out, order[begin:end], buffers.weights, hidden, 2 * LANES * first,

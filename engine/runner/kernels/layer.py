@@ -37,9 +37,9 @@ _PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES, _EXPERT_PHASES = 3, 5, 5, 7
 class LayerTables(NamedTuple):
     """A layer's weights: norms, biases, key scales and tables; empty where a family has none.
 
-    `scales` and `head_norms` are as in `rotary_phase`. `attended_norm` and `mlp_output_norm` are
-    those of what attention and MLP add to the hidden states. In a layer with experts
-    (`ExpertTables`) `gate_up` and `down` are the shared MLP.
+    `scales` and `head_norms` are as in `rotary_phase`, `sinks` as in `attention_phase`.
+    `attended_norm` and `mlp_output_norm` are those of what attention and MLP add to the hidden
+    states. In a layer with experts (`ExpertTables`) `gate_up` and `down` are the shared MLP.
     """
 
     input_norm: np.ndarray
@@ -47,6 +47,7 @@ class LayerTables(NamedTuple):
     qkv_bias: np.ndarray
     head_norms: np.ndarray
     scales: np.ndarray
+    sinks: np.ndarray
     output: np.ndarray
     output_bias: np.ndarray
     attended_norm: np.ndarray
@@ -61,11 +62,11 @@ class LayerTables(NamedTuple):
 class LayerConstants(NamedTuple):
     """What is the same for all steps, and for all layers of one window; see `rotary_phase`.
 
-    `is_gelu` is as in `products.linear.gated_linear`.
+    `activation` is as in `products.linear.gated_linear`, of all MLPs but experts.
     """
 
     epsilon: np.float32
-    is_gelu: bool
+    activation: int
     cosines: np.ndarray
     sines: np.ndarray
     num_threads: int
@@ -175,10 +176,11 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
         work.positions,
         work.window,
         work.items,
+        layer.sinks,
         work.parts,
         out,
     )
-    merge_phase(progress[1], work.positions, work.window, work.merges, work.parts, out)
+    merge_phase(progress[1], work.positions, work.window, work.merges, layer.sinks, work.parts, out)
     output, bias, norm = layer.output, layer.output_bias, layer.attended_norm
     _add_product(progress[2:], hidden, attended, output, bias, norm, model, buffers)
 
@@ -190,7 +192,7 @@ def _mlp_half(progress, hidden, layer, model, buffers) -> None:  # type: ignore[
     gate_up, bias, num_threads = layer.gate_up, layer.gate_up_bias, model.num_threads
     is_fine_mlp = is_fine(gate_up)
     norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
-    gated_phase(progress[1], normed, gate_up, bias, model.is_gelu, quantised, gated, num_threads)
+    gated_phase(progress[1], normed, gate_up, bias, model.activation, quantised, gated, num_threads)
     down, down_bias, norm = layer.down, layer.down_bias, layer.mlp_output_norm
     _add_product(progress[2:], hidden, gated, down, down_bias, norm, model, buffers)
 
@@ -234,10 +236,11 @@ def whole_layer(hidden, layer, slots, work, buffers) -> None:  # type: ignore[no
 def _expert_half(progress, hidden, layer, experts, model, buffers, chosen, member) -> None:  # type: ignore[no-untyped-def]
     """Add the outputs of each row's experts to `hidden`, and then that of the shared MLP."""
     normed, quantised, num_threads = buffers.normed, buffers.quantised, model.num_threads
-    none, no_bias = hidden[:0], layer.output_bias[:0]
+    none = hidden[:0]
     is_fine_mlp, gate = is_fine(experts.gate_up), experts.expert_gate
     norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
-    linear_phase(progress[1], normed, gate, no_bias, none, none, chosen.scores, num_threads)
+    bias = experts.gate_bias
+    linear_phase(progress[1], normed, gate, bias, none, none, chosen.scores, num_threads)
     choice_phase(progress[2], experts, chosen)
     order_phase(progress[3], chosen)
     expert_gated_phase(progress[4], normed, quantised, experts, chosen, member, num_threads)
@@ -248,8 +251,8 @@ def _expert_half(progress, hidden, layer, experts, model, buffers, chosen, membe
         return
     at = _EXPERT_PHASES
     quantise_phase(progress[at], normed, quantised, is_fine(gate_up))
-    bias, is_gelu = layer.gate_up_bias, model.is_gelu
-    gated_phase(progress[at + 1], normed, gate_up, bias, is_gelu, quantised, gated, num_threads)
+    bias, activation = layer.gate_up_bias, model.activation
+    gated_phase(progress[at + 1], normed, gate_up, bias, activation, quantised, gated, num_threads)
     quantise_phase(progress[at + 2], gated, quantised, is_fine(down))
     bias = layer.down_bias
     linear_phase(progress[at + 3], gated, down, bias, hidden, quantised, hidden, num_threads)

@@ -126,6 +126,33 @@ def gelu_product(typing: Any, gate: Any, up: Any, out: Any) -> Any:
 
 
 @intrinsic
+def clamped_swish_product(
+    typing: Any, gate: Any, up: Any, out: Any, steepness: Any, limit: Any
+) -> Any:
+    """Compute `out = gate / (1 + e^(-steepness · gate)) * (up + 1)` for sixteen floats each.
+
+    Gate is at most `limit`, and up between `-limit` and `limit`, before; NaN stays NaN.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        gate, up = (builder.load(vector_at(builder, at), align=4) for at in args[:2])
+        factor, most = (splat(builder, number) for number in args[3:])
+
+        def bounded(x: Any, bound: Any, beyond: str) -> Any:
+            return builder.select(builder.fcmp_ordered(beyond, x, bound), bound, x)
+
+        gate = bounded(gate, most, ">")
+        up = bounded(bounded(up, most, ">"), builder.fneg(most), "<")
+        power = _exp(builder, builder.fneg(builder.fmul(gate, factor)))
+        swish = builder.fdiv(gate, builder.fadd(power, constant(1.0)))
+        product = builder.fmul(swish, builder.fadd(up, constant(1.0)))
+        builder.store(product, vector_at(builder, args[2]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3, types.float32, types.float32), codegen
+
+
+@intrinsic
 def softmax_tile(typing: Any, scores: Any, maximum: Any, sums: Any) -> Any:
     """Apply one row's online softmax over a tile; return the factor of the earlier weights.
 

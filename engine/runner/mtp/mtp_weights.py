@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
+from engine.runner.weights.derived.rotary_order import in_rotary_order
 from engine.runner.weights.spec.decoder_tensors import layer_shapes
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_files import TensorFiles
@@ -233,7 +234,8 @@ def read_mtp_weights(
     """
     if path:
         source = Path(path)
-        return MtpWeights(source, TensorFiles({source: ()}), checkpoint, spec)
+        files = in_rotary_order(TensorFiles({source: ()}), spec)
+        return MtpWeights(source, files, checkpoint, spec)
     return MtpWeights(folder, checkpoint, checkpoint, spec)
 
 

@@ -11,7 +11,7 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle.attention import PaddleAttention
 from engine.runner.paddle_import import paddle
 from engine.runner.weights.key_scales import has_key_scales, key_scales
-from engine.runner.weights.rope import halves_first, rotary_tables
+from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.spec.decoder_tensors import (
     CHOICE_BIAS,
     EXPERT_GATE,
@@ -164,12 +164,7 @@ class PaddleDecoder:
         spec = self.spec
 
         def read(name: str) -> np.ndarray:
-            """Read a tensor, reordered to halves first if the family rotates neighbours."""
-            values = files.read(prefix + name)
-            is_rotated = any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm"))
-            if is_rotated and spec.is_rope_interleaved:
-                return halves_first(values, spec.head_dim)
-            return values
+            return files.read(prefix + name)
 
         def linear(names: list[str], has_bias: bool) -> Linear:
             weight = np.concatenate([read(f"{name}.weight") for name in names]).T

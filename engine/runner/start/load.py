@@ -18,6 +18,7 @@ from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.choose import choose_back_end
 from engine.runner.weights.checkpoint import Checkpoint, file_with_weights
 from engine.runner.weights.derived.quantised_source import WIDE_FORMATS, QuantisedSource
+from engine.runner.weights.derived.rotary_order import in_rotary_order
 from engine.runner.weights.random_weights import RandomWeights
 from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
@@ -48,8 +49,11 @@ def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int],
         raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
     spec = read_decoder_spec(folder)
     eos_token_ids = known_ids(read_eos_token_ids(folder), spec.vocab_size)
-    is_random = model.load_format == "random"
-    checkpoint = RandomWeights(spec) if is_random else Checkpoint(folder, spec)
+    checkpoint: TensorSource
+    if model.load_format == "random":
+        checkpoint = in_rotary_order(RandomWeights(spec), spec)
+    else:
+        checkpoint = Checkpoint(folder, spec)
     if model.max_model_len > spec.max_position:
         raise ConfigError(
             f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
@@ -90,7 +94,7 @@ def load_model_runner(
     """
     folder = Path(model.model)
     spec, eos_token_ids, checkpoint = checked_checkpoint(model)
-    if isinstance(checkpoint, RandomWeights):
+    if model.load_format == "random":
         _warn_of_random_weights(folder)
     elif isinstance(checkpoint, Checkpoint) and checkpoint.quantization:
         _logger.info(

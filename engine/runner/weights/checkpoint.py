@@ -15,10 +15,12 @@ from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.derived.fused_experts import FusedExperts, has_fused_experts
 from engine.runner.weights.derived.fused_weights import (
     FusedWeights,
+    fused_projections,
     fused_shapes,
-    has_fused_weights,
 )
 from engine.runner.weights.derived.norm_offsets import NORM, NormOffsets
+from engine.runner.weights.derived.other_names import stored_shapes, with_our_names
+from engine.runner.weights.derived.rotary_order import in_rotary_order
 from engine.runner.weights.derived.text_weights import TextWeights, beginning_of_names
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.schemes.quantization_config import read_quantization
@@ -34,7 +36,10 @@ _EXPERTS = ".mlp.experts."
 
 
 class Checkpoint(DerivedWeights):
-    """The tensors of one folder, checked against what the decoder needs."""
+    """The tensors of one folder, checked against what the decoder needs.
+
+    Heads of queries and keys are in the order in which they are rotated (`rotary_order`).
+    """
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
         """Read all headers.
@@ -43,8 +48,8 @@ class Checkpoint(DerivedWeights):
         written yet.
         """
         shapes = expected_shapes(spec)
-        is_fused = has_fused_weights(spec.architecture)
-        stored = fused_shapes(shapes) if is_fused else shapes
+        fused = fused_projections(spec.architecture)
+        stored = stored_shapes(fused_shapes(shapes, fused), spec)
         link = folder / WEIGHTS_FILE
         self.quantization = ""
         """What config.json says of how the weights are quantised, in words; empty: nothing."""
@@ -56,8 +61,9 @@ class Checkpoint(DerivedWeights):
             source, self.quantization = _opened_files(folder, spec)
         if beginning := beginning_of_names(source):
             source = TextWeights(source, beginning)
-        if is_fused:
-            source = FusedWeights(source, shapes)
+        source = with_our_names(source, spec)
+        if fused:
+            source = FusedWeights(source, shapes, fused)
         # What adds to norms is set last: zeros in a file have to be seen.
         super().__init__(source)
         if spec.experts is not None:
@@ -66,7 +72,8 @@ class Checkpoint(DerivedWeights):
             self._source.check(folder, name, shape)
         self._check_norms(link.resolve() if link.exists() else folder, shapes)
         if spec.has_norm_offsets and not is_gguf:  # tools add the ones when they write GGUF
-            self._source = NormOffsets(source)
+            source = NormOffsets(source)
+        self._source = in_rotary_order(source, spec)
 
     def _refuse_other_experts(self, folder: Path, mixture: ExpertMixture) -> None:
         """Raise `CheckpointError` for experts in one tensor, and for biases that are not zero.

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
@@ -28,6 +28,7 @@ from engine.runner.weights.tensor_source import TensorSource, stamps_of
 
 WEIGHTS_FILE = "weights.gguf"
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
+LONG_ROPE_TENSORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Scaled rotary positions, which config.json states."""
 
 _LAYER_NAMES = {
@@ -56,16 +57,33 @@ _EXPERT_NAMES = {
 }
 """Tensors of three dimensions, with a matrix for each expert; biases have two, with a row."""
 _EXPERTS = "mlp.experts"
-_CHOICE_BIAS = ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias")
-"""`[1, experts]` with Hugging Face, and also `[experts]` in a GGUF file."""
+_CHOICE_BIASES = (
+    "mlp.moe_statics.e_score_correction_bias",
+    "mlp.gate.e_score_correction_bias",
+)
+_CHOICE_BIAS = "exp_probs_b.bias"
+"""`[1, experts]` or `[experts]` with Hugging Face, and either in a GGUF file."""
 _NAMES_OF_FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """The norms of layers that have one after attention and one after the MLP too."""
-_NAMES_WITH_SINKS = {"post_attention_norm": "post_attention_layernorm"}
-"""The norm before the MLP where layers have sinks (gpt-oss)."""
+_NAMES_OF_GLM_4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_POST_ATTENTION_NORM = {"post_attention_norm": "post_attention_layernorm"}
+"""The norm before the MLP, which other architectures call `ffn_norm`."""
+_DRAFTING = "nextn.eh_proj.weight"
+"""A tensor of each layer that drafts tokens; such layers are the last ones, and are not read."""
+_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "gemma3": _NAMES_OF_FOUR_NORMS,
+    "glm4": _NAMES_OF_GLM_4,
+    "glm4moe": _POST_ATTENTION_NORM,
+    "gpt-oss": _POST_ATTENTION_NORM,
+}
+"""What counts before `_LAYER_NAMES`, by architecture."""
 _SINKS = "attn_sinks.weight"
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -83,20 +101,30 @@ class GgufPlace:
     expert: int | None = None
 
 
-def gguf_place(name: str, *, has_output_norms: bool = False, has_sinks: bool = False) -> GgufPlace:
+def num_drafting_layers(gguf: GgufFile) -> int:
+    """Return how many of a file's layers draft tokens."""
+    return len(_drafting_layers(gguf))
+
+
+def _drafting_layers(gguf: GgufFile) -> set[str]:
+    """Return what the names of all tensors of drafting layers begin with."""
+    return {name.removesuffix(_DRAFTING) for name in gguf.tensors if name.endswith(_DRAFTING)}
+
+
+def gguf_place(name: str, architecture: str = "") -> GgufPlace:
     """Return where a GGUF file has the tensor of this Hugging Face name; it may have none."""
     for in_gguf, model_name in _MODEL_NAMES.items():
         if name == model_name:
             return GgufPlace(in_gguf)
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    if rest == _CHOICE_BIAS[0]:
-        return GgufPlace(f"blk.{layer}.{_CHOICE_BIAS[1]}")
+    if rest in _CHOICE_BIASES:
+        return GgufPlace(f"blk.{layer}.{_CHOICE_BIAS}")
     if rest == SINKS:
         return GgufPlace(f"blk.{layer}.{_SINKS}")
     part, _, kind = rest.rpartition(".")
-    norms = _NAMES_OF_FOUR_NORMS if has_output_norms else {}
-    norms = _NAMES_WITH_SINKS if has_sinks else norms
-    for in_gguf, layer_name in (*norms.items(), *_LAYER_NAMES.items(), *_FUSED_NAMES.items()):
+    others = _OTHER_NAMES.get(architecture, {})
+    names = (*others.items(), *_LAYER_NAMES.items(), *_FUSED_NAMES.items())
+    for in_gguf, layer_name in names:
         if part == layer_name:
             return GgufPlace(f"blk.{layer}.{in_gguf}.{kind}")
     experts, _, projection = part.rpartition(".")
@@ -123,20 +151,19 @@ class GgufWeights(TensorSource):
         """
         self.metadata: dict[str, str] = {}
         gguf = GgufFile(path)
-        self._path = path
-        four = any(name.endswith("post_feedforward_layernorm.weight") for name in shapes)
-        has_sinks = any(name.endswith(SINKS) for name in shapes)
-        self._places = {
-            name: gguf_place(name, has_output_norms=four, has_sinks=has_sinks) for name in shapes
-        }
+        self._path, self._shapes = path, shapes
+        architecture = gguf.text("general.architecture")
+        self._places = {name: gguf_place(name, architecture) for name in shapes}
         self._num_matrices = Counter(place.name for place in self._places.values())
-        known = {*self._num_matrices, ROPE_FACTORS_TENSOR}
-        if unknown := sorted(gguf.tensors.keys() - known):
+        known = {*self._num_matrices, ROPE_FACTORS_TENSOR, *LONG_ROPE_TENSORS}
+        drafting = tuple(_drafting_layers(gguf))
+        unread = {name for name in gguf.tensors if name.startswith(drafting)}
+        if unknown := sorted(gguf.tensors.keys() - known - unread):
             raise CheckpointError(
                 f"{path}: tensor {unknown[0]} is not part of the decoder that config.json describes"
             )
         self._tensors = gguf.tensors
-        is_permuted = gguf.text("general.architecture") == "llama"
+        is_permuted = architecture == "llama"
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if is_permuted else {}
 
     def names(self) -> Iterable[str]:
@@ -145,8 +172,8 @@ class GgufWeights(TensorSource):
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places[name]
         shape = self._tensors[place.name].shape
-        if place.name.endswith(_CHOICE_BIAS[1]):
-            return 1, shape[-1]
+        if place.name.endswith(_CHOICE_BIAS):
+            return self._shapes[name]
         return shape if place.expert is None else shape[1:]
 
     def check(
@@ -168,8 +195,8 @@ class GgufWeights(TensorSource):
                 f"{self._path}: tensor {place.name} is missing: wanted shape {list(whole)}"
             )
         has_shape = tensor.shape == whole
-        if place.name.endswith(_CHOICE_BIAS[1]):
-            has_shape = tensor.shape in (whole, whole[1:])
+        if place.name.endswith(_CHOICE_BIAS):
+            has_shape = tensor.shape in (whole[-1:], (1, whole[-1]))
         if not has_shape:
             raise CheckpointError(
                 f"{self._path}: tensor {place.name} has shape {list(tensor.shape)}: "

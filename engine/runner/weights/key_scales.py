@@ -16,7 +16,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -38,8 +37,6 @@ def key_scales(files: TensorSource, prefix: str, spec: DecoderSpec, stored: str)
     weight = files.read(f"{prefix}self_attn.k_proj.weight")
     normed = weight * files.read(f"{prefix}input_layernorm.weight")
     squares = bias**2 + np.square(normed, dtype=np.float64).sum(axis=1)
-    if spec.is_rope_interleaved:
-        squares = halves_first(squares, spec.head_dim)
     sizes = np.sqrt(squares.reshape(spec.num_kv_heads, 2, -1).sum(axis=1))
     usual = np.median(sizes, axis=1, keepdims=True)
     ratios = np.divide(sizes, usual, out=np.ones(shape), where=(sizes > 0) & (usual > 0))

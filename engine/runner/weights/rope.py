@@ -7,11 +7,16 @@ import math
 import numpy as np
 
 from engine.runner.weights.spec.model_spec import DecoderSpec
-from engine.runner.weights.spec.rope_spec import RopeSpec, YarnSpec
+from engine.runner.weights.spec.rope_spec import LongRopeSpec, RopeSpec, YarnSpec
 
 
-def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
-    """Return radians per position for each of the `head_dim / 2` pairs, float64."""
+def inverse_frequencies(rope: RopeSpec, head_dim: int, rotated_dim: int = 0) -> np.ndarray:
+    """Return radians per position for each of the `head_dim / 2` pairs, float64.
+
+    Only the first `rotated_dim / 2` pairs are rotated (0: all); the others have zeros.
+    """
+    if rotated_dim:
+        return np.pad(inverse_frequencies(rope, rotated_dim), (0, (head_dim - rotated_dim) // 2))
     frequencies: np.ndarray = rope.theta ** -(
         np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     )
@@ -25,6 +30,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
         low, high = rope.low_freq_factor, rope.high_freq_factor
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return frequencies * (share + (1.0 - share) / rope.factor)
+    if isinstance(rope, LongRopeSpec):
+        return frequencies / np.array(rope.factors)
     if isinstance(rope, YarnSpec):
         share = _yarn_share(rope, head_dim)
         return frequencies * (share + (1.0 - share) / rope.factor)
@@ -50,22 +57,28 @@ def _yarn_share(rope: YarnSpec, head_dim: int) -> np.ndarray:
 def rotary_tables(spec: DecoderSpec, max_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines `[max_len, head_dim / 2]`, float32.
 
-    Those of YaRN are multiplied by its attention factor, and so are queries and keys by them.
+    Those of YaRN and LongRoPE are multiplied by an attention factor, and so are queries and keys by
+    them, but for dimensions that are not rotated: their cosines are 1.
     """
-    frequencies = inverse_frequencies(spec.rope, spec.head_dim).astype(np.float32)
+    frequencies = inverse_frequencies(spec.rope, spec.head_dim, spec.rotated_dim)
+    frequencies = frequencies.astype(np.float32)
     angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies[None, :]
     cosines, sines = np.cos(angles), np.sin(angles)
-    if isinstance(spec.rope, YarnSpec):
+    if isinstance(spec.rope, YarnSpec | LongRopeSpec):
         for table in (cosines, sines):
-            table *= np.float32(spec.rope.attention_factor)
+            table[:, : spec.rotated_pairs] *= np.float32(spec.rope.attention_factor)
     return cosines, sines
 
 
-def halves_first(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorder outputs so that neighbours (2i, 2i + 1) become pairs (i, i + half) of each head.
+def head_order(spec: DecoderSpec) -> np.ndarray | None:
+    """Return which dimension of a query or key head in the files is each of those computed with.
 
-    Query and key heads are only ever multiplied with each other, so reordering both the same way
-    changes no score, and one rotation serves every family.
+    There the pairs that are rotated together are (i, i + half), the rotated ones first. In the
+    files the first `rotated_dim` dimensions are rotated, as neighbours or as halves of these. None:
+    the order is the same.
     """
-    paired = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
-    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(weight.shape)
+    size = spec.rotated_dim or spec.head_dim
+    rotated, rest = np.arange(size), np.arange(size, spec.head_dim)
+    pairs = rotated.reshape(-1, 2).T if spec.is_rope_interleaved else rotated.reshape(2, -1)
+    order = np.concatenate([pairs, rest.reshape(2, -1)], axis=1).reshape(-1)
+    return None if np.array_equal(order, np.arange(spec.head_dim)) else order

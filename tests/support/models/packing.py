@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.runner.kernels.products.packed import (
@@ -14,7 +16,7 @@ from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor, row_
 
 NONE = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
-GROUPED_FORMATS = [name for name in GROUP_SIZES if name.startswith("Q")]
+GROUPED_FORMATS = [name for name, (values, _) in GROUP_SIZES.items() if values > 1]
 _HALVES_AT = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
 """Where a group has its float16 numbers, if not just in front."""
 
@@ -31,8 +33,8 @@ def floats(weight: np.ndarray) -> GroupedTensor:
 def stored(
     name: str, num_outputs: int, num_inputs: int, seed: int = 0, scale: float = 0.01
 ) -> GroupedTensor:
-    """Any bits in the numbers of a group, and scales of about `scale` and either sign."""
-    if not name.startswith("Q"):
+    """Any bits in the numbers of a group, and scales of about `scale`, negative ones too."""
+    if name not in GROUPED_FORMATS:
         values = normal(num_outputs, num_inputs, seed=seed)
         if name == "F16":
             rows = values.astype(np.float16).view(np.uint8)
@@ -46,6 +48,10 @@ def stored(
     shape = num_outputs, row_bytes(name, num_inputs)
     rows = random.randint(0, 256, shape).astype(np.uint8)
     groups = rows.reshape(num_outputs, -1, GROUP_SIZES[name][1])
+    if name == "MXFP4":
+        nearest = 128 + round(math.log2(scale))
+        groups[..., 0] = random.randint(nearest - 2, nearest + 2, groups.shape[:2])
+        return GroupedTensor(name, (num_outputs, num_inputs), rows)
     for at in _HALVES_AT.get(name, (0,)):
         scales = random.standard_normal((*groups.shape[:2], 1)) * scale
         groups[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)

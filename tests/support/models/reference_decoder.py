@@ -28,7 +28,15 @@ def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or config.get("rope_scaling") or default
 
 
+def _rotated(config: Mapping[str, Any], head_dim: int) -> int:
+    """How many of a head's first dimensions are rotated."""
+    scaling = _scaling(config)
+    share = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return round(head_dim * float(share))
+
+
 def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.ndarray:
+    """Radians per position of the pairs of a head whose first `head_dim` numbers are rotated."""
     scaling = _scaling(config)
     scaling = scaling.get("sliding_attention" if window else "full_attention", scaling)
     if window and "rope_local_base_freq" in config:
@@ -38,6 +46,8 @@ def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.nd
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "linear":
         frequencies /= scaling["factor"]
+    if kind == "longrope":
+        frequencies /= scaling["short_factor"]
     if kind == "llama3":
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
@@ -64,8 +74,11 @@ def _frequencies(config: Mapping[str, Any], head_dim: int, window: int) -> np.nd
 
 
 def _length(config: Mapping[str, Any]) -> float:
-    """By what YaRN multiplies queries and keys while it rotates them; 1 for other kinds."""
+    """By what YaRN and LongRoPE multiply what they rotate; 1 for other kinds."""
     scaling = _scaling(config)
+    if scaling.get("type") == "longrope":
+        original = config["original_max_position_embeddings"]
+        return math.sqrt(1 + math.log(config["max_position_embeddings"] / original, original))
     if scaling.get("rope_type", scaling.get("type")) != "yarn":
         return 1.0
     if "attention_factor" in scaling:
@@ -143,9 +156,11 @@ def _layer(
     """One decoder layer over all positions `[positions, hidden_size]`."""
     epsilon, num_heads = config["rms_norm_eps"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    frequencies = _frequencies(config, head_dim, window) * is_rotated
-    is_gemma = config["model_type"] == "gemma3_text"
-    is_interleaved = config["model_type"].startswith("ernie4_5")
+    rotated = _rotated(config, head_dim)
+    frequencies = _frequencies(config, rotated, window) * is_rotated
+    kind = config["model_type"]
+    is_gemma = kind == "gemma3_text"
+    is_interleaved = kind.startswith("ernie4_5") or kind in ("glm", "glm4")
 
     def linear(values: np.ndarray, name: str) -> np.ndarray:
         product: np.ndarray = values @ w[f"{prefix}{name}.weight"].T
@@ -159,11 +174,12 @@ def _layer(
 
     normed = norm(x, "input_layernorm")
     q, k, v = (heads(linear(normed, f"self_attn.{n}_proj")) for n in "qkv")
-    if config["model_type"].startswith("qwen3") or is_gemma:
+    if f"{prefix}self_attn.q_norm.weight" in w:
         q, k = norm(q, "self_attn.q_norm"), norm(k, "self_attn.k_norm")
-    q, k = (_length(config) * rotate(values, frequencies, is_interleaved) for values in (q, k))
-    divisor = config.get("query_pre_attn_scalar", 0)
-    sinks = w.get(f"{prefix}self_attn.sinks")
+    for values in (q, k):
+        turned = rotate(values[..., :rotated], frequencies, is_interleaved)
+        values[..., :rotated] = _length(config) * turned
+    divisor, sinks = config.get("query_pre_attn_scalar", 0), w.get(f"{prefix}self_attn.sinks")
     attended = causal_attention(q, k, v, window, divisor, sinks)
     attended = attended.swapaxes(0, 1).reshape(len(x), -1)
     if is_gemma:
@@ -171,24 +187,25 @@ def _layer(
         normed = norm(x, "pre_feedforward_layernorm")
         gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
         gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-        summed: np.ndarray = x + norm(
-            linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm"
-        )
+        added = norm(linear(gate * up, "mlp.down_proj"), "post_feedforward_layernorm")
+        summed: np.ndarray = x + added
         return summed
-    x = x + linear(attended, "self_attn.o_proj")
+    added = linear(attended, "self_attn.o_proj")
+    x = x + (norm(added, "post_self_attn_layernorm") if kind == "glm4" else added)
     normed = norm(x, "post_attention_layernorm")
 
     def mlp(values: np.ndarray, part: str) -> np.ndarray:
         gate, up = linear(values, f"{part}.gate_proj"), linear(values, f"{part}.up_proj")
         steepness = 1.0
-        if config["model_type"] == "gpt_oss":
+        if kind == "gpt_oss":
             steepness, limit = config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0)
             gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
         return linear(gate / (1 + np.exp(-steepness * gate)) * up, f"{part}.down_proj")
 
     after: np.ndarray
     if f"{prefix}mlp.gate.weight" not in w:
-        after = x + mlp(normed, "mlp")
+        added = mlp(normed, "mlp")
+        after = x + (norm(added, "post_mlp_layernorm") if kind == "glm4" else added)
         return after
     has_shared = f"{prefix}mlp.shared_experts.up_proj.weight" in w
     outputs = mlp(normed, "mlp.shared_experts") if has_shared else np.zeros_like(x)
@@ -203,17 +220,21 @@ def _chosen_experts(
     config: Mapping[str, Any], products: np.ndarray, w: Mapping[str, np.ndarray], prefix: str
 ) -> list[list[tuple[int, float]]]:
     """The experts of each row of products with the gate, with their weights."""
-    scores = np.exp(products - products.max(-1, keepdims=True))
-    scores /= scores.sum(-1, keepdims=True)
-    bias = w.get(f"{prefix}mlp.moe_statics.e_score_correction_bias", np.zeros((1, len(scores[0]))))[
-        0
-    ]
+    if config["model_type"] == "glm4_moe":
+        scores = 1 / (1 + np.exp(-products))
+        bias = w[f"{prefix}mlp.gate.e_score_correction_bias"]
+    else:
+        scores = np.exp(products - products.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        no_bias = np.zeros((1, len(scores[0])))
+        bias = w.get(f"{prefix}mlp.moe_statics.e_score_correction_bias", no_bias)[0]
     num_chosen = config.get("num_experts_per_tok") or config["moe_k"]
     chosen = []
     for row in scores:
         best = np.argsort(-(row + bias), kind="stable")[:num_chosen]
         total = sum(row[i] for i in best) if config.get("norm_topk_prob", True) else 1.0
-        chosen.append([(int(i), float(row[i] / total)) for i in best])
+        scale = config.get("routed_scaling_factor", 1.0) / total
+        chosen.append([(int(i), float(row[i] * scale)) for i in best])
     return chosen
 
 

@@ -68,6 +68,36 @@ _ERNIE_MOE = _ERNIE | {
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }
+_YARN_OVER_64 = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4}
+_GLM4_MOE = _COMMON | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "head_dim": 32,
+    "rope_theta": 1000000.0,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 1,
+    "pad_token_id": 0,
+}
+_GLM = _COMMON | {
+    "head_dim": 32,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
 _GPT_OSS = _COMMON | {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -172,6 +202,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "pad_token_id": 0,
     },
+    "phi4_mini": _COMMON
+    | {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.25, 1.5, 2.0, 3.0],
+            "long_factor": [1.0, 1.5, 3.0, 6.0, 12.0, 16.0],
+        },
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    },
+    "glm": _GLM | {"architectures": ["GlmForCausalLM"], "model_type": "glm"},
+    "glm4": _GLM
+    | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": False},
+    "glm4_yarn": _GLM
+    | {
+        "architectures": ["Glm4ForCausalLM"],
+        "model_type": "glm4",
+        "max_position_embeddings": 64,
+        "rope_scaling": _YARN_OVER_64 | {"type": "yarn"},
+    },
     "qwen3_yarn": _COMMON
     | {
         "architectures": ["Qwen3ForCausalLM"],
@@ -180,12 +235,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
         "max_position_embeddings": 80,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "beta_fast": 4,
-        },
+        "rope_scaling": {"rope_type": "yarn"} | _YARN_OVER_64,
     },
     "qwen3_mixed": _COMMON
     | {
@@ -258,6 +308,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_num_shared_experts": 0,
         "mlp_layer_types": ["sparse"] * 2,
     },
+    "glm4_moe": _GLM4_MOE,
+    "glm4_moe_air": {k: v for k, v in _GLM4_MOE.items() if k != "partial_rotary_factor"}
+    | {
+        "use_qk_norm": False,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    },
     "gpt_oss": _GPT_OSS
     | {
         "rope_theta": 150000.0,
@@ -283,9 +341,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
     },
 }
-"""Layers of the last six have experts; in all ERNIE's and `qwen3_moe_mixed` the first has none."""
-WITHOUT_CPU_KERNELS = ("gpt_oss", "gpt_oss_newer")
-"""Names of `CONFIGS` that the CPU kernels do not compute."""
+"""Layers of the last eight have experts; in all ERNIE's and GLM's and `qwen3_moe_mixed` the first
+has none."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
@@ -299,7 +356,15 @@ def has_bias(config: Mapping[str, Any], part: str) -> bool:
     if config["model_type"] == "seed_oss":
         key = {"qkv": "attention_bias", "output": "attention_out_bias", "mlp": "mlp_bias"}[part]
         return bool(config.get(key, part == "qkv"))
+    if config["model_type"].startswith("glm"):
+        return part == "qkv" and bool(config["attention_bias"])
     return bool(config.get("mlp_bias" if part == "mlp" else "attention_bias", False))
+
+
+def has_head_norms(config: Mapping[str, Any]) -> bool:
+    """Whether the heads of queries and keys have norms."""
+    kind = config["model_type"]
+    return kind.startswith("qwen3") or kind == "gemma3_text" or bool(config.get("use_qk_norm"))
 
 
 def has_experts(config: Mapping[str, Any], layer: int) -> bool:
@@ -308,7 +373,8 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
         return layer not in config["mlp_only_layers"]
     if config["model_type"] == "gpt_oss":
         return True
-    return config["model_type"] == "ernie4_5_moe" and bool(layer >= config["moe_layer_start_index"])
+    first = config.get("moe_layer_start_index", config.get("first_k_dense_replace"))
+    return first is not None and bool(layer >= first)
 
 
 def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
@@ -419,7 +485,10 @@ def _add_layer(
     if config["model_type"] == "gemma3_text":
         add(f"{prefix}pre_feedforward_layernorm.weight", hidden)
         add(f"{prefix}post_feedforward_layernorm.weight", hidden)
-    if config["model_type"].startswith("qwen3") or config["model_type"] == "gemma3_text":
+    if config["model_type"] == "glm4":
+        add(f"{prefix}post_self_attn_layernorm.weight", hidden)
+        add(f"{prefix}post_mlp_layernorm.weight", hidden)
+    if has_head_norms(config):
         add(f"{prefix}self_attn.q_norm.weight", head_dim)
         add(f"{prefix}self_attn.k_norm.weight", head_dim)
 
@@ -429,7 +498,7 @@ def _add_mlp(
 ) -> None:
     hidden = config["hidden_size"]
     parts = [("gate_proj", inner), ("up_proj", inner)]
-    if config["model_type"] == "phi3":
+    if config["model_type"] in ("phi3", "glm", "glm4"):
         parts = [("gate_up_proj", 2 * inner)]
     for name, num_outputs, num_inputs in (
         *((name, num_outputs, hidden) for name, num_outputs in parts),
@@ -443,17 +512,19 @@ def _add_mlp(
 def _add_experts(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
     is_gpt_oss = config["model_type"] == "gpt_oss"
     inner = config["intermediate_size" if is_gpt_oss else "moe_intermediate_size"]
-    keys = ("num_experts", "moe_num_experts", "num_local_experts")
+    keys = ("num_experts", "moe_num_experts", "num_local_experts", "n_routed_experts")
     num_experts = next(config[key] for key in keys if key in config)
     add(f"{prefix}mlp.gate.weight", num_experts, config["hidden_size"])
     if is_gpt_oss:
         add(f"{prefix}mlp.gate.bias", num_experts)
     for index in range(num_experts):
         _add_mlp(add, config, f"{prefix}mlp.experts.{index}", inner, is_gpt_oss)
-    if config["model_type"] != "ernie4_5_moe":
-        return
-    add(f"{prefix}mlp.moe_statics.e_score_correction_bias", 1, num_experts)
-    if shared := config["moe_num_shared_experts"] * inner:
+    if config["model_type"] == "ernie4_5_moe":
+        add(f"{prefix}mlp.moe_statics.e_score_correction_bias", 1, num_experts)
+    elif config["model_type"] == "glm4_moe":
+        add(f"{prefix}mlp.gate.e_score_correction_bias", num_experts)
+    num_shared = config.get("moe_num_shared_experts", config.get("n_shared_experts", 0))
+    if shared := num_shared * inner:
         _add_mlp(add, config, f"{prefix}mlp.shared_experts", shared, False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import gguf
 import numpy as np
 from gguf import quants
 
-from engine.runner.weights.derived.fused_weights import fused_shapes, has_fused_weights
+from engine.runner.weights.derived.fused_weights import fused_projections, fused_shapes
+from engine.runner.weights.derived.other_names import stored_shapes
 from engine.runner.weights.gguf_weights import gguf_place
 from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
@@ -26,16 +28,17 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "ernie", "ernie_biased", "gemma3")
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "phi4_mini", "ernie", "ernie_biased"),
+    *("gemma3", "glm4", "glm4_yarn"),
+)
 """Names of `CONFIGS` whose architectures GGUF files have, without experts."""
-MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied", "gpt_oss")
+MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied", "glm4_moe", "glm4_moe_air", "gpt_oss")
 """The same, with a mixture of experts."""
 _ARCHITECTURES = {
-    "qwen3_moe": "qwen3moe",
-    "ernie4_5_moe": "ernie4_5-moe",
-    "gemma3_text": "gemma3",
-    "gpt_oss": "gpt-oss",
-}
+    "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "gemma3_text": "gemma3",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
+}  # fmt: skip
 """By `model_type`, where GGUF files call it otherwise."""
 K_MIXTURE = CONFIGS["qwen3_moe"] | {
     "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "moe_intermediate_size": 256,
@@ -71,16 +74,31 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         f"{family}.attention.head_count_kv": config["num_key_value_heads"],
         f"{family}.attention.key_length": head_dim,
         f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{family}.rope.freq_base": float(config["rope_theta"]),
+        f"{family}.rope.freq_base": float(
+            config.get("rope_parameters", {}).get("rope_theta", config["rope_theta"])
+        ),
+        f"{family}.rope.dimension_count": rotated_of(config, head_dim),
         **_expert_metadata(family, config),
         **{f"{family}.rope.scaling.{key}": value for key, value in scaling_of(config).items()},
     }
 
 
+def rotated_of(config: Mapping[str, Any], head_dim: int) -> int:
+    """How many of a head's dimensions are rotated."""
+    section = config.get("rope_parameters", {})
+    share = section.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return round(head_dim * float(share))
+
+
 def scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that llama.cpp's converter writes for YaRN."""
+    """The keys that llama.cpp's converter writes for YaRN, and for the LongRoPE of Phi."""
     scaling = config.get("rope_scaling", {})
-    if scaling.get("rope_type") != "yarn":
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "longrope":
+        original = config["original_max_position_embeddings"]
+        growth = math.log(config["max_position_embeddings"] / original) / math.log(original)
+        return {"original_context_length": original, "attn_factor": math.sqrt(1 + growth)}
+    if kind != "yarn":
         return {}
     return {
         "type": "yarn",
@@ -92,7 +110,8 @@ def scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expert_metadata(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp's converter writes of the experts."""
+    """What llama.cpp's converter writes of the experts, and of layers that draft."""
+    found: dict[str, Any]
     if family == "qwen3moe":
         found = {
             "expert_count": config["num_experts"],
@@ -105,6 +124,18 @@ def _expert_metadata(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "interleave_moe_layer_step": config["moe_layer_interval"],
             "leading_dense_block_count": config["moe_layer_start_index"],
             "expert_shared_count": config["moe_num_shared_experts"],
+        }
+    elif family == "glm4moe":
+        found = {
+            "expert_count": config["n_routed_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_shared_count": config["n_shared_experts"],
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_gating_func": 2,
+            "expert_weights_scale": float(config["routed_scaling_factor"]),
+            "expert_weights_norm": config["norm_topk_prob"],
+            "nextn_predict_layers": config["num_nextn_predict_layers"],
+            "block_count": config["num_hidden_layers"] + config["num_nextn_predict_layers"],
         }
     elif family == "gpt-oss":
         found = {
@@ -132,7 +163,6 @@ def write_gguf(
     a key away.
     """
     family = _ARCHITECTURES.get(config["model_type"], config["model_type"])
-    has_output_norms = family == "gemma3"
     writer = gguf.GGUFWriter(path, family)
     for key, value in (metadata_of(family, config) | dict(metadata or {})).items():
         if value is not None:
@@ -157,13 +187,14 @@ def write_gguf(
         else:
             raw = quants.quantize(weight, kind_type)
             values[name] = _values(kind, raw, weight.shape)
-        if has_output_norms and name.endswith("norm.weight"):
+        if family == "gemma3" and name.endswith("norm.weight"):
             raw = weight + np.float32(1.0)  # as llama.cpp's converter stores those of Gemma
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
         if family == "llama" and heads is not None:
             raw = interleaved(raw, config[heads])
-        place = gguf_place(name, has_output_norms=has_output_norms, has_sinks=family == "gpt-oss")
-        tensors.setdefault(place.name, ([], kind_type))[0].append(raw)
+        tensors.setdefault(gguf_place(name, family).name, ([], kind_type))[0].append(raw)
+    for name, values_of_pairs in _extra_tensors(config).items():
+        tensors[name] = ([values_of_pairs], gguf.GGMLQuantizationType.F32)
     for in_gguf, (parts, kind_type) in tensors.items():
         stacked = np.stack(parts) if "_exps." in in_gguf else parts[0]
         writer.add_tensor(in_gguf, stacked, raw_dtype=kind_type)
@@ -172,6 +203,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return values
+
+
+def _extra_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Tensors that are no weights of the decoder: factors of LongRoPE, and a drafting layer."""
+    scaling = config.get("rope_scaling", {})
+    found = {
+        f"rope_factors_{kind}.weight": np.array(scaling[f"{kind}_factor"], np.float32)
+        for kind in ("short", "long")
+        if f"{kind}_factor" in scaling
+    }
+    if config["model_type"] == "glm4_moe":
+        prefix, hidden = f"blk.{config['num_hidden_layers']}", config["hidden_size"]
+        found[f"{prefix}.nextn.eh_proj.weight"] = np.ones((hidden, 2 * hidden), np.float32)
+        found[f"{prefix}.attn_norm.weight"] = np.ones(hidden, np.float32)
+    return found
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -213,8 +259,8 @@ def write_wide(folder: Path, config: Mapping[str, Any], values: Mapping[str, np.
     write_checkpoint(folder, config)
     spec = read_decoder_spec(folder)
     shapes = expected_shapes(spec)
-    names = fused_shapes(shapes) if has_fused_weights(spec.architecture) else shapes
-    in_order = {name: values[name] for name in names}
+    fused = fused_shapes(shapes, fused_projections(spec.architecture))
+    in_order = {name: values[name] for name in stored_shapes(fused, spec)}
     write_safetensors(folder / "model.safetensors", in_order)
     return folder
 

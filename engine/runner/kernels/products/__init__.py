@@ -8,7 +8,9 @@ group_product  rows times panels of groups, widened in registers
 tile_product   two unpacked operands
 byte_product   int8 rows times panels of groups
 byte_dot       by which instruction
+byte_lookup    bytes that four bits stand for
 byte_rows      rows in int8
+activations    what is computed of gate and up
 
 Decisions:
 

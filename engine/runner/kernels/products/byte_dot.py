@@ -16,6 +16,7 @@ from numba.core import cgutils
 
 from engine.runner.kernels.vector_ir import LANES, int_constant
 
+_LARGEST_BYTE, _LARGEST_SHORT = 127, 32767
 INSTRUCTIONS = ("vnni512", "vnni256", "avx2", "neon", "plain")
 
 
@@ -61,7 +62,7 @@ def _function(builder: Any, name: str, result: Any, parameters: list[Any]) -> An
     return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
-def _in_parts(builder: Any, lanes: int, operands: list[Any], combine: Any) -> Any:
+def in_parts(builder: Any, lanes: int, operands: list[Any], combine: Any) -> Any:
     """Emit `combine` on parts of the operands with this many lanes; return the joined result."""
     results = []
     for first in range(0, LANES, lanes):
@@ -83,18 +84,22 @@ def _vnni(builder: Any, lanes: int, total: Any, weights: Any, row: Any) -> Any:
     return builder.call(_function(builder, name, kind, [kind] * 3), [total, weights, row])
 
 
-def _avx2(builder: Any, is_signed: bool, total: Any, weights: Any, row: Any) -> Any:
+def _avx2(builder: Any, is_signed: bool, total: Any, *operands: Any) -> Any:
+    """Emit the products of several vectors of weights with as many of rows, in this order."""
     octets, shorts, lanes = _vector(8, 32), _vector(16, 16), _vector(32, 8)
-    weights, row = builder.bitcast(weights, octets), builder.bitcast(row, octets)
-    if is_signed:  # |weight| · (row with the weight's sign): a sum of two is below 2^15
-        signs = _function(builder, "llvm.x86.avx2.psign.b", octets, [octets, octets])
-        row, weights = (
-            builder.call(signs, [row, weights]),
-            builder.call(signs, [weights, weights]),
-        )
+    signs = _function(builder, "llvm.x86.avx2.psign.b", octets, [octets, octets])
     multiply = _function(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, [octets, octets])
-    pairs = builder.call(multiply, [weights, row])
     add = _function(builder, "llvm.x86.avx2.pmadd.wd", lanes, [shorts, shorts])
+    operands = tuple(builder.bitcast(one, octets) for one in operands)
+    half, pairs = len(operands) // 2, None
+    for weights, row in zip(operands[:half], operands[half:], strict=True):
+        if is_signed:  # |weight| · (row with the weight's sign): a sum of two is below 2^15
+            row, weights = (
+                builder.call(signs, [row, weights]),
+                builder.call(signs, [weights, weights]),
+            )
+        products = builder.call(multiply, [weights, row])
+        pairs = products if pairs is None else builder.add(pairs, products)
     return builder.add(total, builder.call(add, [pairs, ir.Constant(shorts, [1] * 16)]))
 
 
@@ -125,17 +130,29 @@ def emit_signed(builder: Any, weights: Any) -> Any:
     return builder.xor(weights, int_constant(-0x7F7F7F80))
 
 
+def vectors_together(instruction: str, largest: int) -> int:
+    """Return how many vectors of weights at most `emit_dot` takes at a time.
+
+    AVX2 adds products of two bytes in 16 bits, and for small weights those of several vectors.
+    """
+    return max(1, _LARGEST_SHORT // (2 * _LARGEST_BYTE * largest)) if instruction == "avx2" else 1
+
+
 def emit_dot(
-    builder: Any, instruction: str, total: Any, weights: Any, row: Any, *, is_signed: bool
-) -> Any:
-    """Emit `total + Σ weights · row` over the four bytes of every lane."""
-    operands = [total, weights, row]
+    builder: Any, instruction: str, total: Any, weights: list[Any], rows: list[Any], *,
+    is_signed: bool,
+) -> Any:  # fmt: skip
+    """Emit `total + Σ weights · rows` over the four bytes of every lane, and over the vectors.
+
+    There are at most `vectors_together` of each.
+    """
+    operands = [total, *weights, *rows]
     if instruction == "vnni512":
         return _vnni(builder, LANES, *operands)
     if instruction == "vnni256":
-        return _in_parts(builder, 8, operands, lambda *part: _vnni(builder, 8, *part))
+        return in_parts(builder, 8, operands, lambda *part: _vnni(builder, 8, *part))
     if instruction == "avx2":
-        return _in_parts(builder, 8, operands, lambda *part: _avx2(builder, is_signed, *part))
+        return in_parts(builder, 8, operands, lambda *part: _avx2(builder, is_signed, *part))
     if instruction == "neon":
-        return _in_parts(builder, 4, operands, lambda *part: _neon(builder, *part))
+        return in_parts(builder, 4, operands, lambda *part: _neon(builder, *part))
     return _plain(builder, is_signed, *operands)

@@ -24,6 +24,7 @@ from engine.runner.kernels.products.byte_dot import (
     emit_dot,
     emit_signed,
     makes_signed,
+    vectors_together,
 )
 from engine.runner.kernels.products.byte_rows import (
     HALVES,
@@ -111,13 +112,15 @@ def _emit_integers(
     is_signed = makes_signed(instruction, layout.offset)
     chains = [_first_terms(builder, layout, instruction, record, parts) for record in records]
     size = NUM_VECTORS // HALVES
-    for t, half in product(range(size), range(HALVES)):
+    together = min(size, vectors_together(instruction, layout.largest))
+    for t, half in product(range(0, size, together), range(HALVES)):
         for record, sums in zip(records, chains, strict=True):
-            vector = half * size + t
-            row = _value(builder, record, 4 * vector, INT32)
+            first = half * size + t
+            numbers = range(first, min(first + together, half * size + size))
             sums[half] = emit_dot(
-                builder, instruction, sums[half], vectors[vector], row, is_signed=is_signed
-            )
+                builder, instruction, sums[half], [vectors[n] for n in numbers],
+                [_value(builder, record, 4 * n, INT32) for n in numbers], is_signed=is_signed,
+            )  # fmt: skip
     if parts == 1:
         return [[builder.add(*sums)] for sums in chains]
     return chains

@@ -1,14 +1,18 @@
 """How panels of quantised weights lie in memory, and how vectors of them are widened.
 
 A panel has sixteen outputs. Its inputs come in groups; a group's record has the sixteen outputs'
-scales, then their numbers. Of a grouped format (Q4_0 to Q6_K) a group is 32 inputs, and the record:
+scales, then their numbers. Of a grouped format (Q4_0 to MXFP4) a group is 32 inputs, and the
+record:
 
     scales    16 float16 steps (and 16 float16 minima); K formats: 16 bytes of steps, 16 of minima
-              (Q6_K: 16 and 16 signed bytes of steps, for either half of the group)
+              (Q6_K: 16 and 16 signed bytes of steps, for either half of the group); MXFP4: 16
+              bytes, n is the step 2^(n - 128), and 255 is NaN
     low bits  4 vectors of sixteen 32-bit lanes, a lane is an output: byte j of vector g has input
               8 g + j in its low four bits, input 8 g + 4 + j in the high ones
     high bits Q5: one vector, bit t of byte j belongs to input 4 t + j; Q6: two vectors, two bits
               each. Q8_0 has no such split: 8 vectors, byte j of vector t is input 4 t + j, plus 128
+
+MXFP4 has bits in place of numbers, which a table turns into numbers when they are read.
 
 So four inputs of sixteen outputs are one vector of bytes, which an integer dot product takes as it
 is. In front of eight groups of a K format are their 16 float16 factors of the steps, and those of
@@ -26,6 +30,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from engine.runner.kernels.products.byte_lookup import emit_lookup
 from engine.runner.kernels.vector_ir import (
     INT64,
     INT_VECTOR,
@@ -47,6 +52,8 @@ _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _VECTOR_BYTES = 64
 _MAGIC_23, _MAGIC_15 = 0x4B000000, 0x47000000
 """2^23 and 2^15 as floats: a byte in their bits 0 and 8 is added to them."""
+_MXFP4_NUMBERS = (16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4)
+"""Twice the numbers of MXFP4 (0, 0.5, 1, 1.5, 2, 3, 4, 6, and the negative ones), plus 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class PanelLayout:
     """One format's panels. `bits` is 16 or 32 for formats without groups.
 
     `offset` is what a stored number has too much. A K format has `header` bytes in front of every
-    eight groups.
+    eight groups. With `numbers`, one for each choice of four bits, the bits stand for these, and
+    steps are powers of two.
     """
 
     name: str
@@ -63,11 +71,17 @@ class PanelLayout:
     scale_bytes: int = 0
     header: int = 0
     has_minima: bool = False
+    numbers: tuple[int, ...] = ()
 
     @property
     def is_grouped(self) -> bool:
         """Whether the format has scales, so that int8 activations can be multiplied with it."""
         return self.bits <= 8
+
+    @property
+    def largest(self) -> int:
+        """The largest stored number of a grouped format."""
+        return max(self.numbers, default=2**self.bits - 1)
 
     @property
     def inputs(self) -> int:
@@ -102,6 +116,7 @@ LAYOUTS = (
     PanelLayout("Q4_K", 4, 0, 32, 64, has_minima=True),
     PanelLayout("Q5_K", 5, 0, 32, 64, has_minima=True),
     PanelLayout("Q6_K", 6, 32, 32, 32),
+    PanelLayout("MXFP4", 4, 16, 16, numbers=_MXFP4_NUMBERS),
 )
 CODES = {layout.name: code for code, layout in enumerate(LAYOUTS)}
 """A format's number, by which compiled code knows it."""
@@ -143,9 +158,27 @@ def _bytes_at(builder: Any, address: Any, offset: int, *, is_signed: bool) -> An
     return builder.sitofp(builder.zext(stored, INT_VECTOR), VECTOR)
 
 
+def _powers_at(builder: Any, address: Any) -> Any:
+    """Emit 2^(n - 128) for the sixteen bytes n at `address`; 255 is NaN.
+
+    The bits of the first two, subnormal floats, are (n + 1) · 2^21. For others this is the smaller
+    one of two integers, and (n - 1) · 2^23 the bits.
+    """
+    stored = builder.zext(_load(builder, address, 0, _BYTES), INT_VECTOR)
+    shifted = builder.shl(stored, int_constant(21))
+    small = builder.add(shifted, int_constant(1 << 21))
+    normal = builder.sub(builder.shl(shifted, int_constant(2)), int_constant(1 << 23))
+    is_normal = builder.icmp_signed(">", normal, small)
+    bits = builder.select(is_normal, normal, small)
+    is_nan = builder.icmp_unsigned("==", stored, int_constant(255))
+    return builder.bitcast(builder.or_(bits, builder.sext(is_nan, INT_VECTOR)), VECTOR)
+
+
 def emit_scales(builder: Any, layout: PanelLayout, group: GroupAt) -> tuple[list[Any], Any]:
     """Emit a group's steps, one vector or two, and its minima, None if it has none."""
     record, header = group.record, group.header
+    if layout.numbers:
+        return [_powers_at(builder, record)], None
     if not layout.header:
         steps = [_halves_at(builder, record, 0)]
         return steps, _halves_at(builder, record, 32) if layout.has_minima else None
@@ -195,7 +228,7 @@ def emit_vectors(builder: Any, layout: PanelLayout, group: GroupAt) -> Iterator[
         elif num_highs == 2:
             shifted = _shifted(builder, highs[t // 4], 4 - 2 * (t % 4))
             vector = builder.or_(vector, builder.and_(shifted, int_constant(0x30303030)))
-        yield vector
+        yield emit_lookup(builder, layout.numbers, vector) if layout.numbers else vector
 
 
 def _emit_numbers(builder: Any, vector: Any, offset: int) -> Iterator[Any]:

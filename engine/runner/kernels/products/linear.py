@@ -34,7 +34,7 @@ from engine.runner.kernels.team import (
     wait_for_all,
 )
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.vector_math import gelu_product, put_sums, silu_product
+from engine.runner.kernels.vector_math import put_sums
 
 PANELS, PANEL_BYTES, OUTPUTS, DEPTH, DIRECT, DIRECT_ROWS, WIDEN, FLOATS, BYTES, FINE = range(10)
 """What a table has of a matrix. `DIRECT` is the product with stored panels, for `DIRECT_ROWS` rows;
@@ -303,20 +303,16 @@ def linear(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gated_tile(tiles, rows, bias, is_gelu, out, row, column) -> None:  # type: ignore[no-untyped-def]
-    """Write `silu(gate) * up` of two finished tiles to `out`, or `gelu(gate) * up`."""
-    gate_at = tiles.ctypes.data
-    for r in range(rows):
-        if bias.size:
+def _gated_tile(tiles, rows, bias, activation, out, row, column) -> None:  # type: ignore[no-untyped-def]
+    """Write what `activation` makes of the finished tiles of gate and up to `out`."""
+    if bias.size:
+        for r in range(rows):
             for lane in range(LANES):
                 tiles[0, r, lane] += bias[2 * column + lane]
                 tiles[1, r, lane] += bias[2 * column + LANES + lane]
-        at = gate_at + r * LANES * _FLOAT_BYTES
-        target = out.ctypes.data + ((row + r) * out.shape[1] + column) * _FLOAT_BYTES
-        if is_gelu:
-            gelu_product(at, at + TILE_BYTES, target)
-        else:
-            silu_product(at, at + TILE_BYTES, target)
+    gate_at, row_bytes = tiles.ctypes.data, out.shape[1] * _FLOAT_BYTES
+    out_at = out.ctypes.data + row * row_bytes + column * _FLOAT_BYTES
+    call_at(activation, gate_at, gate_at + TILE_BYTES, rows, out_at, row_bytes, 0, 0, 0)
 
 
 # The gated product of an MLP: `silu(gate) * up` needs the same columns of both matrices, so the
@@ -325,7 +321,7 @@ def _gated_tile(tiles, rows, bias, is_gelu, out, row, column) -> None:  # type: 
 # different formats (GGUF mixes them); then they have two kernels, and `float_tile` calls each for
 # its own panel. Bands and tiles of rows are those of `_floats_linear`.
 @njit(nogil=True, cache=True, error_model="numpy")
-def _floats_gated(x, gate, up, bias, is_gelu, out, first, last, tiles, widened) -> None:  # type: ignore[no-untyped-def]
+def _floats_gated(x, gate, up, bias, activation, out, first, last, tiles, widened) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
     tiles_at, widened_at = tiles.ctypes.data, widened.ctypes.data
     band_rows = _even_part(num_rows, _BAND_ROWS)
@@ -352,11 +348,11 @@ def _floats_gated(x, gate, up, bias, is_gelu, out, first, last, tiles, widened) 
                     first_kernel, second_kernel, rows, x_at, a, b, depth, tiles_at, ahead,
                     second_ahead,
                 )  # fmt: skip
-                _gated_tile(tiles, rows, bias, is_gelu, out, row, panel * LANES)
+                _gated_tile(tiles, rows, bias, activation, out, row, panel * LANES)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _bytes_gated(quantised, gate, up, bias, is_gelu, out, first, last, tiles) -> None:  # type: ignore[no-untyped-def]
+def _bytes_gated(quantised, gate, up, bias, activation, out, first, last, tiles) -> None:  # type: ignore[no-untyped-def]
     num_rows, tiles_at = out.shape[0], tiles.ctypes.data
     band_rows = _even_part(num_rows, _BAND_ROWS)
     for band in range(0, num_rows, band_rows):
@@ -368,7 +364,7 @@ def _bytes_gated(quantised, gate, up, bias, is_gelu, out, first, last, tiles) ->
                 has_next = row == band and row + rows < band_end and panel + 1 < last
                 _byte_tile(gate, panel, rows, row, has_next, quantised, tiles_at)
                 _byte_tile(up, panel, rows, row, has_next, quantised, tiles_at + TILE_BYTES)
-                _gated_tile(tiles, rows, bias, is_gelu, out, row, panel * LANES)
+                _gated_tile(tiles, rows, bias, activation, out, row, panel * LANES)
                 row += rows
 
 
@@ -376,19 +372,19 @@ def _bytes_gated(quantised, gate, up, bias, is_gelu, out, first, last, tiles) ->
 # the two share.
 @njit(nogil=True, cache=True, error_model="numpy")
 def gated_share(  # type: ignore[no-untyped-def]
-    x, quantised, gate, up, bias, is_gelu, out, first, last, tiles, widened
+    x, quantised, gate, up, bias, activation, out, first, last, tiles, widened
 ) -> None:
     """Compute the columns of panels `first` to `last` of gate and up."""
     if gate[BYTES] != 0 and up[BYTES] != 0:
-        _bytes_gated(quantised, gate, up, bias, is_gelu, out, first, last, tiles)
+        _bytes_gated(quantised, gate, up, bias, activation, out, first, last, tiles)
     else:
-        _floats_gated(x, gate, up, bias, is_gelu, out, first, last, tiles, widened)
+        _floats_gated(x, gate, up, bias, activation, out, first, last, tiles, widened)
 
 
 # As `linear_phase`, with pairs of one gate and one up panel.
 @njit(nogil=True, cache=True, error_model="numpy")
 def gated_phase(  # type: ignore[no-untyped-def]
-    counters, x, table, bias, is_gelu, quantised, out, num_threads
+    counters, x, table, bias, activation, quantised, out, num_threads
 ) -> None:
     """Compute a team's `gated_linear`."""
     gate, up = table[0], table[1]
@@ -400,7 +396,7 @@ def gated_phase(  # type: ignore[no-untyped-def]
     while share < num_shares:
         first = num_pairs * share // num_shares
         last = num_pairs * (share + 1) // num_shares
-        gated_share(x, quantised, gate, up, bias, is_gelu, out, first, last, tiles, widened)
+        gated_share(x, quantised, gate, up, bias, activation, out, first, last, tiles, widened)
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)
@@ -408,24 +404,25 @@ def gated_phase(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _team_gated(  # type: ignore[no-untyped-def]
-    _member, progress, x, table, bias, is_gelu, quantised, out, num_threads
+    _member, progress, x, table, bias, activation, quantised, out, num_threads
 ) -> None:
-    gated_phase(progress[0], x, table, bias, is_gelu, quantised, out, num_threads)
+    gated_phase(progress[0], x, table, bias, activation, quantised, out, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def gated_linear(
-    x: np.ndarray, table: np.ndarray, bias: np.ndarray, is_gelu: bool, quantised: np.ndarray,
+    x: np.ndarray, table: np.ndarray, bias: np.ndarray, activation: int, quantised: np.ndarray,
     out: np.ndarray, num_threads: int,
 ) -> None:  # fmt: skip
     """Compute `out = silu(x · gateᵀ) * (x · upᵀ)`; `table` has gate and up.
 
-    Their biases alternate, sixteen at a time. With `is_gelu` the activation is GELU by tanh.
+    Their biases alternate, sixteen at a time. `activation` is the address of a kernel of
+    `activations`, which may be another one.
     """
     run_team(
         _team_gated,
         num_threads,
-        (new_progress(1), x, table, bias, is_gelu, quantised, out, num_threads),
+        (new_progress(1), x, table, bias, activation, quantised, out, num_threads),
     )
 
 

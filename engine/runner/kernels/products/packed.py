@@ -150,7 +150,7 @@ def _pack_groups(layout: PanelLayout, lanes: Bytes, out: Bytes) -> None:
     numbers, parts, factors = _PARTS[layout.name](stored)
     per_header = values // GROUP
     vectors = numbers.reshape(num_panels, LANES, -1, NUM_VECTORS, 4).transpose(0, 2, 3, 1, 4)
-    scales = _by_item(parts, 1 if layout.header else 2)
+    scales = _by_item(parts, 1 if layout.header or layout.numbers else 2)
     records = np.concatenate([scales, _planes(layout, np.ascontiguousarray(vectors))], axis=2)
     target = out.reshape(num_panels, -1, layout.header + per_header * layout.group_bytes)
     if layout.header:
@@ -243,4 +243,5 @@ _PARTS = {
     "Q4_K": lambda stored: _k_with_minima(4, stored),
     "Q5_K": lambda stored: _k_with_minima(5, stored),
     "Q6_K": _q6_k,
+    "MXFP4": lambda stored: _simple(1, 4, stored),
 }

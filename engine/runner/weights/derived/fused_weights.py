@@ -1,7 +1,7 @@
 """Weights of files that have several projections in one tensor, one below the other.
 
-Phi-3 and Phi-4 store query, key and value as one matrix, and gate and up as one. Here each of them
-is a tensor of its own, of which no row is copied.
+Phi-3 and Phi-4 store query, key and value as one matrix, and gate and up as one, which GLM-4 does
+too. Here each of them is a tensor of its own, of which no row is copied.
 """
 
 from __future__ import annotations
@@ -16,50 +16,55 @@ from engine.runner.weights.tensor_source import TensorSource
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
+Fused = Mapping[str, tuple[str, ...]]
 """The projections that a tensor of this name has, in the order of its rows."""
-_ARCHITECTURES = ("Phi3ForCausalLM",)
+
+_QKV: Fused = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+_GATE_UP: Fused = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+_OF_ARCHITECTURES: Mapping[str, Fused] = {
+    "Phi3ForCausalLM": {**_QKV, **_GATE_UP},
+    "GlmForCausalLM": _GATE_UP,
+    "Glm4ForCausalLM": _GATE_UP,
+}
 
 
-def has_fused_weights(architecture: str) -> bool:
-    """Return whether files of this architecture have fused projections."""
-    return architecture in _ARCHITECTURES
+def fused_projections(architecture: str) -> Fused:
+    """Return what files of this architecture have in one tensor; empty: no two projections."""
+    return _OF_ARCHITECTURES.get(architecture, {})
 
 
-def fused_name(name: str) -> str:
+def _fused_name(name: str, fused: Fused) -> str:
     """Return the name of the tensor that has the weight `name`; it may be the same."""
-    for fused, parts in _FUSED.items():
+    for whole, parts in fused.items():
         for part in parts:
             if name.endswith(f".{part}.weight"):
-                return name.removesuffix(f"{part}.weight") + f"{fused}.weight"
+                return name.removesuffix(f"{part}.weight") + f"{whole}.weight"
     return name
 
 
-def fused_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def fused_shapes(shapes: Shapes, fused: Fused) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors in the files, by name, in the order of their first parts."""
-    fused: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
-        whole = fused_name(name)
-        before = fused[whole][0] if whole in fused else 0
-        fused[whole] = (before + shape[0], *shape[1:])
-    return fused
+        whole = _fused_name(name, fused)
+        before = found[whole][0] if whole in found else 0
+        found[whole] = (before + shape[0], *shape[1:])
+    return found
 
 
 class FusedWeights(DerivedWeights):
     """The weights of `shapes`, out of `source`, which has some of them in one tensor."""
 
-    def __init__(self, source: TensorSource, shapes: Shapes) -> None:
+    def __init__(self, source: TensorSource, shapes: Shapes, fused: Fused) -> None:
         """Find the rows of each weight; it reads nothing."""
         super().__init__(source)
-        self._fused = fused_shapes(shapes)
+        self._fused = fused_shapes(shapes, fused)
+        self._wholes = {name: _fused_name(name, fused) for name in shapes}
         self._rows: dict[str, slice] = {}
         self._shapes = shapes
         ends: dict[str, int] = {}
         for name, shape in shapes.items():
-            whole = fused_name(name)
+            whole = self._wholes[name]
             start = ends.get(whole, 0)
             ends[whole] = start + shape[0]
             if whole != name:
@@ -68,8 +73,11 @@ class FusedWeights(DerivedWeights):
     def names(self) -> Iterable[str]:
         """Return the names of the weights; of a tensor without a part among them, its own."""
         present = set(self._source.names())
-        parts = [name for name in self._shapes if fused_name(name) in present]
+        parts = [name for name in self._shapes if self._wholes[name] in present]
         return [*parts, *(name for name in present if name not in self._fused)]
+
+    def _whole(self, name: str) -> str:
+        return self._wholes.get(name, name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name] if name in self._rows else self._source.shape(name)
@@ -82,16 +90,16 @@ class FusedWeights(DerivedWeights):
         dtypes: Sequence[str] | None = None,
     ) -> None:
         """Raise `CheckpointError` unless the tensor that has this weight is there as wanted."""
-        wanted = self._fused[fused_name(name)] if name in self._rows else shape
-        self._source.check(source, fused_name(name), wanted, dtypes)
+        wanted = self._fused[self._whole(name)] if name in self._rows else shape
+        self._source.check(source, self._whole(name), wanted, dtypes)
 
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        format_name, (num_rows, width) = self._source.format_and_shape(fused_name(name))
+        format_name, (num_rows, width) = self._source.format_and_shape(self._whole(name))
         rows = self._rows.get(name, slice(0, num_rows))
         return format_name, (rows.stop - rows.start, width)
 
     def grouped(self, name: str) -> GroupedTensor:
-        whole = self._source.grouped(fused_name(name))
+        whole = self._source.grouped(self._whole(name))
         rows = self._rows.get(name)
         if rows is None:
             return whole
@@ -101,10 +109,10 @@ class FusedWeights(DerivedWeights):
         """Return whether `float8` has this weight: its rows have to be whole tiles."""
         rows = self._rows.get(name, slice(0, 0))
         is_tiled = rows.start % FLOAT8_TILE == 0 and rows.stop % FLOAT8_TILE == 0
-        return is_tiled and self._source.has_float8(fused_name(name))
+        return is_tiled and self._source.has_float8(self._whole(name))
 
     def float8(self, name: str) -> Float8Tensor:
-        whole = self._source.float8(fused_name(name))
+        whole = self._source.float8(self._whole(name))
         rows = self._rows.get(name)
         if rows is None:
             return whole

@@ -24,6 +24,8 @@ _AT_MOST = {
     "num_experts": 1 << 16,
     "num_local_experts": 1 << 16,
     "moe_num_experts": 1 << 16,
+    "n_routed_experts": 1 << 16,
+    "n_shared_experts": 1 << 16,
     "moe_intermediate_size": 1 << 24,
     "moe_num_shared_experts": 1 << 16,
 }

@@ -160,6 +160,30 @@ def _gpt_oss(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
     )
 
 
+def _glm4(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    for key in ("n_group", "topk_group"):
+        if config.integer(key, 1) != 1:
+            raise config.refuse(key, "1: all experts are in one group")
+    inner_size = config.integer("moe_intermediate_size", 1408)
+    num_shared = config.integer("n_shared_experts", 1, least=0)
+    return _checked(
+        config,
+        ("n_routed_experts", "num_experts_per_tok"),
+        ExpertMixture(
+            layers=tuple(range(config.integer("first_k_dense_replace", 1, least=0), num_layers)),
+            num_experts=config.integer("n_routed_experts", 128),
+            num_chosen=config.integer("num_experts_per_tok", 8),
+            inner_size=inner_size,
+            shared_size=num_shared * inner_size,
+            is_normalised=config.flag("norm_topk_prob", True),
+            least_sum=1e-20,
+            has_choice_bias=True,
+            is_sigmoid=True,
+            weight_scale=config.number("routed_scaling_factor", 1.0),
+        ),
+    )
+
+
 def _checked(
     config: ConfigValues, keys: tuple[str, str], mixture: ExpertMixture
 ) -> ExpertMixture | None:
@@ -182,5 +206,6 @@ READ_EXPERTS: Mapping[str, Callable[[ConfigValues, int], ExpertMixture | None]] 
     "Qwen3MoeForCausalLM": _qwen3,
     "Ernie4_5_MoeForCausalLM": _ernie4_5,
     "GptOssForCausalLM": _gpt_oss,
+    "Glm4MoeForCausalLM": _glm4,
 }
 """What reads the mixture from config.json, for this many layers, by architecture."""

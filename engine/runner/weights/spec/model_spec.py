@@ -1,10 +1,11 @@
 """The parameters of a decoder, read from config.json: one frozen value for every family.
 
-Llama, Mistral, Qwen2, MiMo, Qwen3 and ERNIE-4.5 are one decoder: pre-norm attention and a gated
-SiLU MLP, or a mixture of such MLPs (`expert_mixture`). They differ in biases, in norms on query and
-key heads, in how head dimensions are paired for rotary positions, and in defaults. Gemma 3 has
-norms after attention and MLP too, a gated GELU, scaled embeddings, and other rotary positions in
-layers with a window. A configuration that this decoder would compute wrongly is refused.
+Llama, Mistral, Qwen2, MiMo, Qwen3, ERNIE-4.5 and GLM are one decoder: pre-norm attention and a
+gated SiLU MLP, or a mixture of such MLPs (`expert_mixture`). They differ in biases, in norms on
+query and key heads, in which head dimensions are rotated and how they are paired, and in defaults.
+GLM-4-0414 and Gemma 3 have norms after attention and MLP too, and Gemma 3 a gated GELU, scaled
+embeddings, and other rotary positions in layers with a window. A configuration that this decoder
+would compute wrongly is refused.
 
 A family of the same decoder attaches here: one row of `_FAMILIES`.
 """
@@ -26,6 +27,7 @@ from engine.runner.weights.spec.rope_spec import (
     NO_ROTATION,
     RopeSpec,
     read_rope_spec,
+    read_rotated_dim,
     read_unrotated_layers,
 )
 from engine.runner.weights.spec.sliding_windows import read_windows
@@ -47,11 +49,12 @@ _LAYER_KINDS = ("full_attention", "sliding_attention")
 class DecoderSpec:
     """The parameters of one decoder.
 
-    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves. With `experts` some
-    layers have a mixture of MLPs; `intermediate_size` is that of the other layers. `windows` are
-    those of the layers in positions, 0: all of them; empty: no layer has a window. `window_rope` is
-    that of layers with a window (None: `rope`), and heads of `unrotated_layers` are not rotated at
-    all. Scores are divided by the root of `score_divisor`
+    `is_rope_interleaved`: rotary pairs of a head in the files are neighbours (2i, 2i + 1), not
+    halves. `rotated_dim`: only so many of its first dimensions are rotated, 0: all. With `experts`
+    some layers have a mixture of MLPs; `intermediate_size` is that of the other layers. `windows`
+    are those of the layers in positions, 0: all of them; empty: no layer has a window.
+    `window_rope` is that of layers with a window (None: `rope`), and heads of `unrotated_layers`
+    are not rotated at all. Scores are divided by the root of `score_divisor`
     (0: of `head_dim`). `has_output_norms`: what attention and MLP add has a norm of its own.
     `has_norm_offsets`: safetensors have the weights of all norms less one. `has_sinks`: each query
     head has a sink, a score that takes its share of the softmax and has no value.
@@ -84,6 +87,12 @@ class DecoderSpec:
     has_output_norms: bool = False
     has_norm_offsets: bool = False
     has_sinks: bool = False
+    rotated_dim: int = 0
+
+    @property
+    def rotated_pairs(self) -> int:
+        """How many of the `head_dim / 2` rotary pairs of a head are rotated: the first ones."""
+        return (self.rotated_dim or self.head_dim) // 2
 
     @property
     def score_scale(self) -> float:
@@ -158,7 +167,7 @@ class _Family:
     qkv_bias: bool | str
     output_bias: bool | str
     mlp_bias: bool | str
-    has_head_norms: bool
+    has_head_norms: bool | str
     is_rope_interleaved: bool
     default_theta: float
     default_head_dim: int | None = None
@@ -169,6 +178,10 @@ class _Family:
     is_gemma: bool = False
     has_unrotated_layers: bool = False
     has_sinks: bool = False
+    rotated_share: float | None = None
+    """The share of a head that is rotated where config.json says none; None: all of it is."""
+    default_epsilon: float = 1e-6
+    has_output_norms: bool = False
 
 
 _FAMILIES = {
@@ -184,9 +197,11 @@ _FAMILIES = {
     ),
     "Ernie4_5ForCausalLM": _Family(
         "use_bias", "use_bias", "use_bias", False, True, 500000.0,
-        default_head_dim=128, is_tied_by_default=True,
+        default_head_dim=128, is_tied_by_default=True, default_epsilon=1e-5,
     ),
-    "Phi3ForCausalLM": _Family(False, False, False, False, False, 10000.0, windows="stated"),
+    "Phi3ForCausalLM": _Family(
+        False, False, False, False, False, 10000.0, windows="stated", rotated_share=1.0
+    ),
     "SeedOssForCausalLM": _Family(
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
@@ -199,15 +214,31 @@ _FAMILIES = {
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
     ),
     "Ernie4_5_MoeForCausalLM": _Family(
-        False, False, False, False, True, 500000.0, default_head_dim=128, is_tied_by_default=True
+        False, False, False, False, True, 500000.0, default_head_dim=128, is_tied_by_default=True,
+        default_epsilon=1e-5,
+    ),
+    "GlmForCausalLM": _Family(
+        "attention_bias", False, False, False, True, 10000.0, default_head_dim=128,
+        has_qkv_bias_by_default=True, rotated_share=0.5, default_epsilon=1.5625e-7,
+    ),
+    "Glm4ForCausalLM": _Family(
+        "attention_bias", False, False, False, True, 10000.0, default_head_dim=128,
+        has_qkv_bias_by_default=True, rotated_share=0.5, default_epsilon=1.5625e-7,
+        has_output_norms=True,
+    ),
+    "Glm4MoeForCausalLM": _Family(
+        "attention_bias", False, False, "use_qk_norm", False, 10000.0, rotated_share=0.5,
+        default_epsilon=1e-5,
     ),
     "GptOssForCausalLM": _Family(
         "attention_bias", "attention_bias", False, False, False, 150000.0,
         default_head_dim=64, has_qkv_bias_by_default=True, windows="alternating", has_sinks=True,
+        default_epsilon=1e-5,
     ),
     "Gemma3ForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 1000000.0,
         default_head_dim=256, is_tied_by_default=True, windows="pattern", is_gemma=True,
+        has_output_norms=True,
     ),
 }  # fmt: skip
 
@@ -235,12 +266,54 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         values["rope_parameters"] = _GPT_OSS_ROPE
     _refuse_other_arithmetic(config, family)
     max_position = config.integer("max_position_embeddings")
-    rope = read_rope_spec(_ropes_of_full_layers(config, family), family.default_theta, max_position)
+    hidden_size = config.integer("hidden_size")
+    num_heads, num_kv_heads, head_dim = _read_heads(config, family, hidden_size)
+    of_full_layers = _ropes_of_full_layers(config, family)
+    rotated_dim = read_rotated_dim(of_full_layers, head_dim, family.rotated_share)
+    rope = read_rope_spec(
+        of_full_layers, family.default_theta, max_position, (rotated_dim or head_dim) // 2
+    )
     longest = longest_context(values)
     if family.has_sinks:
         _refuse_another_context(config, rope)
+    num_layers = config.integer("num_hidden_layers")
+    read_experts = READ_EXPERTS.get(architecture)
 
-    hidden_size = config.integer("hidden_size")
+    def has(rule: bool | str, default: bool = False) -> bool:
+        return rule if isinstance(rule, bool) else config.flag(rule, default)
+
+    return DecoderSpec(
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.integer("vocab_size"),
+        max_position=longest,
+        rms_epsilon=config.number("rms_norm_eps", family.default_epsilon),
+        rope=rope,
+        is_rope_interleaved=family.is_rope_interleaved,
+        has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
+        has_qkv_bias=has(family.qkv_bias, family.has_qkv_bias_by_default),
+        has_output_bias=has(family.output_bias, family.has_sinks),
+        has_mlp_bias=has(family.mlp_bias),
+        has_head_norms=has(family.has_head_norms),
+        experts=None if read_experts is None else read_experts(config, num_layers),
+        windows=read_windows(config, family.windows, num_layers, longest),
+        unrotated_layers=(
+            read_unrotated_layers(config, num_layers) if family.has_unrotated_layers else ()
+        ),
+        has_sinks=family.has_sinks,
+        rotated_dim=rotated_dim,
+        has_output_norms=family.has_output_norms,
+        **(_gemma_parts(config, hidden_size, head_dim, max_position) if family.is_gemma else {}),
+    )
+
+
+def _read_heads(config: ConfigValues, family: _Family, hidden_size: int) -> tuple[int, int, int]:
+    """Return the numbers of query heads and of key heads, and the size of each."""
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -254,43 +327,12 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     head_dim = config.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
     if head_dim % 2:
         raise config.refuse("head_dim", "an even number, to be paired for rotary positions")
-    num_layers = config.integer("num_hidden_layers")
-    read_experts = READ_EXPERTS.get(architecture)
-
-    def has_bias(rule: bool | str, default: bool = False) -> bool:
-        return rule if isinstance(rule, bool) else config.flag(rule, default)
-
-    return DecoderSpec(
-        architecture=architecture,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=config.integer("vocab_size"),
-        max_position=longest,
-        rms_epsilon=config.number(
-            "rms_norm_eps", 1e-5 if family.is_rope_interleaved or family.has_sinks else 1e-6
-        ),
-        rope=rope,
-        is_rope_interleaved=family.is_rope_interleaved,
-        has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
-        has_qkv_bias=has_bias(family.qkv_bias, family.has_qkv_bias_by_default),
-        has_output_bias=has_bias(family.output_bias, family.has_sinks),
-        has_mlp_bias=has_bias(family.mlp_bias),
-        has_head_norms=family.has_head_norms,
-        experts=None if read_experts is None else read_experts(config, num_layers),
-        windows=read_windows(config, family.windows, num_layers, longest),
-        unrotated_layers=(
-            read_unrotated_layers(config, num_layers) if family.has_unrotated_layers else ()
-        ),
-        has_sinks=family.has_sinks,
-        **(_gemma_parts(config, hidden_size, max_position) if family.is_gemma else {}),
-    )
+    return num_heads, num_kv_heads, head_dim
 
 
-def _gemma_parts(config: ConfigValues, hidden_size: int, max_position: int) -> dict[str, Any]:
+def _gemma_parts(
+    config: ConfigValues, hidden_size: int, head_dim: int, max_position: int
+) -> dict[str, Any]:
     """Return the fields of a `DecoderSpec` that Gemma 3 alone has."""
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if config.get(key) is not None:
@@ -300,7 +342,7 @@ def _gemma_parts(config: ConfigValues, hidden_size: int, max_position: int) -> d
     newer = config.section("rope_parameters")
     if newer is not None and newer.has("sliding_attention"):
         section = newer.alone("sliding_attention", "rope_parameters")
-        rope = read_rope_spec(section, _GEMMA_WINDOW_THETA, max_position)
+        rope = read_rope_spec(section, _GEMMA_WINDOW_THETA, max_position, head_dim // 2)
     else:
         theta = config.number("rope_local_base_freq", _GEMMA_WINDOW_THETA)
         rope = RopeSpec(kind="default", theta=theta)
@@ -309,7 +351,6 @@ def _gemma_parts(config: ConfigValues, hidden_size: int, max_position: int) -> d
         "score_divisor": config.number("query_pre_attn_scalar", 256.0),
         "embedding_scale": math.sqrt(hidden_size),
         "is_gelu": True,
-        "has_output_norms": True,
         "has_norm_offsets": True,
     }
 

@@ -15,11 +15,12 @@ _NOT_COMPUTED = {
     "llama_4_scaling_beta": 0,
 }
 """Keys of other programs and families for rotary positions, and the values that change nothing."""
+_SHARE = "partial_rotary_factor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions. `kind` is default, linear, llama3, yarn, or none.
+    """Rotary positions. `kind` is default, linear, llama3, yarn, longrope, or none.
 
     `factor` stretches wavelengths. The last three fields are llama3's and yarn's: a pair that turns
     up to `low_freq_factor` times in the original context is stretched, one that turns at least
@@ -46,6 +47,19 @@ class YarnSpec(RopeSpec):
     has_whole_bounds: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeSpec(RopeSpec):
+    """Rotary positions of the kind longrope, in contexts up to the model's original one.
+
+    The frequency of each pair is divided by its one of `factors`; `attention_factor` multiplies
+    queries and keys. Longer sequences have other factors, also for their first positions, so the
+    keys of a prefix would depend on what follows it: they are refused.
+    """
+
+    attention_factor: float
+    factors: tuple[float, ...]
+
+
 NO_ROTATION = RopeSpec(kind="none", theta=1.0)
 """The rotary positions of a layer without any."""
 
@@ -68,17 +82,42 @@ def read_unrotated_layers(config: ConfigValues, num_layers: int) -> tuple[int, .
     return tuple(layer for layer, is_rotated in enumerate(stated) if not is_rotated)
 
 
-def read_rope_spec(config: ConfigValues, default_theta: float, max_position: int) -> RopeSpec:
-    """Return the rotary positions.
+def read_rotated_dim(config: ConfigValues, head_dim: int, share: float | None) -> int:
+    """Return how many of a head's first dimensions are rotated, 0: all of them.
+
+    `partial_rotary_factor` is in `rope_parameters` or `rope_scaling`, or else beside them. `share`
+    is the family's where it is in none of them; None: in this family all dimensions are rotated.
+    Raises `CheckpointError` for a share that is not computed.
+    """
+    sections = [config.section(key) for key in ("rope_parameters", "rope_scaling")]
+    stated = [one for one in (*sections, config) if one is not None and one.has(_SHARE)]
+    dims = set()
+    for values in stated:
+        found = values.number(_SHARE, share or 1.0)
+        if share is None and found != 1.0:
+            raise values.refuse(_SHARE, "1: all of a head is rotated")
+        dim = int(head_dim * found)
+        if dim % 2 or not 2 <= dim <= head_dim:
+            raise values.refuse(_SHARE, f"an even number of dimensions of {head_dim}, or all")
+        dims.add(dim)
+    if len(dims) > 1:
+        raise config.refuse(_SHARE, "the same wherever it stands")
+    dim = dims.pop() if dims else int(head_dim * (share or 1.0))
+    return dim if dim < head_dim else 0
+
+
+def read_rope_spec(
+    config: ConfigValues, default_theta: float, max_position: int, num_pairs: int
+) -> RopeSpec:
+    """Return the rotary positions of heads of which `num_pairs` pairs are rotated.
 
     They are in `rope_parameters` (newer files) or in `rope_theta` and `rope_scaling` (older ones).
     A file with both, which programs read differently, has to say the same twice.
     """
     newer, older = config.section("rope_parameters"), config.section("rope_scaling")
     theta = (newer or config).number("rope_theta", config.number("rope_theta", default_theta))
-    _refuse_partial_rotation(config)
     specs = [
-        _scaled_rope(config, scaling, theta, max_position)
+        _scaled_rope(config, scaling, theta, max_position, num_pairs)
         for scaling in (newer, older)
         if scaling is not None
     ]
@@ -89,16 +128,10 @@ def read_rope_spec(config: ConfigValues, default_theta: float, max_position: int
     return specs[0]
 
 
-def _refuse_partial_rotation(values: ConfigValues) -> None:
-    if (values.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise values.refuse("partial_rotary_factor", "1: all of a head is rotated")
-
-
 def _scaled_rope(
-    config: ConfigValues, scaling: ConfigValues, theta: float, max_position: int
+    config: ConfigValues, scaling: ConfigValues, theta: float, max_position: int, num_pairs: int
 ) -> RopeSpec:
     """Return the rotary positions that one of the two sections describes."""
-    _refuse_partial_rotation(scaling)
     for key, neutral in _NOT_COMPUTED.items():
         if scaling.get(key) not in (None, neutral):
             raise scaling.refuse(key, f"{neutral}: it is not computed")
@@ -130,12 +163,33 @@ def _scaled_rope(
     if kind == "yarn":
         return _yarn_spec(scaling, theta, original.integer("original_max_position_embeddings"))
     if kind == "longrope":
-        raise scaling.refuse(
-            key,
-            "default, dynamic, linear, llama3 or yarn: with longrope the keys of a prefix depend "
-            "on the length of the whole sequence",
-        )
-    raise scaling.refuse(key, "default, dynamic, linear, llama3 or yarn")
+        length = original.integer("original_max_position_embeddings", max_position, least=2)
+        return _long_rope_spec(scaling, theta, length, max_position, num_pairs)
+    raise scaling.refuse(key, "default, dynamic, linear, llama3, yarn or longrope")
+
+
+def _long_rope_spec(
+    scaling: ConfigValues, theta: float, original: int, max_position: int, num_pairs: int
+) -> LongRopeSpec:
+    """Return the rotary positions of LongRoPE up to the `original` context."""
+    factors = scaling.get("short_factor")
+    is_list = isinstance(factors, list) and len(factors) == num_pairs
+    if not is_list or not all(_is_stretch(one) for one in factors):
+        raise scaling.refuse("short_factor", f"a list of {num_pairs} numbers from 1e-6 to 1e6")
+    factor = scaling.number("factor", max_position / original)
+    attention_factor = math.sqrt(1.0 + math.log(max(factor, 1.0)) / math.log(original))
+    return LongRopeSpec(
+        kind="longrope",
+        theta=theta,
+        attention_factor=scaling.number("attention_factor", attention_factor),
+        factors=tuple(float(one) for one in factors),
+    )
+
+
+def _is_stretch(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 1e-6 <= value <= 1e6
 
 
 def _yarn_spec(scaling: ConfigValues, theta: float, original: int) -> YarnSpec:

@@ -12,6 +12,7 @@ from common.files.model_config import longest_context
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 OLDER = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}
 LINEAR = {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096, "factor": 32.0}
 BESIDE = {"rope_type": "yarn", "factor": 4.0}
 
 
@@ -30,6 +31,9 @@ BESIDE = {"rope_type": "yarn", "factor": 4.0}
         ({"rope_scaling": YARN, "max_position_embeddings": 200000}, 200000),
         ({"rope_scaling": LINEAR}, 40960),
         ({"rope_parameters": {"full_attention": YARN, "sliding_attention": LINEAR}}, 131072),
+        ({"rope_scaling": LONGROPE}, 4096),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 8192}, 8192),
+        ({"rope_scaling": {"type": "longrope"}}, 40960),
         ({"rope_parameters": {"full_attention": LINEAR, "sliding_attention": YARN}}, 40960),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,15 @@ import pytest
 
 from engine.core.step.step_batch import batch_of
 from engine.runner.model_runner import ModelRunner
+from tests.support.models.fused_experts import in_mxfp4_form
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.tiny_checkpoints import (
+    CONFIGS,
+    prompt_of,
+    weights_of,
+    write_checkpoint,
+    write_safetensors,
+)
 
 PROMPT = prompt_of(150)
 TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
@@ -18,10 +26,19 @@ TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3", "qwen3_yarn", "qwen3_moe", "ernie_moe", "qwen3_mixed", "gemma3"],
+    params=["qwen3", "qwen3_yarn", "qwen3_moe", "ernie_moe", "qwen3_mixed", "gemma3", "gpt_oss"],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
+    made, config = tmp_path_factory.mktemp(request.param), CONFIGS[request.param]
+    return in_mxfp4(made) if request.param == "gpt_oss" else write_checkpoint(made, config)
+
+
+def in_mxfp4(folder: Path) -> Path:
+    """Experts in groups, whose products take rows in int8, beside weights in float32."""
+    config = CONFIGS["gpt_oss"] | {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", in_mxfp4_form(weights_of(config))[0])
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,6 @@ PARTS = (
 ARITHMETICS = [
     (name, dtype, "auto")
     for name in GROUP_SIZES
-    if name != "MXFP4"  # the CPU kernels do not have it
     for dtype in ("float32", "int8")
     if dtype == "float32" or name not in WIDE_FORMATS
 ]

@@ -16,6 +16,7 @@ from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 from engine.runner.model_runner import ModelRunner
 from engine.runner.paddle_import import paddle
+from tests.support.models.packing import NONE
 from tests.support.models.running import (
     kv_cache_of,
     load,
@@ -176,9 +177,10 @@ def attended(
     out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
     progress = new_progress(2)
     attention_phase(
-        progress[0], ready, *cache, rows.tables, rows.positions, NO_WINDOW, plan.items, parts, out
-    )
-    merge_phase(progress[1], rows.positions, NO_WINDOW, plan.merges, parts, out)
+        progress[0], ready, *cache, rows.tables, rows.positions, NO_WINDOW, plan.items, NONE,
+        parts, out,
+    )  # fmt: skip
+    merge_phase(progress[1], rows.positions, NO_WINDOW, plan.merges, NONE, parts, out)
     return out
 
 

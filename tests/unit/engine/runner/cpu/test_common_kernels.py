@@ -32,7 +32,7 @@ def test_a_model_needs_no_further_compilation(tmp_path: Path) -> None:
     assert [set(kernel.signatures) for kernel in kernels] == compiled
 
 
-@pytest.mark.parametrize("family", [name for name in CONFIGS if "moe" in name])
+@pytest.mark.parametrize("family", [*(name for name in CONFIGS if "moe" in name), "gpt_oss"])
 def test_nor_does_one_with_experts(tmp_path: Path, family: str) -> None:
     common_kernels.compile_layers()
     common_kernels.compile_expert_layers()

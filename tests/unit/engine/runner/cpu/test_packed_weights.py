@@ -18,7 +18,6 @@ from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.derived.quantised_source import QuantisedSource
-from engine.runner.weights.rope import halves_first
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.tensor_source import TensorSource
@@ -59,15 +58,9 @@ def rows_of(weight: PackedWeight, count: int, width: int) -> np.ndarray:
 def test_the_file_holds_every_value_in_the_order_of_the_kernels(
     source: TensorSource, tmp_path: Path
 ) -> None:
-    """ERNIE pairs neighbours for rotation: its query and key heads are reordered."""
     packed = shared(source, tmp_path / "packed")
-    spec = read_decoder_spec(tmp_path / "model")
-    assert spec.is_rope_interleaved
-    for plan in decoder_plans(spec):
-        stored = [dequantise(source.grouped(name)) for name in plan.names]
-        for index in range(plan.num_rotated):
-            stored[index] = halves_first(stored[index], spec.head_dim)
-        wanted = np.concatenate(stored)
+    for plan in decoder_plans(read_decoder_spec(tmp_path / "model")):
+        wanted = np.concatenate([dequantise(source.grouped(name)) for name in plan.names])
         np.testing.assert_array_equal(rows_of(packed[plan.key], *wanted.shape), wanted)
 
 
@@ -82,6 +75,18 @@ def test_a_shared_file_has_the_bytes_of_private_memory(
     for key, weight in packed.items():
         assert not weight.data.flags.writeable
         np.testing.assert_array_equal(weight.data, private[key].data)
+
+
+def test_another_order_of_heads_is_another_file(tmp_path: Path) -> None:
+    """The weights are the same, and so is their identity."""
+    packed = []
+    for share in (0.5, 0.25):
+        config = CONFIGS["glm"] | {"partial_rotary_factor": share}
+        write_checkpoint(tmp_path / "model", config)
+        spec = read_decoder_spec(tmp_path / "model")
+        source = Checkpoint(tmp_path / "model", spec)
+        packed.append(shared(source, tmp_path / "packed")["model.layers.0.qkv"].data.tobytes())
+    assert packed[0] != packed[1]
 
 
 def test_it_is_packed_once(

@@ -42,6 +42,16 @@ class Case:
     block_size: int
     sequences: tuple[tuple[int, int], ...]
     window: int = 0
+    has_sinks: bool = False
+
+    @property
+    def sinks(self) -> np.ndarray:
+        """Of every third head far above all scores, then far below, and among them."""
+        if not self.has_sinks:
+            return np.zeros(0, np.float32)
+        sinks = np.random.RandomState(6).standard_normal(self.num_heads).astype(np.float32)
+        sinks[::3], sinks[1::3] = 130, -130
+        return sinks
 
 
 CASES = [
@@ -120,7 +130,9 @@ def _reference(case: Case, batch: FlatBatch, qkv: np.ndarray, cache: KVCache) ->
         blocks, offsets = table[positions // case.block_size], positions % case.block_size
         key, value = (past[kind][blocks, :, offsets].swapaxes(0, 1) for kind in (0, 1))
         query = qkv[first : first + new, : case.num_heads].swapaxes(0, 1).astype(np.float64)
-        parts.append(causal_attention(query, key, value, case.window).swapaxes(0, 1))
+        sinks = case.sinks.astype(np.float64) if case.has_sinks else None
+        attended = causal_attention(query, key, value, case.window, sinks=sinks)
+        parts.append(attended.swapaxes(0, 1))
     return np.concatenate(parts)
 
 
@@ -142,7 +154,9 @@ def test_plain_paddle_operators(case: Case, tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored[batch.slots], keys)
 
 
-def test_numba_kernels(case: Case) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_numba_kernels(case: Case, has_sinks: bool) -> None:
+    case = replace(case, has_sinks=has_sinks)
     batch, cache = _batch(case), _cache(case)
     qkv = _qkv(case, batch)
     keys, values = cache.slots()[0]
@@ -172,17 +186,17 @@ def _attend(
     progress = new_progress(2)
     attention_phase(
         progress[0], ready, keys, values, batch.block_tables, batch.positions, window, plan.items,
-        parts, out,
+        case.sinks, parts, out,
     )  # fmt: skip
-    merge_phase(progress[1], batch.positions, window, plan.merges, parts, out)
+    merge_phase(progress[1], batch.positions, window, plan.merges, case.sinks, parts, out)
     return out
 
 
 LONG = [
     Case(9, 3, 64, 64, ((0, 1100),)),
     Case(4, 2, 16, 16, ((0, 600),)),
-    Case(7, 1, 128, 128, ((0, 1100),)),
-    Case(9, 3, 64, 64, ((0, 1100),), window=700),
+    Case(7, 1, 128, 128, ((0, 1100),), has_sinks=True),
+    Case(9, 3, 64, 64, ((0, 1100),), window=700, has_sinks=True),
     Case(4, 2, 16, 16, ((0, 600),), window=37),
     Case(4, 2, 16, 16, ((0, 600),), window=256),
     Case(7, 1, 128, 128, ((0, 1100),), window=530),

@@ -19,9 +19,10 @@ from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.runner.kernels.experts import BAND_ROWS, ExpertBuffers
 from engine.runner.kernels.norms import quantise_rows
+from engine.runner.kernels.products.activations import silu_kernel
 from engine.runner.kernels.products.linear import gated_linear, linear
 from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, expected_shapes
-from engine.runner.weights.spec.expert_mixture import ExpertMixture
+from engine.runner.weights.spec.expert_mixture import ClampedSwish, ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.spec.rope_spec import RopeSpec
 from engine.runner.weights.stored_formats import dequantise
@@ -44,6 +45,14 @@ MIXTURE = ExpertMixture(
     layers=(0,), num_experts=6, num_chosen=3, inner_size=SIZE, shared_size=0, is_normalised=True,
     least_sum=0.0, has_choice_bias=False,
 )  # fmt: skip
+BIASED = replace(
+    MIXTURE, has_gate_bias=True, has_biases=True,
+    clamped_swish=ClampedSwish(steepness=1.702, limit=2.0),
+)  # fmt: skip
+"""As gpt-oss has them, with a limit that half of all numbers exceed."""
+SIGMOIDS = replace(MIXTURE, is_sigmoid=True, has_choice_bias=True, weight_scale=2.5)
+NARROW = replace(SPEC, hidden_size=96)
+"""Sizes that are no multiples of 64."""
 ARITHMETICS = [
     ("F32", False), ("BF16", False), ("F16", False),
     *((name, with_bytes) for name in GROUPED_FORMATS for with_bytes in (False, True)),
@@ -53,16 +62,25 @@ ARITHMETICS = [
 class Weights(TensorSource):
     """A layer's weights in one format, the experts' gate in float32. Attention adds nothing."""
 
-    def __init__(self, mixture: ExpertMixture, name: str = "F32", **gate: np.ndarray) -> None:
+    def __init__(
+        self,
+        mixture: ExpertMixture,
+        name: str = "F32",
+        spec: DecoderSpec = SPEC,
+        **gate: np.ndarray,
+    ) -> None:
         self.metadata: dict[str, str] = {}
-        self._shapes = expected_shapes(replace(SPEC, experts=mixture))
+        self._shapes = expected_shapes(replace(spec, experts=mixture))
         self._made: dict[str, GroupedTensor] = {}
         for seed, (tensor, shape) in enumerate(self._shapes.items()):
             if "o_proj" in tensor or "norm" in tensor:
                 rows = np.full(shape if len(shape) == 2 else (1, *shape), "norm" in tensor)
                 self._made[tensor] = floats(rows)
             elif CHOICE_BIAS in tensor:
-                self._made[tensor] = floats(gate["bias"].reshape(1, -1))
+                bias = gate.get("bias", normal(*shape, seed=seed) / 8)
+                self._made[tensor] = floats(bias.reshape(1, -1))
+            elif len(shape) == 1:
+                self._made[tensor] = floats(normal(1, *shape, seed=seed))
             elif "mlp.gate." in tensor:
                 weight = gate.get("weight", normal(*shape, seed=seed) / 8)
                 self._made[tensor] = floats(weight)
@@ -107,6 +125,7 @@ class Layer:
     mixture: ExpertMixture
     weights: Weights
     with_bytes: bool = False
+    spec: DecoderSpec = SPEC
 
     def __post_init__(self) -> None:
         layout = KVLayout(
@@ -115,7 +134,7 @@ class Layer:
         )  # fmt: skip
         cache = KVCache(layout, NUM_BLOCKS * layout.block_bytes)
         self.decoder = NumbaDecoder(
-            replace(SPEC, experts=self.mixture), self.weights, cache, 256,
+            replace(self.spec, experts=self.mixture), self.weights, cache, 256,
             StepShape(num_tokens=MOST_ROWS, num_seqs=NUM_BLOCKS, num_logits_rows=1),
             with_bytes=self.with_bytes,
         )  # fmt: skip
@@ -144,17 +163,23 @@ class Layer:
 
     def mlp(self, row: np.ndarray, kind: str, index: int) -> np.ndarray:
         """The output of one MLP for one normed row, by the products of layers without experts."""
-        gate_up, down = (self.decoder.layers[0].packed[f"{kind}{n}"] for n in ("gate_up", "down"))
-        gated, out = np.empty((1, SIZE), np.float32), np.empty((1, SIZE), np.float32)
+        layer, inner_size = self.decoder.layers[0], self.mixture.inner_size
+        gate_up, down = (layer.packed[f"{kind}{n}"] for n in ("gate_up", "down"))
+        gated, out = np.empty((1, inner_size), np.float32), np.empty_like(row)
         pair = gate_up.table[2 * index : 2 * index + 2]
-        gated_linear(row, pair, NONE, False, self._in_int8(row), gated, 1)
+        biases, activation = [NONE, NONE], silu_kernel()
+        if kind and layer.experts is not None:
+            activation = layer.experts.activation
+            if self.mixture.has_biases:
+                biases = [layer.experts.gate_up_bias[index], layer.experts.down_bias[index]]
+        gated_linear(row, pair, biases[0], activation, self._in_int8(row), gated, 1)
         down_of = down.table[index : index + 1]
-        linear(gated, down_of, NONE, NONE_2D, self._in_int8(gated), out, 1)
+        linear(gated, down_of, biases[1], NONE_2D, self._in_int8(gated), out, 1)
         row_out: np.ndarray = out[0]
         return row_out
 
     def _in_int8(self, row: np.ndarray) -> np.ndarray:
-        out = np.zeros((1, SIZE // 2), np.float32)
+        out = np.zeros((1, row.shape[1] // 2), np.float32)
         quantise_rows(row, out, False)
         return out
 
@@ -163,19 +188,48 @@ def normed(row: np.ndarray) -> np.ndarray:
     return np.asarray(row / np.sqrt((row.astype(np.float64) ** 2).mean() + 1e-6))
 
 
-def mlp_in_float64(weights: Weights, part: str, row: np.ndarray) -> np.ndarray:
-    gate, up, down = (
-        dequantise(weights.grouped(f"{LAYER}{part}.{n}_proj.weight")).astype(np.float64)
-        for n in ("gate", "up", "down")
-    )
-    gated = row @ gate.T
-    silu = gated * (1 + np.tanh(gated / 2)) / 2
-    after: np.ndarray = (silu * (row @ up.T)) @ down.T
-    return after
+def linear_in_float64(weights: Weights, name: str, row: np.ndarray) -> np.ndarray:
+    product = row @ dequantise(weights.grouped(f"{LAYER}{name}.weight")).astype(np.float64).T
+    has_bias = f"{LAYER}{name}.bias" in weights.names()
+    return np.asarray(product + (weights.read(f"{LAYER}{name}.bias") if has_bias else 0.0))
 
 
-def rows_of(count: int, seed: int = 1) -> np.ndarray:
-    return normal(count, SIZE, seed=seed)
+def mlp_in_float64(
+    weights: Weights, part: str, row: np.ndarray, clamped: ClampedSwish | None = None
+) -> np.ndarray:
+    gate, up = (linear_in_float64(weights, f"{part}.{n}_proj", row) for n in ("gate", "up"))
+    steepness = 1.0
+    if clamped is not None:
+        gate, steepness = np.minimum(gate, clamped.limit), clamped.steepness
+        up = np.clip(up, -clamped.limit, clamped.limit) + 1
+    swish = gate * (1 + np.tanh(steepness * gate / 2)) / 2
+    return linear_in_float64(weights, f"{part}.down_proj", swish * up)
+
+
+def scores_in_float64(mixture: ExpertMixture, products: np.ndarray) -> np.ndarray:
+    powers = np.exp(products - products.max())
+    return np.asarray(1 / (1 + np.exp(-products)) if mixture.is_sigmoid else powers / powers.sum())
+
+
+def assert_as_in_float64(
+    mixture: ExpertMixture, weights: Weights, x: np.ndarray, found: np.ndarray
+) -> None:
+    """`found` is what the layer adds to the rows `x`."""
+    bias = weights.read(LAYER + CHOICE_BIAS)[0] if mixture.has_choice_bias else 0.0
+    for row in range(len(x)):
+        scores = scores_in_float64(mixture, linear_in_float64(weights, "mlp.gate", normed(x[row])))
+        best = np.argsort(-(scores + bias), kind="stable")[: mixture.num_chosen]
+        total = max(scores[best].sum(), mixture.least_sum) if mixture.is_normalised else 1.0
+        outputs = [
+            mlp_in_float64(weights, f"mlp.experts.{n}", normed(x[row]), mixture.clamped_swish)
+            for n in best
+        ]
+        wanted = mixture.weight_scale * (scores[best] / total) @ np.array(outputs)
+        np.testing.assert_allclose(found[row], wanted, atol=2e-5 * np.abs(wanted).max() + 1e-5)
+
+
+def rows_of(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:
+    return normal(count, size, seed=seed)
 
 
 @pytest.mark.parametrize(("name", "with_bytes"), ARITHMETICS)
@@ -217,17 +271,51 @@ def test_rows_are_those_of_a_float64_mixture(name: str, is_normalised: bool) -> 
     mixture = replace(MIXTURE, is_normalised=is_normalised)
     weights = Weights(mixture, name)
     x = rows_of(20)
-    found = Layer(mixture, weights)(x) - x
-    gate = dequantise(weights.grouped(f"{LAYER}mlp.gate.weight")).astype(np.float64)
-    for row in range(20):
-        products = gate @ normed(x[row])
-        scores = np.exp(products - products.max())
-        scores /= scores.sum()
-        best = np.argsort(-scores, kind="stable")[:3]
-        weight = scores[best] / (scores[best].sum() if is_normalised else 1.0)
-        outputs = [mlp_in_float64(weights, f"mlp.experts.{n}", normed(x[row])) for n in best]
-        wanted = weight @ np.array(outputs)
-        np.testing.assert_allclose(found[row], wanted, atol=2e-5 * np.abs(wanted).max() + 1e-5)
+    assert_as_in_float64(mixture, weights, x, Layer(mixture, weights)(x) - x)
+
+
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        BIASED,
+        replace(BIASED, has_gate_bias=False, has_biases=False),
+        replace(BIASED, clamped_swish=None, is_normalised=False),
+        SIGMOIDS,
+        replace(SIGMOIDS, is_normalised=False, has_choice_bias=False),
+        replace(SIGMOIDS, least_sum=2.0),
+    ],
+)
+def test_so_are_those_with_biases_another_activation_or_sigmoids(mixture: ExpertMixture) -> None:
+    mixture = replace(mixture, inner_size=160)
+    weights = Weights(mixture, "MXFP4", NARROW)
+    x = rows_of(20, size=96)
+    found = Layer(mixture, weights, spec=NARROW)(x)
+    assert_as_in_float64(mixture, weights, x, found - x)
+
+
+@pytest.mark.parametrize("mixture", [BIASED, replace(SIGMOIDS, has_biases=True)])
+@pytest.mark.parametrize("with_bytes", [False, True])
+def test_their_rows_too_are_sums_of_their_own_experts_whatever_is_beside_them(
+    mixture: ExpertMixture, with_bytes: bool
+) -> None:
+    mixture = replace(mixture, inner_size=160)
+    layer = Layer(mixture, Weights(mixture, "MXFP4", NARROW), with_bytes, NARROW)
+    x = rows_of(MOST_ROWS, size=96)
+    together = layer(x)
+    chosen, weights = layer.choice.chosen.copy(), layer.choice.weights.copy()
+    rows_normed = layer.decoder.buffers.normed.first(MOST_ROWS).copy()
+    for row in range(9):
+        wanted = x[row].copy()
+        for number, weight in zip(chosen[row], weights[row], strict=True):
+            wanted += weight * layer.mlp(rows_normed[row : row + 1], "experts_", number)
+        np.testing.assert_array_equal(together[row], wanted)
+    for first, count in ((0, 1), (3, 2), (10, 70)):
+        part = slice(first, first + count)
+        np.testing.assert_array_equal(layer(x[part]), together[part])
+    x[2, 7] = np.nan
+    found = layer(x[:4], 4)
+    assert np.isnan(found[2]).all()
+    np.testing.assert_array_equal(found[[0, 1, 3]], together[[0, 1, 3]])
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:

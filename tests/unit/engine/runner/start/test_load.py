@@ -21,10 +21,8 @@ from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.spec.model_spec import read_decoder_spec
-from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
-from tests.support.models.tiny_gguf import write_gguf
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, KV heads, block, head, float32
 
@@ -394,32 +392,3 @@ def test_mtp_on_a_card_is_refused_with_what_to_set_instead(
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
         assert runner_on("auto").attention_backend == "numba"
     assert told in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "formats", "said"),
-    [
-        ("gpt_oss", {}, "attention has sinks, which the CPU kernels do not have"),
-        ("qwen3_moe", {"up_proj": "MXFP4"}, "weights are in MXFP4, which the CPU kernels do not"),
-    ],
-)
-def test_what_the_cpu_kernels_lack_is_computed_by_operators(
-    tmp_path: Path, name: str, formats: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_gguf(tmp_path / "model.gguf", CONFIGS[name], formats)
-    folder = tmp_path / "made"
-    folder.mkdir()
-    make_gguf_folder(tmp_path / "model.gguf", folder)
-    with pytest.raises(ConfigError, match=f"attention_backend is numba, but {said}"):
-        load(folder, attention_backend="numba")
-    with caplog.at_level(logging.WARNING, "pdserve.engine"):
-        assert load(folder, attention_backend="auto").attention_backend == "paddle"
-    assert said in caplog.text
-
-
-def test_the_gpu_kernels_do_not_compute_gpt_oss(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    for name, bias in (("gpt_oss", True), ("gpt_oss_newer", False)):
-        folder = write_checkpoint(tmp_path / name, CONFIGS[name] | {"attention_bias": bias})
-        with pytest.raises(ConfigError, match="attention_backend is triton, but attention has si"):
-            load(folder, attention_backend="triton")

@@ -21,7 +21,7 @@ from tests.support.models.tiny_checkpoints import (
     write_safetensors,
 )
 
-QWEN3, ERNIE = "qwen3_moe", "ernie_moe"
+QWEN3, ERNIE, GLM = "qwen3_moe", "ernie_moe", "glm4_moe"
 UP = "model.layers.1.mlp.experts.5.up_proj.weight"
 GATE = "model.layers.1.mlp.gate.weight"
 BIAS = "model.layers.1.mlp.moe_statics.e_score_correction_bias"
@@ -74,6 +74,13 @@ def test_counts_and_sizes_that_cannot_be(tmp_path: Path, name: str, key: str, va
             for value in (True, "1", [1, 1], -2, 1.0)
         ),
         (ERNIE, "use_bias", True, "is True: wanted false"),
+        (GLM, "n_group", 8, "is 8: wanted 1: all experts are in one group"),
+        (GLM, "topk_group", 2, "is 2: wanted 1: all experts are in one group"),
+        (GLM, "num_experts_per_tok", 9, "is 9: wanted at most n_routed_experts, 8"),
+        (GLM, "first_k_dense_replace", -1, "is -1: wanted a whole number"),
+        (GLM, "n_shared_experts", True, "is True: wanted a whole number"),
+        (GLM, "routed_scaling_factor", 0, "is 0: wanted a number above 0"),
+        (GLM, "use_qk_norm", 1, "is 1: wanted true or false"),
     ],
 )
 def test_values_that_say_nothing_are_named(

@@ -22,7 +22,7 @@ def wanted_product(
     tensor = stored(name, num_outputs, x.shape[1])
     step, values = quantised_rows(x, is_fine)
     numbers, steps, minima = stored_numbers(name, dequantise(tensor), tensor.rows)
-    offset = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}.get(name, 0)
+    offset = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "MXFP4": 16}.get(name, 0)
     if offset == 128:
         numbers = numbers + offset
     elif is_fine and offset:
@@ -83,6 +83,9 @@ def stored_numbers(
             mins = np.concatenate([mid & 63, (high >> 4) | (mid >> 6 << 4)], -1)
             steps = (factors[..., :1] * steps.astype(np.float32)).reshape(outputs, -1, 1)
             minima = -(factors[..., 1:] * mins.astype(np.float32)).reshape(outputs, -1)
+    elif name == "MXFP4":
+        exponents = rows.reshape(outputs, -1, 17)[..., :1].astype(np.float32)
+        steps, minima = np.exp2(exponents - 128), None
     else:
         size = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}[name]
         groups = rows.reshape(outputs, -1, size)

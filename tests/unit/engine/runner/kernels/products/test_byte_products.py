@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.runner.kernels.products import byte_dot
+from engine.runner.kernels.products.activations import silu_kernel
 from engine.runner.kernels.products.byte_dot import available
 from engine.runner.kernels.products.byte_product import byte_kernel
 from engine.runner.kernels.products.byte_rows import RECORD_BYTES, SCALED_OFFSET, STEPS_AT, SUM_AT
@@ -170,7 +171,7 @@ def test_gate_and_up_of_two_formats(num_rows: int) -> None:
     gate, up = stored("Q4_1", 96, 96), stored("Q5_0", 96, 96, seed=1)
     x, bias = normal(num_rows, 96, seed=2), normal(192, seed=3)
     quantised, out = in_int8(x), np.empty((num_rows, 96), np.float32)
-    gated_linear(x, packed(gate, up, with_bytes=True).table, bias, False, quantised, out, 2)
+    gated_linear(x, packed(gate, up, with_bytes=True).table, bias, silu_kernel(), quantised, out, 2)
     gates, ups = (
         np.empty((num_rows, 96), np.float32),
         np.empty((num_rows, 96), np.float32),

@@ -9,6 +9,7 @@ import pytest
 from numba import int64, njit
 
 from engine.runner.kernels.norms import rms_norm
+from engine.runner.kernels.products.activations import silu_kernel
 from engine.runner.kernels.products.linear import gated_linear, gather_columns, linear
 from engine.runner.kernels.products.panel_product import PANEL_ROWS, panel_product
 from engine.runner.kernels.vector_ir import LANES
@@ -67,12 +68,12 @@ def test_gate_and_up(num_rows: int) -> None:
     by_panel = bias.reshape(-1, 2, LANES)
     for biases, added in ((NONE, (0.0, 0.0)), (bias, by_panel.swapaxes(0, 1).reshape(2, -1))):
         out = np.empty((num_rows, 1536), np.float32)
-        gated_linear(x[:num_rows], panels, biases, False, NONE_2D, out, 2)
+        gated_linear(x[:num_rows], panels, biases, silu_kernel(), NONE_2D, out, 2)
         gates, ups = x[:num_rows] @ gate.T + added[0], x[:num_rows] @ up.T + added[1]
         np.testing.assert_allclose(out, gates / (1 + np.exp(-gates)) * ups, atol=1e-3)
         for row in range(0, num_rows, 7):
             alone = np.empty((1, 1536), np.float32)
-            gated_linear(x[row : row + 1], panels, biases, False, NONE_2D, alone, 1)
+            gated_linear(x[row : row + 1], panels, biases, silu_kernel(), NONE_2D, alone, 1)
             np.testing.assert_array_equal(alone[0], out[row])
 
 

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from engine.runner.kernels.products.activations import silu_kernel
 from engine.runner.kernels.products.linear import (
     DIRECT,
     GATED_TILES,
@@ -20,7 +21,7 @@ from engine.runner.kernels.products.packed import pack_into, packed_bytes
 from engine.runner.kernels.products.panel_product import TILE_ROWS
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import GroupedTensor
+from engine.runner.weights.stored_tensor import GROUP_SIZES, GroupedTensor
 from tests.support.models.packing import (
     NONE,
     NONE_2D,
@@ -34,16 +35,16 @@ from tests.support.models.packing import (
 
 BITS = {
     "F32": 32, "F16": 16, "BF16": 16, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5,
-    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625,
+    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "MXFP4": 4.25,
 }  # fmt: skip
 
 
 def inputs_of(name: str) -> int:
     """An odd number of the format's groups."""
-    return 768 if name.endswith("K") else 96 if name.startswith("Q") else 48
+    return 768 if name.endswith("K") else 96 if GROUP_SIZES[name][0] > 1 else 48
 
 
-@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("name", GROUP_SIZES)
 def test_rows_come_back_bit_for_bit(name: str) -> None:
     tensor, ids = stored(name, 70, inputs_of(name)), np.array([*range(70), 69, 0, 33])
     out = np.empty((73, inputs_of(name)), np.float32)
@@ -51,7 +52,22 @@ def test_rows_come_back_bit_for_bit(name: str) -> None:
     np.testing.assert_array_equal(out.view(np.int32), dequantise(tensor)[ids].view(np.int32))
 
 
-@pytest.mark.parametrize("name", BITS)
+def test_every_power_of_two_and_every_number_of_mxfp4_comes_back() -> None:
+    """The least two powers are subnormal floats, the largest one makes infinities; 255 is NaN."""
+    rows = np.zeros((256, 17), np.uint8)
+    rows[:, 0] = np.arange(256)
+    rows[:, 1:] = np.arange(16) * 17
+    tensor, out = GroupedTensor("MXFP4", (256, 32), rows), np.empty((256, 32), np.float32)
+    gather_columns(packed(tensor).table, np.arange(256), out)
+    with np.errstate(all="ignore"):
+        wanted = dequantise(tensor)
+    assert wanted[0, 1] == 2.0**-128
+    assert np.isinf(wanted[254, 7])
+    assert np.isnan(out[255]).all()
+    np.testing.assert_array_equal(out[:255].view(np.int32), wanted[:255].view(np.int32))
+
+
+@pytest.mark.parametrize("name", GROUP_SIZES)
 def test_a_product_is_one_chain_for_any_rows_and_threads(name: str) -> None:
     depth = inputs_of(name)
     tensor, x = stored(name, 70, depth), normal(64, depth, seed=1)
@@ -81,8 +97,8 @@ def test_gate_and_up_of_one_format_or_two(num_rows: int, up_format: str) -> None
     x, bias = normal(num_rows, 96, seed=2), normal(192, seed=3)
     as_floats = packed(floats(dequantise(gate)), floats(dequantise(up)))
     out, wanted = np.empty((2, num_rows, 96), np.float32)
-    gated_linear(x, packed(gate, up).table, bias, False, NONE_2D, out, 2)
-    gated_linear(x, as_floats.table, bias, False, NONE_2D, wanted, 1)
+    gated_linear(x, packed(gate, up).table, bias, silu_kernel(), NONE_2D, out, 2)
+    gated_linear(x, as_floats.table, bias, silu_kernel(), NONE_2D, wanted, 1)
     np.testing.assert_array_equal(out, wanted)
 
 
@@ -100,7 +116,7 @@ def test_a_pair_of_two_formats_writes_no_further_than_its_tiles() -> None:
     assert (tiles[1, :2] != 7.0).all()
 
 
-@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("name", GROUP_SIZES)
 def test_packed_bits_are_near_those_of_the_file_and_always_the_same(name: str) -> None:
     tensor = stored(name, 160, 768)
     described = [(name, tensor.shape)]

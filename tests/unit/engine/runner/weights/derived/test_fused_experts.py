@@ -51,16 +51,20 @@ def _in_mxfp4(folder: Path) -> tuple[Path, Tensors]:
 
 
 def _check_values(folder: Path, values: Tensors) -> Checkpoint:
-    """Every tensor of the decoder is there, and has these values."""
-    checkpoint = _opened(folder)
-    shapes = expected_shapes(read_decoder_spec(folder))
+    """Every tensor of the decoder is there, and has these values.
+
+    Heads of queries and keys may be in another order (`test_rotary_order`).
+    """
+    checkpoint, spec = _opened(folder), read_decoder_spec(folder)
+    shapes = expected_shapes(spec)
     assert sorted(checkpoint.names()) == sorted(shapes)
     for name, shape in shapes.items():
         assert checkpoint.shape(name) == shape
         found = checkpoint.grouped(name)
         assert (found.format, found.shape) == checkpoint.format_and_shape(name)
         assert found.rows.flags.c_contiguous
-        np.testing.assert_array_equal(checkpoint.read(name), values[name], name)
+        if not spec.is_rope_interleaved or not name.endswith(("q_proj.weight", "k_proj.weight")):
+            np.testing.assert_array_equal(checkpoint.read(name), values[name], name)
     return checkpoint
 
 
@@ -95,14 +99,16 @@ def test_experts_in_the_newer_form_of_transformers(tmp_path: Path, name: str) ->
     _check_values(_write(tmp_path / "made", CONFIGS[name], in_newer_form(values)), values)
 
 
-def test_mxfp4_and_its_values_in_floats_are_one_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["numba", "paddle"])
+def test_mxfp4_and_its_values_in_floats_are_one_model(tmp_path: Path, backend: str) -> None:
     stored, values = _in_mxfp4(tmp_path / "stored")
     wide = _write(tmp_path / "wide", GPT_OSS, in_gpt_oss_form(values))
     prompt = prompt_of(33)
-    found, wanted = (
-        logits_of(load(folder, attention_backend="paddle"), scheduled(prompt, 0, range(10)))
+    made = (
+        load(folder, activation_dtype="float32", attention_backend=backend)
         for folder in (stored, wide)
     )
+    found, wanted = (logits_of(runner, scheduled(prompt, 0, range(10))) for runner in made)
     np.testing.assert_array_equal(found, wanted)
     assert read_decoder_spec(stored) == read_decoder_spec(wide)
     assert _opened(stored).identity() != _opened(wide).identity()

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import CheckpointError
 from engine.runner.weights.checkpoint import Checkpoint
-from engine.runner.weights.derived.fused_weights import fused_shapes
+from engine.runner.weights.derived.fused_weights import fused_projections, fused_shapes
 from engine.runner.weights.spec.decoder_tensors import expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
@@ -134,7 +134,8 @@ def test_shapes_of_fused_tensors_are_sums_of_their_rows() -> None:
         "a.mlp.up_proj.weight": (3, 4),
         "norm.weight": (4,),
     }
-    assert fused_shapes(shapes) == {
+    assert fused_shapes(shapes, {}) == shapes
+    assert fused_shapes(shapes, fused_projections("Phi3ForCausalLM")) == {
         "a.self_attn.qkv_proj.weight": (10, 4),
         "a.mlp.gate_up_proj.weight": (3, 4),
         "norm.weight": (4,),

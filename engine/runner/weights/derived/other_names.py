@@ -1,0 +1,92 @@
+"""Weights of files that call some tensors of a layer otherwise than `decoder_tensors` does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from engine.runner.weights.derived.derived_weights import DerivedWeights
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS
+from engine.runner.weights.spec.model_spec import DecoderSpec
+from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
+from engine.runner.weights.tensor_source import TensorSource
+
+_OF_ARCHITECTURES: Mapping[str, Mapping[str, str]] = {
+    "Glm4ForCausalLM": {
+        "post_attention_layernorm.weight": "post_self_attn_layernorm.weight",
+        "pre_feedforward_layernorm.weight": "post_attention_layernorm.weight",
+        "post_feedforward_layernorm.weight": "post_mlp_layernorm.weight",
+    },
+    "Glm4MoeForCausalLM": {CHOICE_BIAS: "mlp.gate.e_score_correction_bias"},
+}
+"""What the files call the tensors of a layer whose names end so."""
+_LAYERS = "model.layers."
+
+
+def stored_shapes(
+    shapes: Mapping[str, tuple[int, ...]], spec: DecoderSpec
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors in the files, under their names there, in the same order."""
+    names = _OF_ARCHITECTURES.get(spec.architecture, {})
+    found = {}
+    for name, shape in shapes.items():
+        stored = _renamed(name, names)
+        is_choice_bias = stored != name and name.endswith(CHOICE_BIAS)
+        found[stored] = shape[1:] if is_choice_bias else shape
+    return found
+
+
+def with_our_names(source: TensorSource, spec: DecoderSpec) -> TensorSource:
+    """Return `source` with its tensors under the names of `decoder_tensors`."""
+    names = _OF_ARCHITECTURES.get(spec.architecture)
+    return source if names is None else OtherNames(source, names)
+
+
+class OtherNames(DerivedWeights):
+    """The tensors of `source`, where some are called otherwise.
+
+    The bias of a choice of experts has one dimension in the files, and a first one of one here.
+    """
+
+    def __init__(self, source: TensorSource, names: Mapping[str, str]) -> None:
+        """Take the names of a layer's tensors in the files, by ours; it reads nothing."""
+        super().__init__(source)
+        self._stored_names, self._our_names = names, {stored: our for our, stored in names.items()}
+
+    def names(self) -> Iterable[str]:
+        return [_renamed(name, self._our_names) for name in self._source.names()]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._source.shape(self._stored(name))
+        return (1, math.prod(shape)) if name.endswith(CHOICE_BIAS) else shape
+
+    def check(
+        self,
+        source: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Sequence[str] | None = None,
+    ) -> None:
+        wanted = shape[1:] if name.endswith(CHOICE_BIAS) else shape
+        self._source.check(source, self._stored(name), wanted, dtypes)
+
+    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
+        return self._source.format_and_shape(self._stored(name))
+
+    def grouped(self, name: str) -> GroupedTensor:
+        return self._source.grouped(self._stored(name))
+
+    def has_float8(self, name: str) -> bool:
+        return self._source.has_float8(self._stored(name))
+
+    def float8(self, name: str) -> Float8Tensor:
+        return self._source.float8(self._stored(name))
+
+    def _stored(self, name: str) -> str:
+        return _renamed(name, self._stored_names)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    layer, _, rest = name.removeprefix(_LAYERS).partition(".")
+    return f"{_LAYERS}{layer}.{names[rest]}" if rest in names else name

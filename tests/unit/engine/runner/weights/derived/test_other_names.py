@@ -1,0 +1,97 @@
+"""Folders that call some tensors otherwise: GLM's norms and bias, and layers that are not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import CheckpointError
+from engine.runner.mtp.mtp_weights import read_mtp_weights
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, expected_shapes
+from engine.runner.weights.spec.model_spec import read_decoder_spec
+from tests.support.models.tiny_checkpoints import (
+    CONFIGS,
+    weights_of,
+    write_checkpoint,
+    write_safetensors,
+)
+
+PREFIX = "model.layers.1."
+NORMS = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+BIAS = f"{PREFIX}mlp.gate.e_score_correction_bias"
+
+
+def _open(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, read_decoder_spec(folder))
+
+
+@pytest.mark.parametrize("name", ["glm4", "glm4_moe"])
+def test_all_tensors_have_the_names_of_the_decoder(tmp_path: Path, name: str) -> None:
+    checkpoint = _open(write_checkpoint(tmp_path, CONFIGS[name]))
+    shapes = expected_shapes(read_decoder_spec(tmp_path))
+    assert sorted(checkpoint.names()) == sorted(shapes)
+    for tensor, shape in shapes.items():
+        assert checkpoint.read(tensor).shape == checkpoint.shape(tensor) == shape
+
+
+def test_each_norm_is_the_one_at_its_place(tmp_path: Path) -> None:
+    checkpoint = _open(write_checkpoint(tmp_path, CONFIGS["glm4"]))
+    values = weights_of(CONFIGS["glm4"])
+    for ours, stored in NORMS.items():
+        found = checkpoint.read(f"{PREFIX}{ours}.weight")
+        np.testing.assert_array_equal(found, values[f"{PREFIX}{stored}.weight"], ours)
+
+
+def test_the_bias_of_the_choice_is_a_row(tmp_path: Path) -> None:
+    checkpoint = _open(write_checkpoint(tmp_path, CONFIGS["glm4_moe"]))
+    found = checkpoint.read(f"{PREFIX}{CHOICE_BIAS}")
+    np.testing.assert_array_equal(found, weights_of(CONFIGS["glm4_moe"])[BIAS][None])
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "wanted"),
+    [
+        ("glm4", f"{PREFIX}post_mlp_layernorm.weight", "[64]"),
+        ("glm4_moe", BIAS, "[8]"),
+    ],
+)
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_what_is_wrong_has_the_name_in_the_files(
+    tmp_path: Path, name: str, tensor: str, wanted: str, is_missing: bool
+) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS[name])
+    tensors = weights_of(CONFIGS[name])
+    values = tensors.pop(tensor)
+    if not is_missing:
+        tensors[tensor] = values[None]
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError) as error:
+        _open(folder)
+    assert f"tensor {tensor}" in str(error.value)
+    assert f"wants {wanted}" in str(error.value) or f"wanted shape {wanted}" in str(error.value)
+
+
+def test_layers_that_draft_are_not_read_and_not_used(tmp_path: Path) -> None:
+    """Files of GLM-4.5 have one behind the last layer, with experts of its own."""
+    config = CONFIGS["glm4_moe"]
+    layer = {
+        name.replace("layers.1.", "layers.2."): values
+        for name, values in weights_of(config).items()
+        if name.startswith(PREFIX)
+    }
+    layer |= {
+        f"model.layers.2.{name}.weight": np.ones(shape, np.float32)
+        for name, shape in {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)}.items()
+    }
+    folder = write_checkpoint(tmp_path, config, extra=layer)
+    checkpoint, spec = _open(folder), read_decoder_spec(folder)
+    assert spec.num_layers == 2
+    with pytest.raises(CheckpointError, match="has a mixture of experts: wanted a dense layer"):
+        read_mtp_weights("", folder, checkpoint, spec)
