@@ -123,6 +123,8 @@ class GpuBackEnd:
             )
         if spec.has_output_norms:
             return "the model has norms after attention and MLP, for which there are no GPU kernels"
+        if spec.embedding_scale != 1.0:
+            return "embeddings are scaled, for which there are no GPU kernels"
         if spec.has_mlp_bias:
             return "the model has biases in its MLP"
         if spec.head_dim not in _HEAD_SIZES:
