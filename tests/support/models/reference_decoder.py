@@ -286,7 +286,8 @@ def reference_logits(
     """Logits `[len(token_ids), vocab_size]` of one sequence."""
     w = _wide(config, weights)
     logits: np.ndarray = _final_states(config, w, token_ids) @ _head(w).T
-    return logits / config.get("logits_scaling", 1.0)
+    logits /= config.get("logits_scaling", 1.0)
+    return logits
 
 
 def reference_drafts(

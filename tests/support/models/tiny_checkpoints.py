@@ -201,12 +201,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "architectures": ["GraniteForCausalLM"],
         "model_type": "granite",
-        "rms_norm_eps": 1e-3,
         "tie_word_embeddings": True,
-        "embedding_multiplier": 12.0,
+        "embedding_multiplier": 0.15,
         "attention_multiplier": 0.125,
         "residual_multiplier": 0.22,
-        "logits_scaling": 8.0,
+        "logits_scaling": 2.0,
     },
     "qwen2_5_vl": _COMMON
     | {
