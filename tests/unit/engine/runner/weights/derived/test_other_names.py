@@ -12,8 +12,10 @@ from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, expected_shapes
 from engine.runner.weights.spec.model_spec import read_decoder_spec
+from tests.support.models.hub_formats import Gptq, pack_folder
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
+    usual_name,
     weights_of,
     write_checkpoint,
     write_safetensors,
@@ -110,3 +112,12 @@ def test_layers_that_draft_are_not_read_and_not_used(tmp_path: Path) -> None:
     assert spec.num_layers == 2
     with pytest.raises(CheckpointError, match="has a mixture of experts: wanted a dense layer"):
         read_mtp_weights("", folder, checkpoint, spec)
+
+
+def test_experts_of_mixtral_that_are_quantised(tmp_path: Path) -> None:
+    config = CONFIGS["mixtral"] | {"intermediate_size": 32, "num_hidden_layers": 1}
+    values = pack_folder(tmp_path, config, weights_of(config), Gptq(group_size=32))
+    checkpoint = _open(tmp_path)
+    for stored, wanted in values.items():
+        np.testing.assert_array_equal(checkpoint.read(usual_name(stored)), wanted, stored)
+    assert checkpoint.format_and_shape("model.layers.0.mlp.experts.7.up_proj.weight")[0] != "F32"
