@@ -46,11 +46,11 @@ class _Keys:
 
 
 def qwen3moe_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
-    """Return the keys of `Qwen3MoeForCausalLM`.
+    """Return the keys of `Qwen3MoeForCausalLM`, of `qwen3moe` and `qwen3vlmoe`.
 
     Raises `CheckpointError`, naming the metadata key, for what cannot be computed.
     """
-    keys = _Keys(gguf, "qwen3moe")
+    keys = _Keys(gguf, gguf.text("general.architecture"))
     num_experts, num_chosen = _experts_and_chosen(keys)
     _refuse_a_scale(keys)
     return {
@@ -62,6 +62,31 @@ def qwen3moe_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
         "norm_topk_prob": keys.flag("expert_weights_norm", True),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+    }
+
+
+def llama_experts(gguf: GgufFile, intermediate_size: int) -> dict[str, Any]:
+    """Return the keys of `MixtralForCausalLM`, its name among them, raising as above.
+
+    llama.cpp has Mixtral in the architecture of Llama. Without experts there are no keys.
+    """
+    keys = _Keys(gguf, "llama")
+    if keys.count("expert_count", 0, least=0) == 0:
+        return {}
+    num_experts, num_chosen = _experts_and_chosen(keys)
+    _refuse_a_scale(keys)
+    if not keys.flag("expert_weights_norm", True):
+        raise keys.refuse("expert_weights_norm", False, "true, as this architecture has it")
+    inner_size = keys.count("expert_feed_forward_length", intermediate_size)
+    if inner_size != intermediate_size:
+        raise keys.refuse(
+            "expert_feed_forward_length", inner_size, f"feed_forward_length, {intermediate_size}"
+        )
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": num_chosen,
     }
 
 

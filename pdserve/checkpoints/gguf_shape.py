@@ -16,8 +16,10 @@ from pdserve.checkpoints.gguf_experts import (
     ernie_experts,
     glm4moe_experts,
     gpt_oss_experts,
+    llama_experts,
     qwen3moe_experts,
 )
+from pdserve.checkpoints.gguf_multipliers import granite_multipliers
 from pdserve.checkpoints.rope_factors import rope_scaling
 
 _MAX_LAYERS = 1024
@@ -33,7 +35,8 @@ class _Family:
     `window_period`: all but every so many-th layer have a sliding window, where a file does not say
     so; 0: none has. `window_theta` is their base of RoPE, where a file does not say it; 0: they
     have that of the others. `rotates_a_part`:
-    `rope.dimension_count` may be less than a head.
+    `rope.dimension_count` may be less than a head. `has_sections`: pairs of a head turn by three
+    positions, which are equal in a text.
     """
 
     architecture: str
@@ -44,10 +47,11 @@ class _Family:
     window_period: int = 0
     window_theta: float = 0.0
     rotates_a_part: bool = False
+    has_sections: bool = False
 
 
 _FAMILIES = {
-    "llama": _Family("LlamaForCausalLM", "llama", _UNBIASED_LLAMA),
+    "llama": _Family("LlamaForCausalLM", "llama", _UNBIASED_LLAMA, experts=llama_experts),
     "phi3": _Family("Phi3ForCausalLM", "phi3", {}, rotates_a_part=True),
     "glm4": _Family("Glm4ForCausalLM", "glm4", {}, "attention_bias", rotates_a_part=True),
     "glm4moe": _Family(
@@ -58,7 +62,17 @@ _FAMILIES = {
         glm4moe_experts,
         rotates_a_part=True,
     ),
+    "granite": _Family("GraniteForCausalLM", "granite", _UNBIASED_LLAMA),
+    "mistral3": _Family("Ministral3ForCausalLM", "ministral3", {}),
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
+    "qwen2vl": _Family("Qwen2ForCausalLM", "qwen2", {}, has_sections=True),
+    "qwen3vl": _Family(
+        "Qwen3ForCausalLM", "qwen3", {"attention_bias": False}, has_sections=True
+    ),
+    "qwen3vlmoe": _Family(
+        "Qwen3MoeForCausalLM", "qwen3_moe", {"attention_bias": False}, experts=qwen3moe_experts,
+        has_sections=True,
+    ),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
     "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),
     "qwen3moe": _Family(
@@ -88,7 +102,8 @@ class GgufShape:
 
     `family` is the architecture in GGUF's words. Of each head the first `rotated_dim` dimensions
     are rotated. `rope_scaling` is that of config.json, empty
-    without scaling, and `experts` has its keys for a mixture of experts. `window` is the
+    without scaling, `experts` has its keys for a mixture of experts, and `multipliers` those of
+    Granite. `window` is the
     sliding window of the layers that have one, 0: none has, and `window_rope_theta` their base of
     RoPE. Every `window_pattern`-th layer has no window.
     """
@@ -109,6 +124,7 @@ class GgufShape:
     has_tied_embeddings: bool
     rope_scaling: dict[str, Any] = field(default_factory=dict)
     experts: dict[str, Any] = field(default_factory=dict)
+    multipliers: dict[str, float] = field(default_factory=dict)
     window: int = 0
     window_rope_theta: float = 10000.0
     window_pattern: int = 1
@@ -154,7 +170,8 @@ class GgufShape:
         scaling = rope_scaling(gguf, family, shape.rotated_dim, shape.rope_theta)
         read_experts = _FAMILIES[family].experts
         experts = {} if read_experts is None else read_experts(gguf, shape.intermediate_size)
-        return replace(shape, rope_scaling=scaling, experts=experts)
+        multipliers = granite_multipliers(gguf, head_dim) if family == "granite" else {}
+        return replace(shape, rope_scaling=scaling, experts=experts, multipliers=multipliers)
 
     def _check(self, gguf: GgufFile) -> None:
         """Raise `CheckpointError`, naming the key, for what cannot be supported."""
@@ -184,7 +201,7 @@ class GgufShape:
             ),
             (self._has_rotation(row), "rope.dimension_count", _WANTED_ROTATION[row.rotates_a_part]),
             (
-                f"{family}.rope.dimension_sections" not in gguf.metadata,
+                row.has_sections or f"{family}.rope.dimension_sections" not in gguf.metadata,
                 "rope.dimension_sections",
                 "positions of texts alone",
             ),
@@ -260,6 +277,7 @@ class GgufShape:
             **family.biases,
             **optional,
             **self.experts,
+            **self.multipliers,
             "tie_word_embeddings": self.has_tied_embeddings,
             "torch_dtype": "float32",
         }

@@ -35,7 +35,7 @@ def rope_scaling(gguf: GgufFile, family: str, head_dim: int, rope_theta: float) 
     scaling = _scaling_of_keys(gguf, f"{family}.rope")
     factor = _llama3_scaling_factor(gguf, head_dim, rope_theta)
     if factor is None:
-        return scaling
+        return scaling | _growth(gguf, family, scaling)
     if scaling:
         raise CheckpointError(
             f"{gguf.path}: RoPE is scaled by the tensor {ROPE_FACTORS_TENSOR} and by "
@@ -106,6 +106,21 @@ def _scaling_of_keys(gguf: GgufFile, prefix: str) -> dict[str, Any]:
         raise CheckpointError(f"{gguf.path}: {key} is {factor:g}: wanted at least 1")
     yarn = _yarn(gguf, f"{prefix}.scaling") if kind == "yarn" else {}
     return {"rope_type": kind, "factor": factor, **yarn}
+
+
+def _growth(gguf: GgufFile, family: str, scaling: dict[str, Any]) -> dict[str, float]:
+    """Return by what Mistral's later queries grow, which ends a context; 0, or no key, is none."""
+    key = f"{family}.attention.temperature_scale"
+    growth = _as_meant(gguf.number(key, 0.0))
+    if not growth:
+        return {}
+    if scaling.get("rope_type") != "yarn":
+        raise CheckpointError(f"{gguf.path}: {key} is {growth:g}: wanted it with yarn alone")
+    original = scaling["original_max_position_embeddings"]
+    length = f"{family}.attention.temperature_length"
+    if (found := gguf.integer(length, original)) not in (0, original):
+        raise CheckpointError(f"{gguf.path}: {length} is {found}: wanted {original}")
+    return {"llama_4_scaling_beta": growth}
 
 
 def _yarn(gguf: GgufFile, prefix: str) -> dict[str, Any]:

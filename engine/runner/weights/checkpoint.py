@@ -12,7 +12,12 @@ from pathlib import Path
 
 from common.errors import CheckpointError
 from engine.runner.weights.derived.derived_weights import DerivedWeights
-from engine.runner.weights.derived.fused_experts import FusedExperts, has_fused_experts
+from engine.runner.weights.derived.divided_logits import DividedLogits
+from engine.runner.weights.derived.fused_experts import (
+    FusedExperts,
+    has_fused_experts,
+    inputs_come_first,
+)
 from engine.runner.weights.derived.fused_weights import (
     FusedWeights,
     fused_projections,
@@ -73,6 +78,8 @@ class Checkpoint(DerivedWeights):
         self._check_norms(link.resolve() if link.exists() else folder, shapes)
         if spec.has_norm_offsets and not is_gguf:  # tools add the ones when they write GGUF
             source = NormOffsets(source)
+        if spec.logits_divisor != 1.0:
+            source = DividedLogits(source, spec.logits_divisor)
         self._source = in_rotary_order(source, spec)
 
     def _refuse_other_experts(self, folder: Path, mixture: ExpertMixture) -> None:
@@ -127,7 +134,14 @@ def _opened_files(folder: Path, spec: DecoderSpec) -> tuple[TensorSource, str]:
     def is_in_mxfp4(experts: str) -> bool:
         return quantization is not None and quantization.has_mxfp4(experts)
 
-    fused = FusedExperts(files, spec.experts, is_gpt_oss=is_gpt_oss, is_in_mxfp4=is_in_mxfp4)
+    fused = FusedExperts(
+        files,
+        spec.experts,
+        is_gpt_oss=is_gpt_oss,
+        has_inputs_first=is_gpt_oss
+        or inputs_come_first(files, spec.hidden_size, spec.experts.inner_size),
+        is_in_mxfp4=is_in_mxfp4,
+    )
     return fused, description
 
 

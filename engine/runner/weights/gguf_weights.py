@@ -84,6 +84,7 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": _POST_ATTENTION_NORM,
 }
 """What counts before `_LAYER_NAMES`, by architecture."""
+_PAIRS_OF_NEIGHBOURS = ("llama", "granite", "mistral3")
 _SINKS = "attn_sinks.weight"
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -137,7 +138,7 @@ def gguf_place(name: str, architecture: str = "") -> GgufPlace:
 class GgufWeights(TensorSource):
     """The tensors of a GGUF file that a decoder of these `shapes` reads.
 
-    The file's `llama` architecture pairs rows (2i, 2i + 1) of a query or key head for rotation,
+    Files of Llama and of its kin pair rows (2i, 2i + 1) of a query or key head for rotation,
     Hugging Face (i, i + half): such rows are returned in Hugging Face's order.
     """
 
@@ -163,7 +164,7 @@ class GgufWeights(TensorSource):
                 f"{path}: tensor {unknown[0]} is not part of the decoder that config.json describes"
             )
         self._tensors = gguf.tensors
-        is_permuted = architecture == "llama"
+        is_permuted = architecture in _PAIRS_OF_NEIGHBOURS
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if is_permuted else {}
 
     def names(self) -> Iterable[str]:

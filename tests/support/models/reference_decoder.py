@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.models.tiny_checkpoints import usual_name
+
 
 def _norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     scaled: np.ndarray = x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
@@ -105,7 +107,7 @@ def causal_attention(
     key: np.ndarray,
     value: np.ndarray,
     window: int = 0,
-    divisor: int = 0,
+    divisor: float = 0,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """`[heads, positions, head_dim]` from queries and as many, or fewer, key and value heads.
@@ -179,7 +181,10 @@ def _layer(
     for values in (q, k):
         turned = rotate(values[..., :rotated], frequencies, is_interleaved)
         values[..., :rotated] = _length(config) * turned
+    share = config.get("residual_multiplier", 1.0)
     divisor, sinks = config.get("query_pre_attn_scalar", 0), w.get(f"{prefix}self_attn.sinks")
+    if "attention_multiplier" in config:
+        divisor = config["attention_multiplier"] ** -2
     attended = causal_attention(q, k, v, window, divisor, sinks)
     attended = attended.swapaxes(0, 1).reshape(len(x), -1)
     if is_gemma:
@@ -191,7 +196,7 @@ def _layer(
         summed: np.ndarray = x + added
         return summed
     added = linear(attended, "self_attn.o_proj")
-    x = x + (norm(added, "post_self_attn_layernorm") if kind == "glm4" else added)
+    x = x + share * (norm(added, "post_self_attn_layernorm") if kind == "glm4" else added)
     normed = norm(x, "post_attention_layernorm")
 
     def mlp(values: np.ndarray, part: str) -> np.ndarray:
@@ -205,7 +210,7 @@ def _layer(
     after: np.ndarray
     if f"{prefix}mlp.gate.weight" not in w:
         added = mlp(normed, "mlp")
-        after = x + (norm(added, "post_mlp_layernorm") if kind == "glm4" else added)
+        after = x + share * (norm(added, "post_mlp_layernorm") if kind == "glm4" else added)
         return after
     has_shared = f"{prefix}mlp.shared_experts.up_proj.weight" in w
     outputs = mlp(normed, "mlp.shared_experts") if has_shared else np.zeros_like(x)
@@ -243,7 +248,8 @@ def _wide(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> dict[
     wide: dict[str, np.ndarray] = {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kv = config["num_key_value_heads"] * head_dim
-    for name, values in weights.items():
+    for stored, values in weights.items():
+        name = usual_name(stored)
         parts = {name: values.astype(np.float64)}
         if ".qkv_proj." in name:
             rows = np.split(parts[name], [len(values) - 2 * kv, len(values) - kv])
@@ -267,6 +273,7 @@ def _final_states(
     is_gemma = config["model_type"] == "gemma3_text"
     if is_gemma:
         x = x * math.sqrt(config["hidden_size"])
+    x = x * config.get("embedding_multiplier", 1.0)
     for layer in range(config["num_hidden_layers"]):
         is_rotated = bool(config.get("no_rope_layers", [1] * (layer + 1))[layer])
         x = _layer(config, w, f"model.layers.{layer}.", x, _window(config, layer), is_rotated)
@@ -279,6 +286,7 @@ def reference_logits(
     """Logits `[len(token_ids), vocab_size]` of one sequence."""
     w = _wide(config, weights)
     logits: np.ndarray = _final_states(config, w, token_ids) @ _head(w).T
+    logits /= config.get("logits_scaling", 1.0)
     return logits
 
 

@@ -68,6 +68,13 @@ _ERNIE_MOE = _ERNIE | {
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }
+TINY_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+}
 _YARN_OVER_64 = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4}
 _GLM4_MOE = _COMMON | {
     "architectures": ["Glm4MoeForCausalLM"],
@@ -161,12 +168,69 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "ministral3": _LLAMA
+    | {
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+        "sliding_window": None,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 128,
+            "max_position_embeddings": 2048,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "mistral_window": _LLAMA
     | {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
         "rope_theta": 10000.0,
         "sliding_window": 37,
+    },
+    "granite": _LLAMA
+    | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 0.15,
+        "attention_multiplier": 0.125,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 2.0,
+    },
+    "qwen2_5_vl": _COMMON
+    | {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": 32,
+        "max_window_layers": 1,
+        "vision_config": TINY_VISION,
+    },
+    "qwen3_vl": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3_vl_text",
+        "head_dim": 32,
+        "rope_theta": 5000000.0,
+        "rope_scaling": {
+            "rope_type": "default",
+            "mrope_section": [6, 5, 5],
+            "mrope_interleaved": True,
+        },
+        "tie_word_embeddings": False,
     },
     "qwen2": _COMMON
     | {
@@ -316,6 +380,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     },
+    "mixtral": _LLAMA
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
     "gpt_oss": _GPT_OSS
     | {
         "rope_theta": 150000.0,
@@ -341,13 +414,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
     },
 }
-"""Layers of the last eight have experts; in all ERNIE's and GLM's and `qwen3_moe_mixed` the first
+"""Layers of the last nine have experts; in all ERNIE's and GLM's and `qwen3_moe_mixed` the first
 has none."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
     """Whether the projections of `part` (qkv, output or mlp) have biases in this family."""
-    if config["model_type"] in ("qwen2", "mimo"):
+    if config["model_type"] in ("qwen2", "qwen2_5_vl", "mimo"):
         return part == "qkv"
     if config["model_type"].startswith("ernie4_5"):
         return bool(config.get("use_bias", False))
@@ -371,7 +444,7 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Whether the MLP of this layer is a mixture of experts."""
     if config["model_type"] == "qwen3_moe":
         return layer not in config["mlp_only_layers"]
-    if config["model_type"] == "gpt_oss":
+    if config["model_type"] in ("gpt_oss", "mixtral"):
         return True
     first = config.get("moe_layer_start_index", config.get("first_k_dense_replace"))
     return first is not None and bool(layer >= first)
@@ -497,12 +570,14 @@ def _add_mlp(
     add: _Tensors, config: Mapping[str, Any], part: str, inner: int, with_bias: bool
 ) -> None:
     hidden = config["hidden_size"]
-    parts = [("gate_proj", inner), ("up_proj", inner)]
+    parts, down = [("gate_proj", inner), ("up_proj", inner)], "down_proj"
+    if config["model_type"] == "mixtral":
+        parts, down = [("w1", inner), ("w3", inner)], "w2"
     if config["model_type"] in ("phi3", "glm", "glm4"):
         parts = [("gate_up_proj", 2 * inner)]
     for name, num_outputs, num_inputs in (
         *((name, num_outputs, hidden) for name, num_outputs in parts),
-        ("down_proj", hidden, inner),
+        (down, hidden, inner),
     ):
         add(f"{part}.{name}.weight", num_outputs, num_inputs)
         if with_bias:
@@ -511,14 +586,15 @@ def _add_mlp(
 
 def _add_experts(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
     is_gpt_oss = config["model_type"] == "gpt_oss"
-    inner = config["intermediate_size" if is_gpt_oss else "moe_intermediate_size"]
+    inner = config.get("moe_intermediate_size", config["intermediate_size"])
+    part = f"{prefix}{'block_sparse_moe' if config['model_type'] == 'mixtral' else 'mlp'}"
     keys = ("num_experts", "moe_num_experts", "num_local_experts", "n_routed_experts")
     num_experts = next(config[key] for key in keys if key in config)
-    add(f"{prefix}mlp.gate.weight", num_experts, config["hidden_size"])
+    add(f"{part}.gate.weight", num_experts, config["hidden_size"])
     if is_gpt_oss:
         add(f"{prefix}mlp.gate.bias", num_experts)
     for index in range(num_experts):
-        _add_mlp(add, config, f"{prefix}mlp.experts.{index}", inner, is_gpt_oss)
+        _add_mlp(add, config, f"{part}.experts.{index}", inner, is_gpt_oss)
     if config["model_type"] == "ernie4_5_moe":
         add(f"{prefix}mlp.moe_statics.e_score_correction_bias", 1, num_experts)
     elif config["model_type"] == "glm4_moe":
@@ -586,6 +662,19 @@ def write_checkpoint(
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+_OF_MIXTRAL = {
+    "block_sparse_moe": "mlp", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj.",
+}  # fmt: skip
+
+
+def usual_name(name: str) -> str:
+    """What other families call a tensor of Mixtral's experts."""
+    if ".block_sparse_moe." in name:
+        for stored, usual in _OF_MIXTRAL.items():
+            name = name.replace(stored, usual)
+    return name
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -23,6 +23,7 @@ from tests.support.models.packing import stored
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
     VOCAB_SIZE,
+    usual_name,
     weights_of,
     write_checkpoint,
     write_safetensors,
@@ -37,7 +38,8 @@ MIXTURES = ("qwen3_moe", "ernie_moe", "ernie_moe_untied", "glm4_moe", "glm4_moe_
 """The same, with a mixture of experts."""
 _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "ernie4_5_moe": "ernie4_5-moe", "gemma3_text": "gemma3",
-    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama", "ministral3": "mistral3",
+    "qwen2_5_vl": "qwen2vl", "qwen3_vl_text": "qwen3vl",
 }  # fmt: skip
 """By `model_type`, where GGUF files call it otherwise."""
 K_MIXTURE = CONFIGS["qwen3_moe"] | {
@@ -65,6 +67,16 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         }
     if family == "gpt-oss":
         windows = {f"{family}.attention.sliding_window": config["sliding_window"]}
+    if family == "granite":
+        windows = {
+            "granite.embedding_scale": config["embedding_multiplier"],
+            "granite.residual_scale": config["residual_multiplier"],
+            "granite.attention.scale": config["attention_multiplier"],
+            "granite.logit_scale": config["logits_scaling"],
+        }
+    if family == "mistral3":
+        growth = config["rope_parameters"]["llama_4_scaling_beta"]
+        windows = {"mistral3.attention.temperature_scale": growth}
     return windows | {
         f"{family}.block_count": config["num_hidden_layers"],
         f"{family}.context_length": config["max_position_embeddings"],
@@ -75,7 +87,7 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         f"{family}.attention.key_length": head_dim,
         f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{family}.rope.freq_base": float(
-            config.get("rope_parameters", {}).get("rope_theta", config["rope_theta"])
+            config.get("rope_parameters", {}).get("rope_theta") or config["rope_theta"]
         ),
         f"{family}.rope.dimension_count": rotated_of(config, head_dim),
         **_expert_metadata(family, config),
@@ -92,7 +104,7 @@ def rotated_of(config: Mapping[str, Any], head_dim: int) -> int:
 
 def scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that llama.cpp's converter writes for YaRN, and for the LongRoPE of Phi."""
-    scaling = config.get("rope_scaling", {})
+    scaling = config.get("rope_scaling") or config.get("rope_parameters", {})
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind == "longrope":
         original = config["original_max_position_embeddings"]
@@ -105,6 +117,11 @@ def scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "factor": float(scaling["factor"]),
         "original_context_length": scaling["original_max_position_embeddings"],
         "yarn_beta_fast": float(scaling["beta_fast"]),
+        **{
+            f"yarn_{name}": scaling[key]
+            for name, key in (("beta_slow", "beta_slow"), ("log_multiplier", "mscale_all_dim"))
+            if key in scaling
+        },
         "finetuned": True,
     }
 
@@ -137,6 +154,12 @@ def _expert_metadata(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "nextn_predict_layers": config["num_nextn_predict_layers"],
             "block_count": config["num_hidden_layers"] + config["num_nextn_predict_layers"],
         }
+    elif config["model_type"] == "mixtral":
+        found = {
+            "expert_count": config["num_local_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+        }
+        return {f"{family}.{key}": value for key, value in found.items()}
     elif family == "gpt-oss":
         found = {
             "expert_count": config["num_local_experts"],
@@ -190,9 +213,11 @@ def write_gguf(
         if family == "gemma3" and name.endswith("norm.weight"):
             raw = weight + np.float32(1.0)  # as llama.cpp's converter stores those of Gemma
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
-        if family == "llama" and heads is not None:
+        if family in ("llama", "granite", "mistral3") and heads is not None:
             raw = interleaved(raw, config[heads])
-        tensors.setdefault(gguf_place(name, family).name, ([], kind_type))[0].append(raw)
+        tensors.setdefault(gguf_place(usual_name(name), family).name, ([], kind_type))[0].append(
+            raw
+        )
     for name, values_of_pairs in _extra_tensors(config).items():
         tensors[name] = ([values_of_pairs], gguf.GGMLQuantizationType.F32)
     for in_gguf, (parts, kind_type) in tensors.items():
@@ -225,6 +250,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif value < 0:

@@ -10,7 +10,8 @@ What is not quantised has inputs first: `gate_up_proj` `[experts, hidden, 2 * in
 
 Of other families, transformers 5 writes `gate_up_proj` `[experts, 2 * inner, hidden]`, all of gate
 before up, and `down_proj` `[experts, hidden, inner]`, where it is told not to write the former
-names.
+names. Those of Qwen3-VL-MoE on hubs have inputs first: `[experts, hidden, 2 * inner]`, all of gate
+before up, and `[experts, inner, hidden]`.
 
 Here each expert has tensors of its own. Only the expert that is asked for is read and copied.
 """
@@ -56,6 +57,20 @@ def has_fused_experts(names: Iterable[str]) -> bool:
     )
 
 
+def inputs_come_first(files: TensorFiles, hidden_size: int, inner_size: int) -> bool:
+    """Return whether fused experts in floats have `[experts, inputs, outputs]`."""
+    wanted = {
+        "gate_up_proj": (hidden_size, 2 * inner_size),
+        "down_proj": (inner_size, hidden_size),
+    }
+    for name in files.names():
+        part = name.partition(_EXPERTS)[2]
+        # A square tensor has either order; then the other one has different sides.
+        if part in wanted and wanted[part][0] != wanted[part][1]:
+            return files.shape(name)[1:] == wanted[part]
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A part of an expert: `whole` is the beginning of the names of the tensors that have it."""
@@ -80,16 +95,19 @@ class FusedExperts(DerivedWeights):
         mixture: ExpertMixture,
         *,
         is_gpt_oss: bool,
+        has_inputs_first: bool,
         is_in_mxfp4: Callable[[str], bool],
     ) -> None:
         """Find which layers have such tensors; it reads no weight.
 
-        `is_gpt_oss`: they are in the form of gpt-oss. `is_in_mxfp4` says of a layer's experts, such
+        `is_gpt_oss`: they are in the form of gpt-oss. `has_inputs_first`: so are those in floats,
+        which have no turns otherwise. `is_in_mxfp4` says of a layer's experts, such
         as `model.layers.0.mlp.experts`, whether config.json has them in MXFP4.
         """
         super().__init__(files)
         self._files, self._num_experts = files, mixture.num_experts
         self._is_gpt_oss, self._is_in_mxfp4 = is_gpt_oss, is_in_mxfp4
+        self._has_inputs_first = has_inputs_first
         self._stored: dict[str, str] = {}
         """Names in the files, by those that are not of an expert."""
         self._of_experts: list[str] = []
@@ -140,7 +158,7 @@ class FusedExperts(DerivedWeights):
         self._refuse_two_forms(source, place)
         num_inputs = shape[1]
         if not self._has_mxfp4(place):
-            rows = (num_inputs, num_rows) if self._is_gpt_oss else (num_rows, num_inputs)
+            rows = (num_inputs, num_rows) if self._has_inputs_first else (num_rows, num_inputs)
             self._files.check(source, place.whole, (self._num_experts, *rows), dtypes)
             return
         if num_inputs % _GROUP:
@@ -170,13 +188,15 @@ class FusedExperts(DerivedWeights):
             rows = self._rows(place, self._entry(place, "_bias").reshape(-1, 1))
         else:
             stored = self._entry(place)
-            rows = self._rows(place, stored.T if self._is_gpt_oss else stored)
+            rows = self._rows(place, stored.T if self._has_inputs_first else stored)
         raw = np.ascontiguousarray(rows).view(np.uint8)
         return GroupedTensor(format_name, shape, raw.reshape(shape[0], -1))
 
     def identity(self) -> str:
         """Return a digest of the files' identity and of how experts are read from them."""
         form = "gpt-oss" if self._is_gpt_oss else "halves"
+        if self._has_inputs_first and not self._is_gpt_oss:
+            form = "halves, inputs first"
         found = [name for name in self._of_experts if name.endswith(_NUMBERS)]
         described = f"{self._files.identity()} {form} {json.dumps(found)}"
         return hashlib.sha256(described.encode()).hexdigest()
@@ -219,7 +239,7 @@ class FusedExperts(DerivedWeights):
             return stored.dtype, (1, stored.shape[1] // place.num_parts)
         if suffix:
             return "MXFP4", (stored.shape[1] // place.num_parts, stored.shape[2] * _GROUP)
-        outputs, inputs = stored.shape[:0:-1] if self._is_gpt_oss else stored.shape[1:]
+        outputs, inputs = stored.shape[:0:-1] if self._has_inputs_first else stored.shape[1:]
         return stored.dtype, (outputs // place.num_parts, inputs)
 
     def _location(self, place: _Place, suffix: str) -> StoredTensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.runner.weights.derived.derived_weights import DerivedWeights
-from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS
+from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
@@ -21,6 +21,9 @@ _OF_ARCHITECTURES: Mapping[str, Mapping[str, str]] = {
     "Glm4MoeForCausalLM": {CHOICE_BIAS: "mlp.gate.e_score_correction_bias"},
 }
 """What the files call the tensors of a layer whose names end so."""
+_MIXTRAL = ".block_sparse_moe."
+"""A part of all names of experts in files of Mixtral that have a tensor for each expert."""
+_MIXTRAL_PARTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _LAYERS = "model.layers."
 
 
@@ -40,7 +43,19 @@ def stored_shapes(
 def with_our_names(source: TensorSource, spec: DecoderSpec) -> TensorSource:
     """Return `source` with its tensors under the names of `decoder_tensors`."""
     names = _OF_ARCHITECTURES.get(spec.architecture)
+    if spec.experts is not None and any(_MIXTRAL in name for name in source.names()):
+        names = dict(_names_of_mixtral(spec.experts.num_experts))
     return source if names is None else OtherNames(source, names)
+
+
+def _names_of_mixtral(num_experts: int) -> Iterator[tuple[str, str]]:
+    """Yield our name and that of the files for each tensor of a layer's experts."""
+    for kind in ("weight", "bias"):
+        yield f"{EXPERT_GATE}.{kind}", f"block_sparse_moe.gate.{kind}"
+        for index in range(num_experts):
+            for our, stored in _MIXTRAL_PARTS.items():
+                part = f"experts.{index}"
+                yield f"mlp.{part}.{our}.{kind}", f"block_sparse_moe.{part}.{stored}.{kind}"
 
 
 class OtherNames(DerivedWeights):

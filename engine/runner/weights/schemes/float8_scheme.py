@@ -57,7 +57,7 @@ class Float8(Scheme):
     stored: ClassVar[str] = "weight"
     stored_dtypes: ClassVar[tuple[str, ...]] = ("F8_E4M3",)
     suffixes: ClassVar[frozenset[str]] = frozenset(
-        {"weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale"}
+        {"weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale", "activation_scale"}
     )
 
     def shape(self, tensors: Tensors) -> tuple[int, int]:

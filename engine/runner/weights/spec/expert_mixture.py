@@ -5,7 +5,8 @@ the sigmoids, of their products with its normed state, in float32; it is sent to
 the highest scores, plus their bias where a model has one, and of equal ones to the first. Their
 outputs are added, each times its score, with the output of a shared MLP where a model has one.
 
-The arithmetic is that of the models qwen3_moe, ernie4_5_moe, glm4_moe and gpt_oss of transformers.
+The arithmetic is that of the models qwen3_moe, ernie4_5_moe, glm4_moe, gpt_oss and mixtral of
+transformers.
 """
 
 from __future__ import annotations
@@ -84,6 +85,23 @@ def _qwen3(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
             inner_size=config.integer("moe_intermediate_size", 768),
             shared_size=0,
             is_normalised=config.flag("norm_topk_prob", False),
+            least_sum=0.0,
+            has_choice_bias=False,
+        ),
+    )
+
+
+def _mixtral(config: ConfigValues, num_layers: int) -> ExpertMixture | None:
+    return _checked(
+        config,
+        ("num_local_experts", "num_experts_per_tok"),
+        ExpertMixture(
+            layers=tuple(range(num_layers)),
+            num_experts=config.integer("num_local_experts", 8),
+            num_chosen=config.integer("num_experts_per_tok", 2),
+            inner_size=config.integer("intermediate_size"),
+            shared_size=0,
+            is_normalised=True,
             least_sum=0.0,
             has_choice_bias=False,
         ),
@@ -198,6 +216,7 @@ def _checked(
 
 READ_EXPERTS: Mapping[str, Callable[[ConfigValues, int], ExpertMixture | None]] = {
     "Qwen3MoeForCausalLM": _qwen3,
+    "MixtralForCausalLM": _mixtral,
     "Ernie4_5_MoeForCausalLM": _ernie4_5,
     "GptOssForCausalLM": _gpt_oss,
     "Glm4MoeForCausalLM": _glm4,

@@ -4,8 +4,8 @@ Llama, Mistral, Qwen2, MiMo, Qwen3, ERNIE-4.5 and GLM are one decoder: pre-norm 
 gated SiLU MLP, or a mixture of such MLPs (`expert_mixture`). They differ in biases, in norms on
 query and key heads, in which head dimensions are rotated and how they are paired, and in defaults.
 GLM-4-0414 and Gemma 3 have norms after attention and MLP too, and Gemma 3 a gated GELU, scaled
-embeddings, and other rotary positions in layers with a window. A configuration that this decoder
-would compute wrongly is refused.
+embeddings, and other rotary positions in layers with a window. Granite has multipliers. A
+configuration that this decoder would compute wrongly is refused.
 
 A family of the same decoder attaches here: one row of `_FAMILIES`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from common.files.model_config import longest_context, text_config
 from common.files.tokenizer_files import tokenizer_end_ids
 from engine.runner.weights.spec.config_values import ConfigValues, read_json_object
 from engine.runner.weights.spec.expert_mixture import READ_EXPERTS, ExpertMixture
+from engine.runner.weights.spec.multipliers import granite_parts
 from engine.runner.weights.spec.rope_spec import (
     NO_ROTATION,
     RopeSpec,
@@ -57,7 +58,8 @@ class DecoderSpec:
     are not rotated at all. Scores are divided by the root of `score_divisor`
     (0: of `head_dim`). `has_output_norms`: what attention and MLP add has a norm of its own.
     `has_norm_offsets`: safetensors have the weights of all norms less one. `has_sinks`: each query
-    head has a sink, a score that takes its share of the softmax and has no value.
+    head has a sink, a score that takes its share of the softmax and has no value. Logits are
+    divided by `logits_divisor`, which `derived.divided_logits` does.
     """
 
     architecture: str
@@ -88,6 +90,7 @@ class DecoderSpec:
     has_norm_offsets: bool = False
     has_sinks: bool = False
     rotated_dim: int = 0
+    logits_divisor: float = 1.0
 
     @property
     def rotated_pairs(self) -> int:
@@ -182,6 +185,9 @@ class _Family:
     """The share of a head that is rotated where config.json says none; None: all of it is."""
     default_epsilon: float = 1e-6
     has_output_norms: bool = False
+    is_granite: bool = False
+    requires_scaling: bool = False
+    """Whether config.json has to say how rotary positions are scaled."""
 
 
 _FAMILIES = {
@@ -190,6 +196,10 @@ _FAMILIES = {
     ),
     "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0, windows="after"),
     "MistralForCausalLM": _Family(False, False, False, False, False, 10000.0, windows="every"),
+    "Ministral3ForCausalLM": _Family(
+        False, False, False, False, False, 1000000.0, default_head_dim=128, windows="stated",
+        default_epsilon=1e-5, requires_scaling=True,
+    ),
     "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0, windows="after"),
     "Qwen3ForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128,
@@ -202,6 +212,9 @@ _FAMILIES = {
     "Phi3ForCausalLM": _Family(
         False, False, False, False, False, 10000.0, windows="stated", rotated_share=1.0
     ),
+    "GraniteForCausalLM": _Family(
+        "attention_bias", "attention_bias", "mlp_bias", False, False, 10000.0, is_granite=True
+    ),
     "SeedOssForCausalLM": _Family(
         "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
         default_head_dim=128, has_qkv_bias_by_default=True,
@@ -212,6 +225,9 @@ _FAMILIES = {
     ),
     "Qwen3MoeForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
+    ),
+    "MixtralForCausalLM": _Family(
+        False, False, False, False, False, 1000000.0, windows="stated", default_epsilon=1e-5
     ),
     "Ernie4_5_MoeForCausalLM": _Family(
         False, False, False, False, True, 500000.0, default_head_dim=128, is_tied_by_default=True,
@@ -282,7 +298,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     def has(rule: bool | str, default: bool = False) -> bool:
         return rule if isinstance(rule, bool) else config.flag(rule, default)
 
-    return DecoderSpec(
+    spec = DecoderSpec(
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
@@ -310,6 +326,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         has_output_norms=family.has_output_norms,
         **(_gemma_parts(config, hidden_size, head_dim, max_position) if family.is_gemma else {}),
     )
+    return replace(spec, **granite_parts(config, spec.rms_epsilon)) if family.is_granite else spec
 
 
 def _read_heads(config: ConfigValues, family: _Family, hidden_size: int) -> tuple[int, int, int]:
@@ -390,6 +407,9 @@ def _refuse_other_arithmetic(config: ConfigValues, family: _Family) -> None:
             raise config.refuse("hidden_activation", "gelu_pytorch_tanh")
     elif config.get("hidden_act") not in (None, "silu", "swish"):
         raise config.refuse("hidden_act", "silu")
+    keys = ("rope_parameters", "rope_scaling")
+    if family.requires_scaling and all(config.section(key) is None for key in keys):
+        raise config.refuse(keys[0], "an object, which says how rotary positions are scaled")
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:

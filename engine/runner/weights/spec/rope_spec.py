@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from common.files.model_config import MOST_POSITIONS
 from engine.runner.weights.spec.config_values import ConfigValues
 
-_NOT_COMPUTED = {
-    "alpha": 1,
-    "attn_factor": 1,
-    "extrapolation_factor": 1,
-    "llama_4_scaling_beta": 0,
-}
+_NOT_COMPUTED = {"alpha": 1, "attn_factor": 1, "extrapolation_factor": 1}
 """Keys of other programs and families for rotary positions, and the values that change nothing."""
 _SHARE = "partial_rotary_factor"
+_GROWTH = "llama_4_scaling_beta"
+_SECTIONS = "mrope_section"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +135,15 @@ def _scaled_rope(
     theta = scaling.number("rope_theta", theta)
     key = "rope_type" if scaling.get("rope_type") is not None else "type"
     kind = scaling.get(key) or "default"
-    if kind in ("default", "dynamic"):
+    if scaling.has(_SECTIONS):
+        _refuse_other_sections(scaling, num_pairs)
+    if scaling.get(_GROWTH) not in (None, 0):
+        # Queries are multiplied by 1 + beta * log(1 + floor(position / original)): 1 in the first
+        # original positions, and contexts end with them (`model_config.longest_context`).
+        scaling.number(_GROWTH)
+        if kind != "yarn":
+            raise scaling.refuse(_GROWTH, "0: it is read with yarn alone")
+    if kind in ("default", "dynamic", "mrope"):
         # dynamic changes nothing up to max_position_embeddings, and longer contexts are refused.
         return RopeSpec(kind="default", theta=theta)
     if kind == "linear":
@@ -165,7 +170,19 @@ def _scaled_rope(
     if kind == "longrope":
         length = original.integer("original_max_position_embeddings", max_position, least=2)
         return _long_rope_spec(scaling, theta, length, max_position, num_pairs)
-    raise scaling.refuse(key, "default, dynamic, linear, llama3, yarn or longrope")
+    raise scaling.refuse(key, "default, dynamic, linear, llama3, mrope, yarn or longrope")
+
+
+def _refuse_other_sections(scaling: ConfigValues, num_pairs: int) -> None:
+    """Raise `CheckpointError` unless `mrope_section` divides a head's pairs into three sections.
+
+    Each turns by a position of its own in time, height or width. Those of a text are all equal, so
+    sections, in turns or not (`mrope_interleaved`), change nothing.
+    """
+    found = scaling.get(_SECTIONS)
+    is_list = isinstance(found, list) and all(type(one) is int and one > 0 for one in found)
+    if not is_list or len(found) != 3 or sum(found) != num_pairs:
+        raise scaling.refuse(_SECTIONS, f"three numbers of pairs, {num_pairs} together")
 
 
 def _long_rope_spec(

@@ -34,6 +34,9 @@ BESIDE = {"rope_type": "yarn", "factor": 4.0}
         ({"rope_scaling": LONGROPE}, 4096),
         ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 8192}, 8192),
         ({"rope_scaling": {"type": "longrope"}}, 40960),
+        ({"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}, 32768),
+        ({"rope_parameters": YARN | {"llama_4_scaling_beta": 0}}, 131072),
+        ({"rope_parameters": YARN | {"llama_4_scaling_beta": "0.1"}}, 131072),
         ({"rope_parameters": {"full_attention": LINEAR, "sliding_attention": YARN}}, 40960),
     ],
 )

@@ -12,9 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.tiny_checkpoints import (
+    CONFIGS,
+    TINY_VISION,
+    prompt_of,
+    write_checkpoint,
+)
 
 LENGTHS = (1, 100)
 
@@ -26,9 +39,28 @@ def transformers_logits(folder: Path, token_ids: list[int]) -> list[float]:
     config = None
     if values["model_type"] == "mimo":  # its own code is Qwen2's with MTP layers beside it
         kind, config = Qwen2ForCausalLM, Qwen2Config(**values | {"model_type": "qwen2"})
-    model = kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    if values["model_type"] == "qwen2_5_vl":
+        kind = Qwen2_5_VLForConditionalGeneration
+    if values["model_type"] == "qwen3_vl_text":
+        model = _with_images(folder, values)
+    else:
+        model = kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     with torch.inference_mode():
         return [float(x) for x in model(torch.tensor([token_ids])).logits[0, -1]]
+
+
+def _with_images(folder: Path, values: dict[str, Any]) -> Any:
+    """A whole model with images, whose text model is that of `folder`."""
+    vision = TINY_VISION | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    model = Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(text_config=values, vision_config=vision)
+    ).eval()
+    tensors = load_file(folder / "model.safetensors")
+    inner = {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()}
+    missing, unknown = model.load_state_dict(inner, strict=False)
+    assert not unknown
+    assert all("visual" in name for name in missing)
+    return model
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: 
     [
         *("llama_llama3", "mistral_window", "qwen2", "qwen3", "qwen3_mixed", "ernie_biased"),
         *("gemma3", "gemma3_newer", "qwen3_yarn", "qwen3_moe", "ernie_moe"),
-        *("phi4_mini", "glm4_yarn", "glm4_moe", "gpt_oss", "gpt_oss_newer"),
+        *("phi4_mini", "glm4_yarn", "glm4_moe", "mixtral", "granite", "gpt_oss", "gpt_oss_newer"),
     ],
 )
 def test_decoding_in_a_mixed_batch_matches_the_float64_decoder(

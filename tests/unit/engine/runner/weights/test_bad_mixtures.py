@@ -54,6 +54,8 @@ def test_counts_and_sizes_that_cannot_be(tmp_path: Path, name: str, key: str, va
     [
         (QWEN3, "num_local_experts", True, "is True: wanted a whole number"),
         (QWEN3, "num_local_experts", 2, "is 3: wanted at most num_local_experts, 2"),
+        ("mixtral", "num_local_experts", 1, "is 2: wanted at most num_local_experts, 1"),
+        ("mixtral", "num_local_experts", 0, "is 0: wanted a whole number"),
         (QWEN3, "num_experts_per_tok", 9, "is 9: wanted at most num_experts, 8"),
         (ERNIE, "moe_k", 9, "is 9: wanted at most moe_num_experts, 8"),
         *(

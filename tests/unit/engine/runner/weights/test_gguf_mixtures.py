@@ -270,7 +270,7 @@ def test_values_that_cannot_be_are_refused_with_their_key(
 
 def test_experts_of_an_architecture_without_them_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_gguf(path, CONFIGS["llama"], {}, {"llama.expert_count": 8})
+    write_gguf(path, CONFIGS["qwen3"], {}, {"qwen3.expert_count": 8})
     (tmp_path / "made").mkdir()
     with pytest.raises(CheckpointError, match="wanted a dense model without experts"):
         make_gguf_folder(path, tmp_path / "made")

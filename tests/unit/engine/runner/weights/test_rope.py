@@ -256,7 +256,12 @@ def test_other_yarn_is_another_model_to_the_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CONFIGS if not any(kind in name for kind in ("yarn", "gpt", "phi4"))]
+    "name",
+    [
+        name
+        for name in CONFIGS
+        if not any(kind in name for kind in ("yarn", "gpt", "phi4", "ministral3"))
+    ],
 )
 def test_other_models_are_described_as_before(tmp_path: Path, name: str) -> None:
     """The description is hashed for the fingerprint: nodes of the release before still pair."""
@@ -266,7 +271,7 @@ def test_other_models_are_described_as_before(tmp_path: Path, name: str) -> None
     }  # fmt: skip
 
 
-KINDS = "wanted default, dynamic, linear, llama3, yarn or longrope"
+KINDS = "wanted default, dynamic, linear, llama3, mrope, yarn or longrope"
 HUGE = 10**400
 
 
@@ -300,7 +305,11 @@ HUGE = 10**400
         ({"rope_theta": 1.0}, ("rope_scaling.rope_theta is 1.0", "above 1")),
         ({"attn_factor": 1.2}, ("rope_scaling.attn_factor is 1.2", "wanted 1:")),
         ({"extrapolation_factor": 0.5}, ("rope_scaling.extrapolation_factor is 0.5", "wanted 1:")),
-        ({"llama_4_scaling_beta": 0.1}, ("rope_scaling.llama_4_scaling_beta is 0.1", "wanted 0:")),
+        ({"llama_4_scaling_beta": -0.1}, ("rope_scaling.llama_4_scaling_beta is -0.1", "above 0")),
+        ({"llama_4_scaling_beta": 0.1, "rope_type": "linear"},
+         ("rope_scaling.llama_4_scaling_beta is 0.1", "wanted 0: it is read with yarn alone")),
+        *(({"mrope_section": value}, ("rope_scaling.mrope_section", "three numbers of pairs, 8 to"))
+          for value in (None, 8, [8], [2, 3, 4], [0, 4, 4], [2.0, 3, 3], [2, 2, 2, 2])),
         ({"partial_rotary_factor": 0.5},
          ("rope_scaling.partial_rotary_factor is 0.5", "wanted 1:")),
         ({"rope_type": "deepseek_yarn"}, ("rope_scaling.rope_type is 'deepseek_yarn'", KINDS)),

@@ -19,6 +19,7 @@ from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
     prompt_of,
+    usual_name,
     weights_of,
     write_safetensors,
 )
@@ -93,10 +94,27 @@ def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("K27")
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "ernie_moe", "mixtral"])
 def test_experts_in_the_newer_form_of_transformers(tmp_path: Path, name: str) -> None:
-    values = weights_of(CONFIGS[name])
+    values = {usual_name(stored): one for stored, one in weights_of(CONFIGS[name]).items()}
     _check_values(_write(tmp_path / "made", CONFIGS[name], in_newer_form(values)), values)
+
+
+@pytest.mark.parametrize("inner", [32, 64])  # each makes another tensor square
+@pytest.mark.parametrize("is_first", [True, False])
+def test_experts_of_models_with_images(tmp_path: Path, inner: int, is_first: bool) -> None:
+    """On hubs inputs come first; transformers 5 writes them behind outputs."""
+    text = CONFIGS["qwen3_moe"] | {"moe_intermediate_size": inner}
+    values = weights_of(text)
+    tensors = {}
+    for name, one in in_newer_form(values).items():
+        stored = one.swapaxes(1, 2) if is_first and ".experts." in name else one
+        inside = (
+            name.replace("model.", "model.language_model.", 1) if "lm_head" not in name else name
+        )
+        tensors[inside] = np.ascontiguousarray(stored)
+    section = text | {"model_type": "qwen3_vl_moe_text"}
+    _check_values(_write(tmp_path / "made", {"text_config": section}, tensors), values)
 
 
 @pytest.mark.parametrize("backend", ["numba", "paddle"])

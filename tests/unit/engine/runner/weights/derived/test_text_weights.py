@@ -37,6 +37,17 @@ OUTER: dict[str, dict[str, Any]] = {
         "model_type": "mistral3",
         "vision_config": {"hidden_size": 4},
     },
+    "ministral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "vision_config": {"hidden_size": 4},
+    },
+    "qwen3_vl": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": False,
+        "vision_config": {"hidden_size": 4},
+    },
 }
 
 
@@ -98,6 +109,30 @@ def test_what_gemma_leaves_out_is_that_of_its_first_model(tmp_path: Path) -> Non
     assert (spec.rope.kind, spec.rope.factor) == ("linear", 8.0)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_whole_model_says_whether_embeddings_are_tied(tmp_path: Path, is_tied: bool) -> None:
+    text = CONFIGS["qwen3_vl"] | {"tie_word_embeddings": not is_tied}
+    outer = OUTER["qwen3_vl"] | {"tie_word_embeddings": is_tied, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    assert read_decoder_spec(tmp_path).has_tied_embeddings == is_tied
+
+
+def test_what_qwen_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
+    found = {}
+    for kind in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
+        text = sizes | {"model_type": f"{kind}_text"}
+        (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+        found[kind] = read_decoder_spec(tmp_path)
+    assert [spec.rope.theta for spec in found.values()] == [1e6, 5e5, 5e5]
+    assert [spec.rms_epsilon for spec in found.values()] == [1e-5, 1e-6, 1e-6]
+    assert [spec.num_heads for spec in found.values()] == [64, 32, 16]
+    assert [spec.max_position for spec in found.values()] == [32768, 128000, 128000]
+    experts = found["qwen3_vl_moe"].experts
+    assert experts is not None
+    assert (experts.num_experts, experts.num_chosen, experts.is_normalised) == (60, 4, True)
+
+
 def test_a_text_model_that_is_quantised(tmp_path: Path) -> None:
     config = CONFIGS["mistral_window"] | {"hidden_size": 128, "intermediate_size": 256}
     values = pack_folder(tmp_path, config, weights_of(config), PACKERS["awq"])
@@ -125,7 +160,7 @@ def test_a_text_model_that_is_quantised(tmp_path: Path) -> None:
 def test_other_text_models_and_missing_tensors_are_named(tmp_path: Path) -> None:
     folder = _write(tmp_path, "gemma3", _newer)
     config = json.loads((folder / "config.json").read_text())
-    other = config | {"text_config": config["text_config"] | {"model_type": "qwen2_5_vl_text"}}
+    other = config | {"text_config": config["text_config"] | {"model_type": "qwen2_vl_text"}}
     (folder / "config.json").write_text(json.dumps(other))
     with pytest.raises(CheckpointError, match=r"architectures is \['Gemma3ForConditional"):
         read_decoder_spec(folder)
