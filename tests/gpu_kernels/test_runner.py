@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_cpu(folder: Path) -> None:
     assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06
 
 
-@pytest.mark.parametrize("name", ["smollm3", "glm", "phi4_mini"])
+@pytest.mark.parametrize("name", ["smollm3", "glm4", "phi4_mini", "granite"])
 def test_layers_and_heads_without_rotation_are_those_of_the_cpu(tmp_path: Path, name: str) -> None:
     """Whole layers, and a part of each head; factors that multiply rotated dimensions alone."""
     folder = write_checkpoint(tmp_path, CONFIGS[name])

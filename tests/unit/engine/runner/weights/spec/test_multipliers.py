@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError, ConfigError
-from engine.runner.back_end import ModelFiles
-from engine.runner.gpu.back_end import GpuBackEnd
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.spec.model_spec import DecoderSpec, read_decoder_spec
 from tests.support.models.hub_formats import Fp8, Tensor, floats, packed_model, write_tensors
@@ -58,13 +56,6 @@ def test_the_final_norm_divides_logits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.read(name), wanted.read(name) / divisor, name)
     stored = found.grouped("model.norm.weight").rows.view(np.float32)[0]
     np.testing.assert_array_equal(stored, found.read("model.norm.weight"))
-
-
-def test_a_card_does_not_scale_embeddings(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, GRANITE)
-    spec = read_decoder_spec(folder)
-    files = ModelFiles(spec, Checkpoint(folder, spec), frozenset())
-    assert "embeddings are scaled" in GpuBackEnd().why_not(files)
 
 
 def test_the_context_of_ministral_ends_where_queries_begin_to_grow(tmp_path: Path) -> None:
