@@ -18,6 +18,7 @@ compiled_kernels  compiles the kernels before tests run
 examples          how many examples a test tries
 key_folders       folders of keys, and certificates that something is wrong with
 templates         processes that are forked for roles, of which a run has one of each kind
+tiny_kin          tiny configurations of kin of Llama and Qwen
 told_reports      what a process of a run tells the first one of its tests
 whole_files       which process of a run takes which files, and when it collects their tests
 """

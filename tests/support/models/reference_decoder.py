@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.models.tiny_checkpoints import usual_name
+from tests.support.tiny_kin import usual_name
 
 
 def _norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
@@ -131,6 +131,13 @@ def causal_attention(
     return attended
 
 
+def _divisor(config: Mapping[str, Any]) -> float:
+    """What the root of divides scores; 0: the size of a head."""
+    if "attention_multiplier" in config:
+        return float(config["attention_multiplier"]) ** -2
+    return float(config.get("query_pre_attn_scalar", 0))
+
+
 def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many positions a layer attends to; 0: to all."""
     if config["model_type"] == "mistral":
@@ -182,9 +189,7 @@ def _layer(
         turned = rotate(values[..., :rotated], frequencies, is_interleaved)
         values[..., :rotated] = _length(config) * turned
     share = config.get("residual_multiplier", 1.0)
-    divisor, sinks = config.get("query_pre_attn_scalar", 0), w.get(f"{prefix}self_attn.sinks")
-    if "attention_multiplier" in config:
-        divisor = config["attention_multiplier"] ** -2
+    divisor, sinks = _divisor(config), w.get(f"{prefix}self_attn.sinks")
     attended = causal_attention(q, k, v, window, divisor, sinks)
     attended = attended.swapaxes(0, 1).reshape(len(x), -1)
     if is_gemma:

@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.runner.weights.stored_formats import dequantise, quantise
 from tests.support.models.fused_experts import in_gpt_oss_form
+from tests.support.tiny_kin import newer_configs
 
 VOCAB_SIZE = 97
 _COMMON: dict[str, Any] = {
@@ -67,13 +68,6 @@ _ERNIE_MOE = _ERNIE | {
     "moe_layer_start_index": 1,
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
-}
-TINY_VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 64,
 }
 _YARN_OVER_64 = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4}
 _GLM4_MOE = _COMMON | {
@@ -168,69 +162,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
-    "ministral3": _LLAMA
-    | {
-        "architectures": ["Ministral3ForCausalLM"],
-        "model_type": "ministral3",
-        "head_dim": 32,
-        "tie_word_embeddings": True,
-        "sliding_window": None,
-        "max_position_embeddings": 2048,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_type": "yarn",
-            "rope_theta": 1000000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 128,
-            "max_position_embeddings": 2048,
-            "beta_fast": 8.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
     "mistral_window": _LLAMA
     | {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
         "rope_theta": 10000.0,
         "sliding_window": 37,
-    },
-    "granite": _LLAMA
-    | {
-        "architectures": ["GraniteForCausalLM"],
-        "model_type": "granite",
-        "tie_word_embeddings": True,
-        "embedding_multiplier": 0.15,
-        "attention_multiplier": 0.125,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 2.0,
-    },
-    "qwen2_5_vl": _COMMON
-    | {
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        "model_type": "qwen2_5_vl",
-        "rope_theta": 1000000.0,
-        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "sliding_window": 32,
-        "max_window_layers": 1,
-        "vision_config": TINY_VISION,
-    },
-    "qwen3_vl": _COMMON
-    | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3_vl_text",
-        "head_dim": 32,
-        "rope_theta": 5000000.0,
-        "rope_scaling": {
-            "rope_type": "default",
-            "mrope_section": [6, 5, 5],
-            "mrope_interleaved": True,
-        },
-        "tie_word_embeddings": False,
     },
     "qwen2": _COMMON
     | {
@@ -380,15 +317,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     },
-    "mixtral": _LLAMA
-    | {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "rope_theta": 1000000.0,
-        "sliding_window": None,
-    },
     "gpt_oss": _GPT_OSS
     | {
         "rope_theta": 150000.0,
@@ -413,9 +341,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "swiglu_limit": 0.75,
         "rms_norm_eps": 1e-6,
     },
+    **newer_configs(_COMMON, _LLAMA),
 }
-"""Layers of the last nine have experts; in all ERNIE's and GLM's and `qwen3_moe_mixed` the first
-has none."""
+"""Layers of the last eight here have experts; of ERNIE, GLM and `qwen3_moe_mixed` the first has
+none."""
 
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
@@ -662,19 +591,6 @@ def write_checkpoint(
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
-
-
-_OF_MIXTRAL = {
-    "block_sparse_moe": "mlp", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj.",
-}  # fmt: skip
-
-
-def usual_name(name: str) -> str:
-    """What other families call a tensor of Mixtral's experts."""
-    if ".block_sparse_moe." in name:
-        for stored, usual in _OF_MIXTRAL.items():
-            name = name.replace(stored, usual)
-    return name
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

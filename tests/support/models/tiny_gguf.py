@@ -23,11 +23,11 @@ from tests.support.models.packing import stored
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
     VOCAB_SIZE,
-    usual_name,
     weights_of,
     write_checkpoint,
     write_safetensors,
 )
+from tests.support.tiny_kin import usual_name
 
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "qwen3_yarn", "phi3", "phi4_mini", "ernie", "ernie_biased"),

@@ -24,10 +24,10 @@ from transformers import (
 
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
-    TINY_VISION,
     prompt_of,
     write_checkpoint,
 )
+from tests.support.tiny_kin import TINY_VISION
 
 LENGTHS = (1, 100)
 

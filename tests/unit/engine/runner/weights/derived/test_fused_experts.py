@@ -19,10 +19,10 @@ from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
     prompt_of,
-    usual_name,
     weights_of,
     write_safetensors,
 )
+from tests.support.tiny_kin import usual_name
 
 GPT_OSS = CONFIGS["gpt_oss"]
 LEFT_ALONE = [

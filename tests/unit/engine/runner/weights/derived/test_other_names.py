@@ -15,11 +15,11 @@ from engine.runner.weights.spec.model_spec import read_decoder_spec
 from tests.support.models.hub_formats import Gptq, pack_folder
 from tests.support.models.tiny_checkpoints import (
     CONFIGS,
-    usual_name,
     weights_of,
     write_checkpoint,
     write_safetensors,
 )
+from tests.support.tiny_kin import usual_name
 
 PREFIX = "model.layers.1."
 NORMS = {
