@@ -58,27 +58,46 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Values that such a file leaves out where they are those of the family's first model."""
+_GPT_OSS = "GptOssForCausalLM"
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotary positions of gpt-oss where config.json has no section for them, as in transformers."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of `config` that describes a model of texts.
 
     Models with images, as Gemma 3 from 4B on and Mistral Small 3, have it in `text_config`. Keys
-    beside it, such as the end tokens, are kept where it has no value of its own. A configuration of
-    another kind is returned as it is.
+    beside it, such as the end tokens, are kept where it has no value of its own. gpt-oss has its
+    rotary positions also where none are stated. A configuration of another kind is returned as it
+    is.
     """
     section = config.get("text_config")
     flat = config.get("model_type")
     if section is None and isinstance(flat, str) and flat in _FLAT:
         section = {"model_type": _FLAT[flat]}
     kind = section.get("model_type") if isinstance(section, Mapping) else None
-    if not isinstance(section, Mapping) or kind not in TEXT_MODELS:
-        return config
+    if not isinstance(section, Mapping) or not isinstance(kind, str) or kind not in TEXT_MODELS:
+        return _with_rotary_positions(config)
     outer = {key: value for key, value in config.items() if key != "text_config"}
     inner = {key: value for key, value in section.items() if value is not None}
     if kind.startswith("qwen3_vl") and config.get(_TIED) is not None:
         inner[_TIED] = config[_TIED]  # the whole model's counts, as in transformers
     return {**_DEFAULTS.get(kind, {}), **outer, **inner, "architectures": [TEXT_MODELS[kind]]}
+
+
+def _with_rotary_positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = config.get("architectures")
+    is_gpt_oss = isinstance(names, list) and names[:1] == [_GPT_OSS]
+    if not is_gpt_oss or config.get("rope_parameters") or config.get("rope_scaling"):
+        return config
+    return {**config, "rope_parameters": _GPT_OSS_ROPE}
 
 
 def longest_context(config: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ import logging
 import mmap
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -33,8 +33,13 @@ from engine.runner.kernels.products.packed import (
     packed_bytes,
     packed_view,
 )
-from engine.runner.weights import rope, stored_formats
-from engine.runner.weights.derived import quantised_source, rotary_order
+from engine.runner.weights import gguf_weights, rope, stored_formats
+from engine.runner.weights.derived import (
+    fused_experts,
+    fused_weights,
+    quantised_source,
+    rotary_order,
+)
 from engine.runner.weights.schemes import float8_scheme, integer_formats, integer_schemes
 from engine.runner.weights.spec.decoder_tensors import EXPERT_GATE, SHARED_EXPERTS
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
@@ -44,8 +49,8 @@ from engine.runner.weights.tensor_source import TensorSource
 
 HEADER_BYTES = mmap.PAGESIZE
 _CODE = (
-    *(stored_formats, group_layout, packed, quantised_source, rotary_order, rope),
-    *(float8_scheme, integer_formats, integer_schemes),
+    *(stored_formats, group_layout, packed, quantised_source, rotary_order, rope, gguf_weights),
+    *(fused_experts, fused_weights, float8_scheme, integer_formats, integer_schemes),
 )
 """What decides the bytes of a packed weight. Its sources are a part of every file's name."""
 _FILE_NAME = "weights.packed"
@@ -70,9 +75,12 @@ class PackedPlan:
     is_fine: bool = False
     in_floats: bool = False
 
-    def tensors(self, source: TensorSource) -> list[GroupedTensor]:
-        """Return the stored rows in the order in which they are packed."""
-        return [source.grouped(name) for name in self.names]
+    def tensors(self, source: TensorSource) -> Iterator[GroupedTensor]:
+        """Return the stored rows in the order in which they are packed.
+
+        Each is read when it is due: all experts of a layer may be gigabytes.
+        """
+        return (source.grouped(name) for name in self.names)
 
     def formats_and_shapes(self, source: TensorSource) -> list[tuple[str, tuple[int, int]]]:
         """Return the format and (outputs, inputs) of each tensor, reading none."""
@@ -149,10 +157,9 @@ def pack_privately(
     """
     packed = {}
     for plan in plans:
-        tensors = plan.tensors(source)
-        described = [(tensor.format, tensor.shape) for tensor in tensors]
+        described = plan.formats_and_shapes(source)
         data = memory.zeros((packed_bytes(described),), np.dtype(np.uint8))
-        pack_into(tensors, data)
+        pack_into(plan.tensors(source), data)
         packed[plan.key] = plan.view(described, data, with_bytes=with_bytes)
     return packed
 

@@ -7,7 +7,7 @@ matrix's last panel are zeros. A matrix begins at a multiple of 64 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,8 +77,8 @@ def packed_bytes(formats_and_shapes: Sequence[FormatAndShape]) -> int:
     return sum(_matrix_bytes(*each) for each in formats_and_shapes)
 
 
-def pack_into(tensors: Sequence[GroupedTensor], out: Bytes) -> None:
-    """Write the matrices' panels to `out`, `packed_bytes` long."""
+def pack_into(tensors: Iterable[GroupedTensor], out: Bytes) -> None:
+    """Write the matrices' panels to `out`, `packed_bytes` long; each is taken when it is due."""
     start = 0
     for tensor in tensors:
         size = _matrix_bytes(tensor.format, tensor.shape)

@@ -34,15 +34,6 @@ from engine.runner.weights.spec.rope_spec import (
 from engine.runner.weights.spec.sliding_windows import read_windows
 
 _GEMMA_WINDOW_THETA = 10000.0
-_GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-"""The rotary positions of gpt-oss where config.json has no section for them, as in transformers."""
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -278,8 +269,6 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
-    if family.has_sinks and not (values.get("rope_parameters") or values.get("rope_scaling")):
-        values["rope_parameters"] = _GPT_OSS_ROPE
     _refuse_other_arithmetic(config, family)
     max_position = config.integer("max_position_embeddings")
     hidden_size = config.integer("hidden_size")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.files.model_config import longest_context
+from common.files.model_config import longest_context, text_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 OLDER = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}
@@ -57,3 +57,33 @@ def test_values_that_nodes_refuse_change_nothing(key: str, value: object) -> Non
 def test_a_section_that_is_none(section: object) -> None:
     for key in ("rope_scaling", "rope_parameters"):
         assert longest_context({"max_position_embeddings": 40960, key: section}) == 40960
+
+
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("change", "longest"),
+    [
+        ({}, 131072),
+        ({"rope_scaling": None}, 131072),
+        ({"rope_parameters": {}, "rope_scaling": {}}, 131072),
+        ({"rope_scaling": YARN | {"factor": 2.0}}, 65536),
+        ({"rope_parameters": {"rope_type": "default"}}, 4096),
+    ],
+)
+def test_gpt_oss_is_scaled_unless_its_file_says_otherwise(
+    change: dict[str, Any], longest: int
+) -> None:
+    assert longest_context(text_config(GPT_OSS | change)) == longest
+
+
+@pytest.mark.parametrize("value", [None, [], ["gemma3_text"], {}, 5, math.nan])
+def test_kinds_of_models_that_are_none(value: object) -> None:
+    for config in (
+        {"text_config": {"model_type": value}},
+        {"text_config": value},
+        {"architectures": value},
+        {"architectures": [value]},
+    ):
+        assert text_config(config) == config

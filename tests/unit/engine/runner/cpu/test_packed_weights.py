@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,12 @@ from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.derived import fused_experts, fused_weights
+from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.derived.quantised_source import QuantisedSource
 from engine.runner.weights.spec.model_spec import read_decoder_spec
 from engine.runner.weights.stored_formats import dequantise
+from engine.runner.weights.stored_tensor import GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
@@ -88,6 +92,37 @@ def test_another_order_of_heads_is_another_file(tmp_path: Path) -> None:
         source = Checkpoint(folder, read_decoder_spec(folder))
         packed.append(shared(source, tmp_path / "packed")["model.layers.0.qkv"].data.tobytes())
     assert packed[0] != packed[1]
+
+
+class Counted(DerivedWeights):
+    """The weights of a source, and the most of them that were in memory when one was read."""
+
+    def __init__(self, source: TensorSource) -> None:
+        super().__init__(source)
+        self._rows: list[weakref.ref[np.ndarray]] = []
+        self.most = 0
+
+    def grouped(self, name: str) -> GroupedTensor:
+        self.most = max(self.most, sum(rows() is not None for rows in self._rows))
+        found = super().grouped(name)
+        self._rows.append(weakref.ref(found.rows))
+        return found
+
+
+@pytest.mark.parametrize("source", ["ernie_moe"], indirect=True)
+def test_experts_are_read_one_at_a_time(source: TensorSource, tmp_path: Path) -> None:
+    """All experts of a layer would take gigabytes beside the file that they are packed into."""
+    of_file, of_memory = Counted(source), Counted(source)
+    shared(of_file, tmp_path / "packed")
+    plans = decoder_plans(read_decoder_spec(tmp_path / "model"))
+    pack_privately(of_memory, plans, WeightMemory(), with_bytes=False)
+    assert (of_file.most, of_memory.most) == (1, 1)
+
+
+@pytest.mark.parametrize("module", [fused_experts, fused_weights])
+def test_code_that_reads_weights_names_the_file(module: object) -> None:
+    """A file that was packed before such code was mended is made anew."""
+    assert module in packed_weights._CODE
 
 
 def test_it_is_packed_once(
