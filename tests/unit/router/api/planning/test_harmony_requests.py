@@ -158,6 +158,13 @@ async def test_functions_without_descriptions_are_told_too() -> None:
         ({"reasoning_effort": "minimal"}, "low"),
         ({"reasoning_effort": "xhigh"}, "high"),
         ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ({"chat_template_kwargs": {"reasoning_effort": None}}, "medium"),
+        ({"enable_thinking": False}, "low"),
+        ({"thinking": {"type": "disabled"}}, "low"),
+        ({"thinking_token_budget": 0}, "low"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "low"),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, "high"),
+        ({"enable_thinking": True}, "medium"),
     ],
 )
 async def test_it_is_told_an_effort_that_it_knows(fields: dict[str, Any], told: str) -> None:
@@ -168,6 +175,32 @@ async def test_an_effort_of_responses() -> None:
     body = {"input": "Hi", "reasoning": {"effort": "high"}}
     prompt, _ = await asked(body, "/v1/responses")
     assert "Reasoning: high<|end|>" in prompt
+
+
+async def test_a_turn_that_said_nothing_ends_no_thinking() -> None:
+    """Agents send back what was thought before an answer that was cut off.
+
+    Behind a text of `final` the published template leaves out what was thought before the calls.
+    """
+    called = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call(1, "now", "{}")]}
+    silent = {"role": "assistant", "reasoning_content": "So", "content": None}
+    prompt = await prompt_of(ASKED, called, result(1, "14:05"), silent)
+    assert prompt.endswith(f'"14:05"<|end|>{START}')
+    assert "final" not in prompt
+    assert (await prompt_of(silent)).endswith(f"final<|message|><|end|>{START}")
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 2])
+@pytest.mark.parametrize("thought", [None, "Hm."])
+async def test_a_continued_message_ends_with_its_text(num_calls: int, thought: str | None) -> None:
+    begun = {"role": "assistant", "content": "I l", "reasoning_content": thought}
+    begun["tool_calls"] = [call(number, "now", "{}") for number in range(num_calls)]
+    open_end = {"continue_final_message": True, "add_generation_prompt": False}
+    prompt = await prompt_of(ASKED, begun, **open_end)
+    assert prompt.endswith(f"{START}<|channel|>final<|message|>I l")
+    empty = {"role": "assistant", "content": ""}
+    prompt = await prompt_of(ASKED, empty, **open_end)
+    assert prompt.endswith(f"{START}<|channel|>final<|message|>")
 
 
 async def test_a_result_without_a_call_is_refused() -> None:
