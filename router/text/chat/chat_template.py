@@ -23,7 +23,7 @@ from router.text.chat.efforts import Efforts, efforts_by
 from router.text.chat.system_messages import treatment_by
 from router.text.chat.turn_taking import turns_by
 from router.tools.earlier_calls import CallsForm, form_by, in_form
-from router.tools.harmony.history import EFFORTS, described, history
+from router.tools.harmony.history import EFFORTS, NO_THINKING, described, history
 from router.tools.harmony.tags import writes_harmony
 from router.tools.thinking import THINK, tags_in
 
@@ -124,7 +124,7 @@ class ChatTemplate:
             return self._rendered([_ASKED], ChatOptions(variables=variables), True)
 
         self._is_harmony = writes_harmony(source)
-        self._efforts = Efforts(EFFORTS) if self._is_harmony else efforts_by(told)
+        self._efforts = Efforts(EFFORTS, NO_THINKING) if self._is_harmony else efforts_by(told)
         self._system = treatment_by(render)
         self._turns = turns_by(render)
         self._calls_form = form_by(render)
@@ -147,7 +147,7 @@ class ChatTemplate:
         messages = self._system.fitted(messages, keeps_all=keeps_all)
         messages = self._turns.fitted(messages)
         if self._is_harmony:
-            messages = history(messages)
+            messages = history(messages, is_continued=options.continues_final_message)
             options = replace(options, tools=described(options.tools))
         messages = in_form(messages, self._calls_form or CallsForm())
         if not options.continues_final_message:

@@ -25,22 +25,33 @@ _THINKING: Variables = {"enable_thinking": True, "thinking": True}
 
 @dataclass(frozen=True, slots=True)
 class Efforts:
-    """By effort that a template refuses, the one that it gets instead; None: it gets no effort."""
+    """By effort that a template refuses, the one that it gets instead; None: it gets no effort.
+
+    `without_thinking` is the effort by which alone a template is told not to think.
+    """
 
     instead: Mapping[str, str | None]
+    without_thinking: str | None = None
 
     def fitted(self, variables: Variables) -> Variables:
         """Return variables with an effort that the template takes.
 
         An effort that it refuses is the next higher one that it takes, else the highest. Without
-        thinking it is the template's own word for that, if it has one.
+        thinking it is the template's own word for that, if it has one. Null is no effort.
         """
         effort = variables.get(_VARIABLE)
-        if not isinstance(effort, str) or effort not in self.instead:
-            return variables
-        told = self.instead[effort]
         others = {name: value for name, value in variables.items() if name != _VARIABLE}
+        if effort is None:
+            told = self.without_thinking if _is_off(variables) else None
+        elif isinstance(effort, str) and effort in self.instead:
+            told = self.instead[effort]
+        else:
+            return variables
         return others if told is None else {**others, _VARIABLE: told}
+
+
+def _is_off(variables: Variables) -> bool:
+    return any(variables.get(name) is False for name in _THINKING)
 
 
 def efforts_by(render: Callable[[Variables], str]) -> Efforts:

@@ -14,21 +14,26 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
+NO_THINKING = "low"
+"""What the models are told that are not to think: they always do."""
 EFFORTS = {
-    "none": "low",
+    "none": NO_THINKING,
     "minimal": "low",
     "xhigh": "high",
     "max": "high",
     "ultra": "high",
 }
-"""What the models are told in place of efforts that they do not know: they always think."""
+"""What the models are told in place of efforts that they do not know."""
 
 
-def history(messages: Sequence[Message]) -> list[Message]:
+def history(messages: Sequence[Message], *, is_continued: bool = False) -> list[Message]:
     """Return messages in which each call is one message, followed by its result.
 
-    Results come after their calls, in the order of these.
+    Results come after their calls, in the order of these. Answers without text and calls are left
+    out: an empty text of `final` would end the thinking before it. With `is_continued` the last
+    message is a text that goes on, whose calls are left out.
     """
+    messages = _said(messages, is_continued) or messages
     made: list[Message] = []
     at = 0
     while at < len(messages):
@@ -39,6 +44,19 @@ def history(messages: Sequence[Message]) -> list[Message]:
             at += 1
         made += _turn(message, messages[first_result:at])
     return made
+
+
+def _said(messages: Sequence[Message], is_continued: bool) -> list[Message]:
+    """Return what was said or called, and the text that goes on."""
+    whole = messages[:-1] if is_continued else messages
+    said = [
+        one
+        for one in whole
+        if one["role"] != "assistant" or one.get("tool_calls") or one["content"]
+    ]
+    if is_continued:
+        said.append({name: one for name, one in messages[-1].items() if name != "tool_calls"})
+    return said
 
 
 def _turn(message: Message, results: Sequence[Message]) -> Iterator[Message]:

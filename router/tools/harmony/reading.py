@@ -24,12 +24,14 @@ class HarmonyParser:
         self._behind_call = LeadingSpace()
         self._has_text_behind = False
         self.num_calls = 0
-        self._is_open = False
+        self._is_open = self._is_cut_short = False
+        """Whether the arguments of the last call, and those of one before it, are not whole."""
 
     @property
     def ends_in_calls(self) -> bool:
         """Whether what was pushed holds calls, and none that has begun and is not whole."""
-        return self.num_calls > 0 and not self._is_open and not self._cut.is_before_call
+        is_begun = self._is_open or self._is_cut_short or self._cut.is_before_call
+        return self.num_calls > 0 and not is_begun
 
     @property
     def is_in_arguments(self) -> bool:
@@ -64,6 +66,7 @@ class HarmonyParser:
             yield CallStart(self.num_calls, piece.function)
             self.num_calls += 1
             self._arguments, self._behind_call = JsonArguments(), LeadingSpace()
+            self._is_cut_short |= self._is_open
             self._is_open, self._has_text_behind = bool(piece.text), False
         if not piece.text:
             yield CallArguments(self.num_calls - 1, "{}")

@@ -15,7 +15,8 @@ from router.tools.harmony.tags import MARKS
 from tests.support.http.edge_model import MODEL_NAME, write_model_folder
 
 HARMONY_TEMPLATE = """\
-{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
+{%- set effort = reasoning_effort if reasoning_effort is defined else 'medium' %}
+{{- '<|start|>system<|message|>Reasoning: ' + effort + '<|end|>' }}
 {%- set told = messages[0].content if messages[0].role in ('system', 'developer') else '' %}
 {%- if told or tools %}{{- '<|start|>developer<|message|>' + told }}
 {%- for tool in tools or [] %}

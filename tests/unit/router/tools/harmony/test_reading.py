@@ -71,6 +71,11 @@ SAMPLES: dict[str, tuple[str, Read]] = {
         '<|channel|>commentary to=functions.now<|message|>{"a": ',
         ("", "", [("now", '{"a": ')], False),
     ),
+    "a call that is not whole before one that is": (
+        '<|channel|>commentary to=functions.now<|message|>{"a": <|end|><|start|>assistant'
+        "<|channel|>commentary to=functions.now<|message|>{}<|call|>",
+        ("", "", [("now", '{"a": '), ("now", "{}")], False),
+    ),
     "a remark, two calls, and a text behind": (
         f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{COMMENTARY}<|call|>"
         "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
