@@ -70,7 +70,12 @@ def make_gguf_folder(gguf_path: Path, folder: Path) -> None:
     _write_json(folder / "config.json", config)
     if gguf_path.parent != folder:
         _link(gguf_path, folder)
-    Checkpoint(folder, read_decoder_spec(folder))  # a tensor that is missing is reported here
+    try:
+        spec = read_decoder_spec(folder)
+    except CheckpointError as error:
+        reason = str(error).removeprefix(f"{folder / 'config.json'}: ")
+        raise CheckpointError(f"{gguf_path}: as config.json: {reason}") from None
+    Checkpoint(folder, spec)  # a tensor that is missing is reported here
     _write_json(folder / "generation_config.json", {**special_ids, **_stops(gguf, special_ids)})
     _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf, longest_context(config)))
     build_tokenizer(gguf).save(str(folder / "tokenizer.json"))

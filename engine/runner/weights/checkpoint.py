@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from common.errors import CheckpointError
 from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.derived.divided_logits import DividedLogits
@@ -31,13 +33,19 @@ from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
 from engine.runner.weights.spec.config_values import read_json_object
-from engine.runner.weights.spec.decoder_tensors import expected_shapes
+from engine.runner.weights.spec.decoder_tensors import (
+    CHOICE_BIAS,
+    EXPERT_GATE,
+    expected_shapes,
+)
 from engine.runner.weights.spec.expert_mixture import ExpertMixture
 from engine.runner.weights.spec.model_spec import DecoderSpec
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
 _EXPERTS = ".mlp.experts."
+_CHOOSING = (f".{CHOICE_BIAS}", f".{EXPERT_GATE}.bias")
+"""The ends of names of what is added to the scores of experts."""
 
 
 class Checkpoint(DerivedWeights):
@@ -75,7 +83,7 @@ class Checkpoint(DerivedWeights):
             self._refuse_other_experts(folder, spec.experts)
         for name, shape in shapes.items():
             self._source.check(folder, name, shape)
-        self._check_norms(link.resolve() if link.exists() else folder, shapes)
+        self._check_few_numbers(link.resolve() if link.exists() else folder, shapes)
         if spec.has_norm_offsets and not is_gguf:  # tools add the ones when they write GGUF
             source = NormOffsets(source)
         if spec.logits_divisor != 1.0:
@@ -102,17 +110,25 @@ class Checkpoint(DerivedWeights):
                     f"{folder}: tensor {name} is a bias of an expert: wanted experts without biases"
                 )
 
-    def _check_norms(self, where: Path, names: Iterable[str]) -> None:
-        """Raise `CheckpointError` for a norm that holds zeros alone.
+    def _check_few_numbers(self, where: Path, names: Iterable[str]) -> None:
+        """Raise `CheckpointError` for a norm of zeros alone, and for one that is not finite.
 
         A copy that reserves its space first has the size of the whole file, and zeros where it has
-        not come yet. Norms are short, lie in every part of a file, and are never zero.
+        not come yet. Norms are short, lie in every part of a file, and are never zero. What chooses
+        experts is short too, and a number that is none would choose any of them.
         """
         for name in names:
-            if name.endswith(NORM) and not self._source.read(name).any():
+            if not name.endswith((NORM, *_CHOOSING)):
+                continue
+            values = self._source.read(name)
+            if name.endswith(NORM) and not values.any():
                 raise CheckpointError(
                     f"{where}: tensor {name} holds zeros alone: its file is still being copied, or "
                     "was not copied wholly"
+                )
+            if not np.isfinite(values).all():
+                raise CheckpointError(
+                    f"{where}: tensor {name} has a number that is not finite: wanted finite ones"
                 )
 
 

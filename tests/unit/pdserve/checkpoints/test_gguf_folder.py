@@ -96,6 +96,17 @@ def test_what_is_wrong_is_said_of_the_file_that_was_named(
     assert str(raised.value).startswith(f"{path}: tensor blk.0.ffn_up.weight is missing")
 
 
+def test_a_value_that_config_json_may_not_have_is_said_of_the_file(
+    write_gguf: WriteGguf, tmp_path: Path
+) -> None:
+    """The folder is in the cache, and was made for this file alone."""
+    gguf_path = write_gguf(metadata={"llama.attention.layer_norm_rms_epsilon": 0.0})
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError) as raised:
+        make_gguf_folder(gguf_path, tmp_path / "folder")
+    assert str(raised.value).startswith(f"{gguf_path}: as config.json: rms_norm_eps is 0.0: wanted")
+
+
 def test_config_says_what_the_file_says(write_gguf: WriteGguf, tmp_path: Path) -> None:
     folder = converted(write_gguf(), tmp_path / "hf")
     assert read_json(folder / "config.json") == {

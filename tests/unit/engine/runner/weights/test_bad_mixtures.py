@@ -167,3 +167,23 @@ def test_experts_have_the_numbers_of_their_names(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, read_decoder_spec(tmp_path))
     for name, wanted in tensors.items():
         np.testing.assert_array_equal(checkpoint.read(name), wanted, name)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        (ERNIE, BIAS),
+        (GLM, "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("gpt_oss", "model.layers.1.mlp.router.bias"),
+        (GLM, "model.layers.1.input_layernorm.weight"),
+    ],
+)
+def test_what_chooses_experts_has_to_be_finite(
+    tmp_path: Path, name: str, tensor: str, number: float
+) -> None:
+    """Answers would be finite, and of any experts."""
+    weights = weights_of(CONFIGS[name])
+    weights[tensor.replace(".router.", ".gate.")][..., 0] = number
+    write_checkpoint(tmp_path, CONFIGS[name], extra=weights)
+    _refused(tmp_path, r"model\.layers\.1\..* has a number that is not finite: wanted finite ones")
