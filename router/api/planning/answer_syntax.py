@@ -39,18 +39,17 @@ def answer_rules(
     asked: Grammar | None,
     name: Callable[[str], str],
     *,
-    budget_in: Callable[[str], tuple[int, ...]] | None = None,
+    has_budget: bool = False,
 ) -> AnswerRules:
     """Return how the answer behind `prompt` is read, and its grammar.
 
     `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
     model that thinks, of what follows its thinking. `name` is what the client calls a field.
-    With `budget_in`, which returns the tokens of a text, thinking ends after a number of them.
-    Raises `InvalidRequest` for tools in a format that the server does not know, or whose calls
-    cannot be told from an answer of `asked`.
+    `has_budget`: thinking ends after a number of tokens. Raises `InvalidRequest` for tools in a
+    format that the server does not know, or whose calls cannot be told from an answer of `asked`.
     """
     if chat.is_harmony:
-        return _rules_of_harmony(chat, prompt, asked_chat, asked, name, budget_in)
+        return _rules_of_harmony(chat, prompt, asked_chat, asked, name, has_budget=has_budget)
     options, use = asked_chat.options, asked_chat.tools
     tags = chat.thinking_tags
     thinking = ThinkingFormat.NONE
@@ -113,7 +112,8 @@ def _rules_of_harmony(
     asked_chat: AskedChat,
     asked: Grammar | None,
     name: Callable[[str], str],
-    budget_in: Callable[[str], tuple[int, ...]] | None,
+    *,
+    has_budget: bool,
 ) -> AnswerRules:
     """Return how an answer is read that is messages to channels, and its grammar.
 
@@ -127,14 +127,14 @@ def _rules_of_harmony(
         is_named=use is not None and use.is_named,
         place=place,
     )
-    spelt = budget_in if chat.tells_thinking and place is not Place.TEXT else None
+    has_budget = has_budget and chat.tells_thinking and place is not Place.TEXT
     told = None if asked is None else replace(asked, source=name(asked.source))
     schemas = () if use is None else _schemas(chat, chat.call_format(), use, name)
     parts = GrammarParts(told, schemas) if told or schemas else NO_PARTS
-    if use is None and told is None and spelt is None:
+    if use is None and told is None and not has_budget:
         return AnswerRules(syntax)
     rule = "" if told is None else as_lark(told, _TEXT)
-    text = answers(place, use, rule, spelt=spelt)
+    text = answers(place, use, rule, has_one_thought=has_budget)
     if use is not None:
         return AnswerRules(syntax, _of_tools(text, use, name), parts)
     source = told.source if told else "thinking_token_budget"
