@@ -55,7 +55,7 @@ _HEADER = (7, ANALYSIS_ID, 8)
 def in_harmony() -> SamplingParams:
     """Thinking in a message of its own, which the model would not end, under a grammar."""
     asked = as_lark(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": ["yes", "no"]})), "asked")
-    text = answers(Place.HEADER, None, asked, has_one_thought=True)
+    text = answers(Place.HEADER, None, asked, spelt=lambda _: _HEADER)
     for tag, token_id in _TAG_IDS.items():
         text = text.replace(tag, f"<[{token_id}]>")
     budget = ThinkingBudget(num_tokens=9, end_token_id=END_ID, begin_token_ids=_HEADER)

@@ -39,17 +39,18 @@ def answer_rules(
     asked: Grammar | None,
     name: Callable[[str], str],
     *,
-    has_budget: bool = False,
+    budget_in: Callable[[str], tuple[int, ...]] | None = None,
 ) -> AnswerRules:
     """Return how the answer behind `prompt` is read, and its grammar.
 
     `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
     model that thinks, of what follows its thinking. `name` is what the client calls a field.
-    `has_budget`: thinking ends after a number of tokens. Raises `InvalidRequest` for tools in a
-    format that the server does not know, or whose calls cannot be told from an answer of `asked`.
+    With `budget_in`, which returns the tokens of a text, thinking ends after a number of them.
+    Raises `InvalidRequest` for tools in a format that the server does not know, or whose calls
+    cannot be told from an answer of `asked`.
     """
     if chat.is_harmony:
-        return _rules_of_harmony(chat, prompt, asked_chat, asked, name, has_budget=has_budget)
+        return _rules_of_harmony(chat, prompt, asked_chat, asked, name, budget_in)
     options, use = asked_chat.options, asked_chat.tools
     tags = chat.thinking_tags
     thinking = ThinkingFormat.NONE
@@ -112,8 +113,7 @@ def _rules_of_harmony(
     asked_chat: AskedChat,
     asked: Grammar | None,
     name: Callable[[str], str],
-    *,
-    has_budget: bool,
+    budget_in: Callable[[str], tuple[int, ...]] | None,
 ) -> AnswerRules:
     """Return how an answer is read that is messages to channels, and its grammar.
 
@@ -127,14 +127,14 @@ def _rules_of_harmony(
         is_named=use is not None and use.is_named,
         place=place,
     )
-    has_budget = has_budget and chat.tells_thinking and place is not Place.TEXT
+    spelt = budget_in if chat.tells_thinking and place is not Place.TEXT else None
     told = None if asked is None else replace(asked, source=name(asked.source))
     schemas = () if use is None else _schemas(chat, chat.call_format(), use, name)
     parts = GrammarParts(told, schemas) if told or schemas else NO_PARTS
-    if use is None and told is None and not has_budget:
+    if use is None and told is None and spelt is None:
         return AnswerRules(syntax)
     rule = "" if told is None else as_lark(told, _TEXT)
-    text = answers(place, use, rule, has_one_thought=has_budget)
+    text = answers(place, use, rule, spelt=spelt)
     if use is not None:
         return AnswerRules(syntax, _of_tools(text, use, name), parts)
     source = told.source if told else "thinking_token_budget"

@@ -200,7 +200,8 @@ class Planner:
         text = self._model.render_chat(chat.messages, chat.options)
         name = str if asked.places is None else asked.places.of
         has_budget = asked.sampling.thinking_budget is not None
-        answer = answer_rules(self._model.chat, text, chat, grammar, name, has_budget=has_budget)
+        budget_in = self._model.spelt if has_budget else None
+        answer = answer_rules(self._model.chat, text, chat, grammar, name, budget_in=budget_in)
         return [self._prompts.of_chat(text, most)], answer
 
 

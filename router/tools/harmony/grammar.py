@@ -9,7 +9,7 @@ channel or behind it. An answer ends with its calls, or with the text of `final`
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from grammars.texts import json_rule
 from router.tools.definitions import Tool, ToolUse
@@ -34,30 +34,40 @@ _FREE = "TEXT?"
 _RULES = [
     r"TEXT: /(.|\n)+/",
     f"next: {END_TAG} {_ROLE}",
-    f'thought: {CHANNEL_TAG} "{ANALYSIS}" {MESSAGE_TAG} {_FREE} next',
+    f"thought: {CHANNEL_TAG} analysis {MESSAGE_TAG} {_FREE} next",
     f'remark: {CHANNEL_TAG} "{COMMENTARY}" {MESSAGE_TAG} {_FREE} next',
 ]
 _TYPED_TEXT = f'(" "? {CONSTRAIN_TAG} /[A-Za-z]{{1,16}}/)?'
 """The type of a text, which models write where they are asked for JSON."""
 _CALL_RULES = [
-    f'called_on: {CHANNEL_TAG} ("{COMMENTARY}" | "{ANALYSIS}")',
+    f'called_on: {CHANNEL_TAG} ("{COMMENTARY}" | analysis)',
     f'typed: (" json" | " code" | " "? {CONSTRAIN_TAG} "json")? {MESSAGE_TAG}',
 ]
 
 
 def answers(
-    place: Place, use: ToolUse | None, text_rule: str = "", *, has_one_thought: bool = False
+    place: Place,
+    use: ToolUse | None,
+    text_rule: str = "",
+    *,
+    spelt: Callable[[str], Sequence[int]] | None = None,
 ) -> str:
     """Return the grammar of the answers that begin at `place`.
 
     With a `text_rule`, which defines the rule `asked`, the text on `final` is of that rule. With
-    `has_one_thought` the model thinks in one message at most, and at once.
+    `spelt`, which returns the tokens of a text, the model thinks in one message at most, and at
+    once, and its header has these tokens: a budget begins behind them, and the same words could be
+    spelled with others.
     """
     text = "asked" if text_rule else _FREE
     start = _start(place, use, text)
+    analysis, role = f'"{ANALYSIS}"', f'"{ROLE}"'
+    if spelt:
+        analysis = _tokens_of(ANALYSIS, CHANNEL_TAG, spelt)
+        role = _tokens_of(ROLE, START_TAG, spelt)
     typed = _TYPED_TEXT if text_rule else ""
     final = f'final: {CHANNEL_TAG} "{FINAL}" {typed} {MESSAGE_TAG} {text}'
-    rules = [f"start: {start}", *_RULES, final]
+    rules = [f"start: {start}", f"role: {role}", f"analysis: {analysis}", *_RULES, final]
     if text_rule:
         rules.append(text_rule)
     must_call = use is not None and use.must_call
@@ -67,7 +77,7 @@ def answers(
         rules += [*_CALL_RULES, *_rules_of_calls(use)]
     rules.append(f"end: {' | '.join(ends)}")
     remarks = "" if must_call or text_rule else "remark*"
-    if has_one_thought:
+    if spelt:
         rules += ["answer: thought? later", f"later: {remarks} end"]
     else:
         rules += [
@@ -77,10 +87,16 @@ def answers(
     return "\n".join(rules) + "\n"
 
 
+def _tokens_of(word: str, tag: str, spelt: Callable[[str], Sequence[int]]) -> str:
+    """Return the tokens of a word behind a tag."""
+    _, *token_ids, _ = spelt(f"{tag}{word}{MESSAGE_TAG}")
+    return " ".join(f"<[{token_id}]>" for token_id in token_ids)
+
+
 def _start(place: Place, use: ToolUse | None, text: str) -> str:
     match place:
         case Place.BETWEEN:
-            return f"{_ROLE} answer"
+            return f"{START_TAG} role answer"
         case Place.THOUGHT:
             return f"{_FREE} next later"
         case Place.TEXT:

@@ -193,7 +193,7 @@ async def test_a_turn_that_said_nothing_ends_no_thinking() -> None:
 @pytest.mark.parametrize("num_calls", [0, 1, 2])
 @pytest.mark.parametrize("thought", [None, "Hm."])
 async def test_a_continued_message_ends_with_its_text(num_calls: int, thought: str | None) -> None:
-    begun = {"role": "assistant", "content": "I l", "reasoning_content": thought}
+    begun: dict[str, Any] = {"role": "assistant", "content": "I l", "reasoning_content": thought}
     begun["tool_calls"] = [call(number, "now", "{}") for number in range(num_calls)]
     open_end = {"continue_final_message": True, "add_generation_prompt": False}
     prompt = await prompt_of(ASKED, begun, **open_end)
@@ -206,6 +206,17 @@ async def test_a_continued_message_ends_with_its_text(num_calls: int, thought: s
 async def test_a_result_without_a_call_is_refused() -> None:
     error = await asked(BODY | {"messages": [ASKED, result(1, "sunny")]}, status=400)
     assert "No call is before it." in error["message"]
+
+
+def matcher_of(sampling: SamplingParams, model: TextModel) -> Any:
+    from llguidance import LLMatcher, LLTokenizer, grammar_from
+
+    assert sampling.grammar is not None
+    text, ends = model.tokenizer.to_str(), sorted(model.eos_token_ids)
+    tokenizer = LLTokenizer(text, n_vocab=model.vocab_size, eos_token=ends)
+    matcher = LLMatcher(tokenizer, grammar_from("lark", sampling.grammar.text))
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
 
 
 # --- what it must write ---------------------------------------------------------------------------
@@ -246,16 +257,10 @@ async def test_a_chat_has_no_grammar_of_its_own() -> None:
     ],
 )
 async def test_its_answers_follow_a_grammar(fields: dict[str, Any], right: str, wrong: str) -> None:
-    from llguidance import LLMatcher, LLTokenizer, grammar_from
-
     model = harmony_model()
-    grammar = (await sampling_of(**fields)).grammar
-    assert grammar is not None
-    text, ends = model.tokenizer.to_str(), sorted(model.eos_token_ids)
-    tokenizer = LLTokenizer(text, n_vocab=model.vocab_size, eos_token=ends)
+    sampling = await sampling_of(**fields)
     for said, is_right in ((right, True), (wrong, False)):
-        matcher = LLMatcher(tokenizer, grammar_from("lark", grammar.text))
-        assert not matcher.is_error(), matcher.get_error()
+        matcher = matcher_of(sampling, model)
         token_ids = list(model.spelt(said))
         is_taken = matcher.try_consume_tokens(token_ids) == len(token_ids)
         assert (is_taken and matcher.is_accepting()) is is_right, said
@@ -271,6 +276,20 @@ async def test_a_budget_ends_the_message_that_is_thought() -> None:
     assert sampling.grammar is not None
     assert "answer: thought? later" in sampling.grammar.text
     assert (await sampling_of(tools=[NOW], thinking_token_budget=20)).rules.thinking == wanted
+
+
+async def test_no_other_tokens_spell_the_header_behind_which_a_budget_begins() -> None:
+    """A model may spell a word with other tokens than its tokenizer: they would not be counted."""
+    model = harmony_model()
+    channel, *word, message = model.spelt("<|channel|>analysis<|message|>")
+    letters = [one for letter in "analysis" for one in model.spelt(letter)]
+    assert letters != word
+    for fields in ({}, {"tools": [NOW]}):
+        matcher = matcher_of(await sampling_of(thinking_token_budget=20, **fields), model)
+        spelled = [channel, *letters, message]
+        assert matcher.try_consume_tokens(spelled) < len(spelled)
+        matcher = matcher_of(await sampling_of(thinking_token_budget=20, **fields), model)
+        assert matcher.try_consume_tokens([channel, *word, message]) == len(word) + 2
 
 
 async def test_an_answer_that_has_begun_does_not_think() -> None:

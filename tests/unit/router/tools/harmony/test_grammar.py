@@ -35,6 +35,10 @@ def judge() -> Judge:
     return Judge(tuple(tag for tag in MARKS if tag != "<|end|>"), ends="<|call|>")
 
 
+def spelt(text: str) -> list[int]:
+    return list(judge().tokenizer.encode(text).ids)
+
+
 def check(grammar: str, *, right: tuple[str, ...], wrong: tuple[str, ...]) -> None:
     for text in right:
         assert judge().accepts(grammar, text), text
@@ -97,9 +101,16 @@ def test_with_a_budget_the_model_thinks_once() -> None:
     empty = "<|channel|>analysis<|message|><|end|><|start|>assistant"
     texts = (f"{TEXT}x", f"{THOUGHT}{TEXT}x", f"{empty}{TEXT}", f"{THOUGHT}{REMARK}{TEXT}x")
     wrong = (f"{THOUGHT}{THOUGHT}{TEXT}x", f"{REMARK}{THOUGHT}{TEXT}x", THOUGHT)
-    check(answers(HEADER, None, has_one_thought=True), right=texts, wrong=(*wrong, CALL))
-    of_tools = answers(HEADER, use(), has_one_thought=True)
+    check(answers(HEADER, None, spelt=spelt), right=texts, wrong=(*wrong, CALL))
+    of_tools = answers(HEADER, use(), spelt=spelt)
     check(of_tools, right=(*texts, f"{THOUGHT}{CALL}"), wrong=(*wrong, f"{THOUGHT}{THOUGHT}{CALL}"))
+    on_analysis = '<|channel|>analysis to=functions.add code<|message|>{"n": 5}'
+    check(of_tools, right=(on_analysis, f"{THOUGHT}{on_analysis}"), wrong=(on_analysis + NEXT,))
+    role = "<|start|>assistant"
+    between = answers(Place.BETWEEN, None, spelt=spelt)
+    check(between, right=(*(f"{role}{one}" for one in texts),), wrong=(f"{role}{wrong[0]}",))
+    behind = answers(Place.THOUGHT, None, spelt=spelt)
+    check(behind, right=(f"x{NEXT}{TEXT}x",), wrong=(f"x{NEXT}{THOUGHT}{TEXT}x",))
 
 
 @pytest.mark.parametrize(
