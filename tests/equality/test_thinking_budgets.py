@@ -46,7 +46,13 @@ _BEHIND = GrammarWriter({"[/THINK]": END_ID}, ThinkingTags("[THINK]", "[/THINK]"
     ThinkingFormat.BEGUN,
 )
 """Free text up to the last tag, and then one of two words."""
-_TAG_IDS = {"<|end|>": END_ID, "<|start|>": 6, "<|channel|>": 7, "<|message|>": 8}
+_TAG_IDS = {
+    "<|end|>": END_ID,
+    "<|start|>": 6,
+    "<|channel|>": 7,
+    "<|message|>": 8,
+    "<|constrain|>": 9,
+}
 ANALYSIS_ID = 14975
 """The token of the word."""
 _HEADER = (7, ANALYSIS_ID, 8)
