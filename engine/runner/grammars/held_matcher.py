@@ -20,6 +20,11 @@ MOST_BYTES_PER_S = 1_000_000_000
 """More than new states were seen to take for each second in which masks found them."""
 
 
+_NAMED_BY_ID = "<["
+"""How a grammar names a token by its id. A matcher of llguidance 1.9.1 that has consumed such a
+token, if that has a text, does not return to the states before it: a rollback ends in others."""
+
+
 class Matchers(Protocol):
     """Where matchers come from: `grammars.compiler.GrammarCompiler`."""
 
@@ -96,13 +101,18 @@ class HeldMatcher:
     num_before: int = -1
     growth: Growth = field(default_factory=Growth)
 
+    def can_move(self, output: Sequence[int]) -> bool:
+        """Return whether `move` takes the matcher to the state after `output`."""
+        had = self.token_ids
+        return had == output[: len(had)] or _NAMED_BY_ID not in self.grammar.text
+
     def move(self, output: Sequence[int]) -> None:
         """Move the matcher to the state after exactly `output`. Raises `InternalError`."""
         had, num_same = self.token_ids, 0
         if had != output[: len(had)]:
             while num_same < len(output) and had[num_same] == output[num_same]:
                 num_same += 1
-            if not self.matcher.rollback(len(had) - num_same):
+            if not (self.can_move(output) and self.matcher.rollback(len(had) - num_same)):
                 raise InternalError("a matcher does not return to earlier tokens")
             del had[num_same:]
             self.num_before = -1

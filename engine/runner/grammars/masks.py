@@ -367,7 +367,7 @@ class GrammarMasks:
         grammar = job.params.grammar
         assert grammar is not None
         held = self._seats.get(job.seat)
-        if held is None or held.grammar != grammar:
+        if held is None or held.grammar != grammar or not held.can_move(job.output):
             held = self._seats[job.seat] = HeldMatcher(grammar, self._matchers.kept(grammar), [])
         self._matchers.count_followed(grammar, len(job.output) - len(held.token_ids))
         held.move(job.output)

@@ -126,6 +126,26 @@ def test_a_matcher_is_a_cache_of_what_was_output() -> None:
         assert (row == allowed_after(grammar, output)).all()
 
 
+@pytest.mark.covers("G04")
+def test_a_token_that_a_grammar_names_by_its_id_is_taken_back() -> None:
+    """llguidance does not return to the states before it: the next answer followed no grammar."""
+    named, *others = token_ids("name")
+    grammar = Grammar(GrammarKind.LARK, f'start: "x" <[{named}]> /[a-z]+/')
+    output = [*token_ids("x"), named, *others]
+    masks = masks_of()
+    for end in (len(output), 0, 3, 1, 2, 0):
+        (row,) = allowed(masks, batch_of([entry(grammar, output[:end])]))
+        assert row is not None
+        assert (row == allowed_after(grammar, output[:end])).all(), end
+    results: list[DrawnTokens | None] = [DrawnTokens((output[0],))]
+    drafts = batch_of([entry(grammar, [], output)])
+    allowed(masks, drafts)
+    masks.propose(drafts, results)
+    (row,) = allowed(masks, batch_of([entry(grammar, output[:1])]))
+    assert row is not None
+    assert (row == allowed_after(grammar, output[:1])).all()
+
+
 @pytest.mark.covers("G02")
 @pytest.mark.parametrize("wrong", [EOS_TOKEN_ID, 200])
 def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
