@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 from tokenizers import Tokenizer
 
@@ -15,6 +17,7 @@ from tests.support.models.pressure import NUM_DRAFTS, Node, answer_together
 NUM_OUTPUT = 20
 LEAST_OUTPUT = 16
 Combination = tuple[str, str, str, str, str]
+Row = TypeVar("Row", bound=tuple[str, ...])
 PROMPTS = (
     "one two three four one two three four one two three four one two three",
     "The river was cold and the boat was old. The river was cold and the",
@@ -71,6 +74,17 @@ def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConf
     )
     drafts = 0 if method == "none" else NUM_DRAFTS
     return config, SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)
+
+
+def covering_choices(rows: list[Row]) -> list[Row]:
+    """A part of `rows` in which every value of every column occurs; greedy, in order."""
+    missing = {choice for row in rows for choice in enumerate(row)}
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(missing & set(enumerate(row))))
+        missing -= set(enumerate(best))
+        chosen.append(best)
+    return chosen
 
 
 def is_async(combination: Combination) -> bool:

@@ -27,7 +27,7 @@ from router.tools.grammars import GrammarWriter
 from router.tools.harmony.grammar import answers
 from router.tools.harmony.message_cut import Place
 from router.tools.thinking import ThinkingFormat, ThinkingTags
-from tests.equality.combinations import answers_alone, pressed_node
+from tests.equality.combinations import answers_alone, covering_choices, pressed_node
 from tests.support.engine.choices import METHODS, MODES
 from tests.support.models.pressure import answer_together, answer_with_handoff, demo_runners
 
@@ -106,6 +106,14 @@ def within_a_character() -> list[SamplingParams]:
         )
         for num_tokens in WITHIN_CHARACTER
     ]  # fmt: skip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    columns = {"way": (METHODS, MODES, ("sync", "async")), "handoff": (METHODS, MODES)}
+    for name in columns.keys() & set(metafunc.fixturenames):
+        rows = [*product(*columns[name])]
+        is_all = metafunc.config.getoption("--every-combination")
+        metafunc.parametrize(name, rows if is_all else covering_choices(rows), ids="-".join)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +195,6 @@ def test_a_message_that_is_thought_ends_with_its_budget(undisturbed: list[list[i
 
 
 @pytest.mark.covers("T44")
-@pytest.mark.parametrize("way", [*product(METHODS, MODES, ("sync", "async"))], ids="-".join)
 def test_budgets_on_a_node_that_preempts(
     way: tuple[str, str, str],
     runners: tuple[ModelRunner, ModelRunner],
@@ -204,7 +211,6 @@ def test_budgets_on_a_node_that_preempts(
 
 
 @pytest.mark.covers("T44")
-@pytest.mark.parametrize("handoff", [*product(METHODS, MODES)], ids="-".join)
 def test_budgets_over_a_handoff(
     handoff: tuple[str, str],
     runners: tuple[ModelRunner, ModelRunner],

@@ -24,6 +24,7 @@ from tests.equality.combinations import (
     Combination,
     answers_alone,
     check_pressure,
+    covering_choices,
     prefill_node,
     pressed_node,
 )
@@ -56,17 +57,6 @@ def every_combination() -> list[Combination]:
         reservation, order, mode, method = (name for _, name in choices)
         rows.append((reservation, order, mode, method, STEPS[turn]))
     return rows
-
-
-def covering_choices(rows: list[Combination]) -> list[Combination]:
-    """A part of `rows` in which every value of every column occurs; greedy, in order."""
-    missing = {choice for row in rows for choice in enumerate(row)}
-    chosen = []
-    while missing:
-        best = max(rows, key=lambda row: len(missing & set(enumerate(row))))
-        missing -= set(enumerate(best))
-        chosen.append(best)
-    return chosen
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
