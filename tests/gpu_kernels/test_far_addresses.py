@@ -124,7 +124,8 @@ def test_far_rows_are_read_and_far_logits_drawn_from() -> None:
         device.fill(out, 0, 2 * width, 0)
         types = dict.fromkeys(rows.embed.arg_names, "*bf16")
         types |= {"tokens": "*i32", "sources": "*i32", "drawn": "*i32", "epsilon": "fp32"}
-        embed = InterpretedKernel(KernelSpec(rows.embed, types, sizes | {"HAS_DRAWN": False}))
+        constants = {**sizes, "HAS_DRAWN": False, "scale": None}
+        embed = InterpretedKernel(KernelSpec(rows.embed, types, constants))
         embed.bind((1,), row, 0, 0, table, weight, out, normed, 1e-6)(0)
         assert np.array_equal(np.frombuffer(device.download(out, 2 * width), np.uint16), wanted)
         vocabulary, size = 1 << 30, 256
