@@ -9,7 +9,6 @@ from pathlib import Path
 from engine.runner.weights.derived.derived_weights import DerivedWeights
 from engine.runner.weights.spec.decoder_tensors import CHOICE_BIAS, EXPERT_GATE
 from engine.runner.weights.spec.model_spec import DecoderSpec
-from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _OF_ARCHITECTURES: Mapping[str, Mapping[str, str]] = {
@@ -73,7 +72,7 @@ class OtherNames(DerivedWeights):
         return [_renamed(name, self._our_names) for name in self._source.names()]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape = self._source.shape(self._stored(name))
+        shape = super().shape(name)
         return (1, math.prod(shape)) if name.endswith(CHOICE_BIAS) else shape
 
     def check(
@@ -84,21 +83,9 @@ class OtherNames(DerivedWeights):
         dtypes: Sequence[str] | None = None,
     ) -> None:
         wanted = shape[1:] if name.endswith(CHOICE_BIAS) else shape
-        self._source.check(source, self._stored(name), wanted, dtypes)
+        super().check(source, name, wanted, dtypes)
 
-    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        return self._source.format_and_shape(self._stored(name))
-
-    def grouped(self, name: str) -> GroupedTensor:
-        return self._source.grouped(self._stored(name))
-
-    def has_float8(self, name: str) -> bool:
-        return self._source.has_float8(self._stored(name))
-
-    def float8(self, name: str) -> Float8Tensor:
-        return self._source.float8(self._stored(name))
-
-    def _stored(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         return _renamed(name, self._stored_names)
 
 

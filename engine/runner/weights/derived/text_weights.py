@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 from engine.runner.weights.derived.derived_weights import DerivedWeights
-from engine.runner.weights.stored_tensor import Float8Tensor, GroupedTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _MODEL = "model."
@@ -32,8 +30,7 @@ class TextWeights(DerivedWeights):
         super().__init__(source)
         self._beginning = beginning
 
-    def _stored(self, name: str) -> str:
-        """Return the name in the files of the tensor `name`."""
+    def stored_name(self, name: str) -> str:
         if name.startswith(_MODEL):
             return self._beginning + name.removeprefix(_MODEL)
         return _BEGINNINGS[self._beginning] if name == _HEAD else name
@@ -47,27 +44,3 @@ class TextWeights(DerivedWeights):
             elif name == _BEGINNINGS[self._beginning]:
                 found.append(_HEAD)
         return found
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(self._stored(name))
-
-    def check(
-        self,
-        source: Path,
-        name: str,
-        shape: tuple[int, ...],
-        dtypes: Sequence[str] | None = None,
-    ) -> None:
-        self._source.check(source, self._stored(name), shape, dtypes)
-
-    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        return self._source.format_and_shape(self._stored(name))
-
-    def grouped(self, name: str) -> GroupedTensor:
-        return self._source.grouped(self._stored(name))
-
-    def has_float8(self, name: str) -> bool:
-        return self._source.has_float8(self._stored(name))
-
-    def float8(self, name: str) -> Float8Tensor:
-        return self._source.float8(self._stored(name))
